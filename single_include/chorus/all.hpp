@@ -16,13 +16,13 @@
 // <chorus/autograd/anomaly.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
-/// DetectAnomaly: finds the operation that makes the first NaN or infinity.
+/// DetectAnomaly: finds the operation that produces the first NaN or infinity.
 
 namespace chorus {
 
-/// While one lives, in any thread, every recorded operation's output and every gradient that it sends back is searched,
-/// and the first NaN or infinity becomes a NonFiniteError that names the operation. `masked_fill` may give infinities.
-/// Slow: for looking for a mistake.
+/// While an object lives, every recorded operation in every thread checks its output and the gradients that it sends
+/// back. The first NaN or infinity throws a NonFiniteError that names the operation. `masked_fill` may produce
+/// infinities. Slow: use it for debugging only.
 ///   const ch::DetectAnomaly detect;
 ///   loss_of(net, batch).backward();
 class DetectAnomaly {
@@ -39,8 +39,8 @@ class DetectAnomaly {
 // <chorus/autograd/checkpoint.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
-/// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016): memory for time. What a part of a model computes is
-/// forgotten and computed again when backward needs it.
+/// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016) trades time for memory: activations of a part of the model
+/// are dropped and recomputed in backward.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
@@ -144,13 +144,13 @@ namespace chorus {
 
 namespace detail {
 
-/// The random numbers of a part of a forward pass, to be drawn again, and what its layers found.
+/// Replays a part of a forward pass: its random numbers and what its layers recorded in the first run.
 class PassReplay {
  public:
   PassReplay() : outer_(random_context()), outer_run_(first_run) {
     if (outer_ != nullptr) {
       context_ = *outer_;
-      // Asked for once, while its answer holds; not at all if no random operation asks.
+      // Asked at most once, in the first run, while the answer is valid.
       if (context_.first_sample)
         context_.first_sample = [ask = context_.first_sample, known = std::optional<std::int64_t>()]() mutable {
           if (!known) known = ask();
@@ -165,7 +165,7 @@ class PassReplay {
     }
     start_ = context_.next_operation;
   }
-  /// Runs the part, each time with the same numbers.
+  /// Runs the part with the same random numbers each time.
   template <class Function>
   auto run(const Function& function) {
     context_.next_operation = start_;
@@ -176,13 +176,13 @@ class PassReplay {
     const FirstRunScope run_scope(findings_);
     return function();
   }
-  /// After the first run: the rest of the pass goes on after it.
+  /// After the first run: the pass continues with the random numbers after the part's.
   void leave() {
     if (outer_ != nullptr) {
       outer_->next_operation = context_.next_operation;
       outer_->drew = context_.drew;
     }
-    context_.is_share = nullptr;  // it has been asked; by backward there may be another batch
+    context_.is_share = nullptr;  // already asked; during backward the batch may be another one
     outer_ = nullptr;
     outer_run_ = nullptr;
     ran_ = true;
@@ -198,8 +198,7 @@ class PassReplay {
   PassNumbers passes_;
 };
 
-/// The parameters that a part of a forward pass takes, and the versions of their numbers: what is computed again needs
-/// the same ones.
+/// The parameters that a part of a forward pass uses, with their versions: recomputation needs the same values.
 class SeenParameters final : public ParameterWatch {
  public:
   SeenParameters() : outer_(std::exchange(parameter_watch, this)) {}
@@ -232,8 +231,8 @@ auto fresh_leaf(const X& x) {
     return Variable(value_of(x), static_cast<bool>(node_of(x)));
 }
 
-/// The leaves behind a value, recorded after `start`, that existed then. Throws UsageError where it was made from an
-/// older one.
+/// The leaves behind a value recorded after `start` that are older than `start`. Throws UsageError if the value depends
+/// on an older operation.
 inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t start) {
   struct Walk {
     std::vector<Ref<Node>> nodes, leaves;
@@ -321,19 +320,19 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     std::vector<Ref<Node>> parameters;
     std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
-    std::shared_ptr<TensorGroup> layers;  // who shares them
+    std::shared_ptr<TensorGroup> layers;  // the ranks that share them
   };
   std::optional<Saved> saved_;
 };
 
 }  // namespace detail
 
-/// `function(inputs...)`, a Variable, of which only the inputs and the result are kept: backward runs it a second time,
-/// with the same random numbers, to have what lies between. Parameters that the function uses get their gradients as
-/// ever. Other recorded values must be inputs; what the function refers to must live until backward. Layers are in
-/// training or in evaluation as they were the first time, and batch norm counts its batch once; a layer of one's own
-/// that changes buffers asks `is_recomputed`. Throws UsageError for a value that is no input, and in backward where a
-/// parameter has been written since.
+/// Computes `function(inputs...)`, a Variable, but keeps only the inputs and the result. Backward runs the function
+/// again with the same random numbers to recompute the rest. Parameters that the function uses get their gradients as
+/// usual. Other recorded values must be inputs. Objects that the function references must live until backward. The
+/// second run is in training or evaluation mode as the first was, and batch norm counts its batch once. A user's layer
+/// that changes buffers asks `is_recomputed`. Throws UsageError for a recorded value that is no input, and in backward
+/// if a parameter was written in between.
 ///   for (const auto& block : blocks) x = ch::checkpoint([&](const auto& in) { return block(in); }, x);
 template <class Function, Operand... Inputs>
 auto checkpoint(const Function& function, const Inputs&... inputs) {
@@ -357,7 +356,7 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
   Ref<GradNode<T, Output::rank, D>> node(new Made(value.value(), function, std::move(random), std::move(parameters),
                                                   std::move(seen), inputs...));
-  node->take_mean(*value.node());  // of a function that returns its loss
+  node->take_mean(*value.node());  // for functions that return a loss
   return Output(value.value(), std::move(node));
 }
 
@@ -367,11 +366,11 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
 // <chorus/autograd/custom_function.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
-/// Differentiable functions of a user's own.
+/// User-defined differentiable functions.
 
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class Backward>
 struct Custom {
@@ -391,11 +390,11 @@ std::tuple<X> as_tuple(X one) {
 }
 }  // namespace detail
 
-/// A function given by its forward and its backward pass, both in Tensors: `forward(x...)` returns the value y,
-/// `backward(dy, y, x...)` the gradient by x, or a tuple of those by each input (an undefined Tensor{}: none). `inputs`
-/// are Tensors, Variables or Parameters; the result is a Tensor for Tensors, else a Variable. Inputs and value are
-/// saved for the way back. A backward function that takes any operand (`const auto&`) is differentiated again in
-/// programs with <chorus/ops/higher_order.hpp>. Throws ShapeError where a gradient hasn't its input's shape.
+/// A user-defined function. `forward(x...)` and `backward(dy, y, x...)` work on Tensors. `forward` returns the value y;
+/// `backward` returns the gradient w.r.t. x, or a tuple with one for each input (an undefined Tensor{} for none).
+/// `inputs` are Tensors, Variables or Parameters; the result is a Tensor if all are Tensors, else a Variable. Inputs
+/// and value are saved for backward. A `backward` that takes any operand (`const auto&`) can be differentiated again
+/// with <chorus/ops/higher_order.hpp>. Throws ShapeError if a gradient's shape is not its input's.
 ///   auto clipped_exp(const auto& x) {  // exp(min(x, 3)), whose gradient never ends
 ///     return ch::custom_function(
 ///         "clipped_exp", [](const auto& in) { return ch::exp(ch::minimum(in, ceiling)); },
@@ -430,24 +429,24 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
 // <chorus/autograd/grad.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
-/// grad: gradients by chosen values as results, added to nothing (PyTorch's torch.autograd.grad).
+/// grad: returns gradients w.r.t. chosen values and accumulates nothing (PyTorch's torch.autograd.grad).
 
 namespace chorus {
 
 /// Options of grad.
 struct GradOptions {
-  /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
+  /// Record the computation of the gradients, so that they can be differentiated again. For GraphVariables: see
   /// <chorus/ops/higher_order.hpp>.
   bool create_graph = false;
-  /// Keep what the operations saved, so that backward or grad can go through them again. Unset: as `create_graph`.
+  /// Keep saved tensors, so that backward or grad can run again. Unset: as `create_graph`.
   std::optional<bool> retain_graph = {};
-  /// Give an undefined gradient for an input on which the value does not depend, rather than an error.
+  /// Return an undefined gradient for an input that the value does not depend on, instead of an error.
   bool allow_unused = false;
 };
 
 namespace detail {
 
-/// The part of a tape that lies between a value and the chosen inputs. While it lives, what it leads to beside them is
+/// The part of the tape between a value and the chosen inputs. While it lives, branches that lead to no input are
 /// skipped.
 class GradPath {
  public:
@@ -472,7 +471,7 @@ class GradPath {
     }
     std::sort(nodes_.begin(), nodes_.end(),
               [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
-    // From the first recorded to the last: an operation leads to an input where one of its own inputs is on the path.
+    // From the first recorded to the last: an operation leads to an input if one of its own inputs is on the path.
     for (std::size_t i = nodes_.size(); i-- > 0;) {
       struct Search {
         const GradPath* path;
@@ -491,7 +490,7 @@ class GradPath {
       check<UsageError>(
           !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
           "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
-    // No further: what lies behind may be on the path of another thread.
+    // Only direct inputs: nodes behind them may be on another thread's path.
     for (const auto& node : nodes_)
       if (leads_on(*node))
         for_each_behind(
@@ -535,7 +534,7 @@ class GradPath {
   bool any_input_ = false;
 };
 
-/// Takes an input's gradient out of the way of what `grad` computes, and puts it back.
+/// Sets an input's accumulated gradient aside while `grad` runs, and restores it.
 template <class N>
 class Divert {
  public:
@@ -549,7 +548,6 @@ class Divert {
   typename N::Held held_;
 };
 
-/// The gradients as Tensors.
 template <class T, class D, class... Nodes>
 auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, const Ref<Nodes>&... nodes) {
   check<UsageError>(value.requires_grad(), "grad: nothing behind the value requires a gradient");
@@ -567,7 +565,7 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
     }
     if (path.leads_on(*node)) node->backward_to_wanted(options.retain_graph.value_or(options.create_graph));
   }
-  // A far leaf may turn out to be unused.
+  // Only now it is known whether a far leaf got a gradient.
   const bool all = std::apply([](const auto&... gradient) { return (gradient.defined() && ...); }, gradients);
   if (!all && !options.allow_unused) GradPath::fail_unused();
   return gradients;
@@ -575,10 +573,9 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
 
 }  // namespace detail
 
-/// The gradients of `value`, a scalar, by `inputs`, a tuple of Variables and Parameters, leaves or not: a tuple of
-/// Tensors. Nothing is added to any value's `grad()`, no hook runs. For a value of another shape take `sum(value *
-/// seed)`. Throws UsageError for an input that requires no gradient or on which the value does not depend (but see
-/// `allow_unused`).
+/// The gradients of `value`, a scalar, w.r.t. `inputs`, a tuple of Variables and Parameters, leaves or not. Returns a
+/// tuple of Tensors. Does not change any `grad()` and runs no hooks. For a non-scalar value use `sum(value * seed)`.
+/// Throws UsageError if an input requires no gradient, or if the value does not depend on it (see `allow_unused`).
 ///   const auto [dx, dw] = ch::grad(loss, std::tie(x, layer.weight));
 template <AnyVariable Y, class... Inputs>
 auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
@@ -587,7 +584,7 @@ auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions
                     "GraphVariable(x), of <chorus/ops/higher_order.hpp>");
   return std::apply([&](const auto&... x) { return detail::grad_tensors(value, options, node_of(x)...); }, inputs);
 }
-/// The same by one input: a Tensor.
+/// The same for one input; returns a Tensor.
 template <AnyVariable Y, AnyVariable X>
 auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));
@@ -599,20 +596,19 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 // <chorus/autograd/gradient_check.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
-/// Numeric gradients, to check those of an operator or of a whole model.
+/// Numeric gradients, to check those of an operator or of a model.
 
 namespace chorus {
 
 /// Options of gradient_error.
 struct GradientCheckOptions {
-  /// Half the distance of the two points of a central difference.
+  /// Half the distance between the two points of a central difference.
   double step = 1e-6;
 };
 
-/// Compares the gradients by all `inputs` (double, on the CPU) of `function(inputs...)`, a Variable of any shape, with
-/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the
-/// largest difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth
-/// functions.
+/// Compares the gradients of `function(inputs...)` (a Variable of any shape) w.r.t. all `inputs` (double, on the CPU)
+/// with central differences. Fixed random weights on the output keep errors from cancelling. Returns the largest
+/// difference, relative to that input's largest gradient (at least 1). 1e-6 is a good bound for smooth functions.
 template <class Function, int... Ranks>
 double gradient_error(const Function& function, const GradientCheckOptions& options,
                       const Tensor<double, Ranks>&... inputs) {
@@ -3961,16 +3957,10 @@ namespace detail {
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-<<<<<<< HEAD
-/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
-/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                                     const Metadata& metadata = {});
-=======
 /// UsageError, and changes nothing, if a name repeats or is invalid, or if the size of data differs from shape and
 /// dtype. Computes the checksum in `metadata`, see data_hash_key.
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
->>>>>>> w_text2
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata = {});
 
 }  // namespace chorus::io
 
@@ -5897,19 +5887,19 @@ Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view
 // <chorus/nn/parallel_linear.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
 #define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-/// Fully connected layers that the ranks of TensorParallel share: by columns of the output, then by rows.
+/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
 
 // <chorus/ops/columns.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-/// Columns: a value whose last axis is shared out among the ranks of a TensorGroup, as a type of its own. Functions of
-/// each element take it; what mixes columns does not compile.
+/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
+/// accept it; functions that mix columns don't compile.
 
 // <chorus/ops/tensor_regions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
-/// Where tensor parallelism begins and ends (Shoeybi et al. 2019, Megatron-LM): functions whose gradients are each
-/// other's. Of a null group all are the identity.
+/// The boundaries of tensor parallel regions (Shoeybi et al. 2019, Megatron-LM): pairs of functions, each the gradient
+/// of the other. For a null group all are the identity.
 
 namespace chorus {
 
@@ -5922,7 +5912,7 @@ std::span<T> span_of(const Tensor<T, Rank, D>& x) {
   return {x.data(), static_cast<std::size_t>(x.numel())};
 }
 
-/// The sum over the group.
+/// The sum over the group (all-reduce).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -5932,18 +5922,18 @@ Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   return sum;
 }
 
-/// How an axis of `width` entries is shared out, whose parts have `unit` entries or several times as many.
+/// An axis of `width` entries that is sharded in multiples of `unit`.
 struct SharedAxis {
   std::size_t axis;
   Index width, unit;
 };
 
-// The most numbers that a member has; messages have that size.
+// The largest number of elements of a member, which is the message size.
 inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
   return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
 }
 
-/// All members' parts, each `x` of its own, joined along the axis.
+/// All members' parts, joined along the axis (all-gather).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto part = contiguous(x);
@@ -5964,7 +5954,7 @@ Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shar
   return out;
 }
 
-/// This member's part of the sum of all members' `x`.
+/// This member's part of the sum over members (reduce-scatter).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -5996,7 +5986,7 @@ void check_first_order() {
                      "TensorParallel shares out");
 }
 
-/// An operation between ranks: `forward(x)`, and `backward(dy)` for the gradient.
+/// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
 template <class Forward, class Backward, Operand X>
 X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
   check_first_order<X>();
@@ -6008,7 +5998,7 @@ X between_ranks(const char* name, const Forward& forward, Backward backward, con
         [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
 }
 
-/// What takes a Variable's place: of a Parameter its Variable.
+/// The Variable of a Parameter; other operands as they are.
 template <Operand X>
 auto as_recorded(const X& x) {
   if constexpr (AnyTensor<X> || is_graph_variable<X>)
@@ -6019,7 +6009,7 @@ auto as_recorded(const X& x) {
 
 }  // namespace detail
 
-/// x, which all members have, where each begins to compute something of its own with it. Gradients are added up.
+/// Megatron's f: the identity, where members start different computations with x. Gradients are summed.
 template <Operand X>
 auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -6028,7 +6018,7 @@ auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
 }
 
-/// The sum of all members' x: each has it then.
+/// Megatron's g: the sum over members; the gradient passes unchanged.
 template <Operand X>
 auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -6048,8 +6038,8 @@ auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& 
       [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
 }
 
-/// All members' parts of an axis of `width` entries, of which x is this one's. `summing`: what comes after it differs
-/// between members, so that gradients are added up; else all compute the same with it.
+/// Joins all members' parts of an axis of `width` entries. `summing`: members use the result differently, so gradients
+/// are summed; else all members compute the same with it.
 template <Operand X>
 auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
                  const TensorGroupRef& group = tensor_group()) {
@@ -6067,7 +6057,7 @@ auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summi
       detail::as_recorded(x));
 }
 
-/// This member's part of an axis of the sum of all members' x. Gradients are gathered.
+/// This member's part of an axis of the sum over members. Gradients are gathered.
 template <Operand X>
 auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -6083,13 +6073,13 @@ auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGro
 
 namespace chorus {
 
-/// [..., width], of which this rank has some neighbouring columns: `part()`. Without a group that is all of them.
+/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
 template <Operand X>
 class Columns {
  public:
   using operand_type = X;
 
-  /// `unit`: see Split. Throws ShapeError where the part is not this rank's.
+  /// `unit`: see Split. Throws ShapeError if the part does not have this rank's size.
   Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
       : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
     check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
@@ -6100,20 +6090,20 @@ class Columns {
   Index width() const { return width_; }
   Index unit() const { return unit_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Which columns this rank has.
+  /// The range of columns that this rank holds.
   AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
-  /// Of all columns.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape.back() = width_;
     return shape;
   }
-  /// Another value whose columns are shared out as these are.
+  /// Another value with the same sharding.
   template <Operand Y>
   Columns<Y> with(Y part) const {
     return {std::move(part), width_, unit_, group_};
   }
-  /// Whether two values' columns are shared out in the same way.
+  /// Whether two values have the same sharding.
   template <class Y>
   bool same_as(const Columns<Y>& other) const {
     return width_ == other.width() && group_ == other.group() &&
@@ -6141,13 +6131,13 @@ void check_same_columns(const char* operation, const Columns<A>& a, const Column
 }
 }  // namespace detail
 
-/// All columns, on every rank.
+/// All columns, on every rank (all-gather).
 template <class X>
 auto gather_columns(const Columns<X>& x) {
   return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
 }
 
-/// This rank's columns of what all ranks have.
+/// This rank's columns of a value that all ranks have.
 template <Operand X>
 auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   const Index width = value_of(x).shape().back();
@@ -6210,7 +6200,7 @@ auto operator-(const Columns<X>& x) {
   return x.with(-x.part());
 }
 
-// What would mix columns, of which no rank has all. The sentence is the only error, so what they return is x.
+// Functions that would mix columns. They return x, so that the message below is the only error.
 #define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
@@ -6228,7 +6218,7 @@ CHORUS_MIXES_COLUMNS(sum)
 CHORUS_MIXES_COLUMNS(mean)
 #undef CHORUS_MIXES_COLUMNS
 
-/// The same elements go as of the whole value on one device: each row's numbers are drawn at this part's place.
+/// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
 template <class X>
 auto dropout(const Columns<X>& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
@@ -6238,7 +6228,7 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
   return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
 
-/// Another shape for all axes but the last, which stays: the sizes are those of all columns. Throws ShapeError.
+/// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
 template <class X, std::size_t NewRank>
 auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
   check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
@@ -6253,18 +6243,18 @@ auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
 // <chorus/ops/sequence_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
-/// SequencePart: a value whose places of a text are shared out among the ranks of a TensorGroup (Korthikanti et al.
-/// 2022, sequence parallelism), between the layers that share columns. A type of its own, as Columns are.
+/// SequencePart: a value whose sequence positions are sharded over the ranks of a TensorGroup (sequence parallelism,
+/// Korthikanti et al. 2022), between column-sharded layers. A type of its own, as Columns.
 
 namespace chorus {
 
-/// The group that shares out sequences, where the policy wants that; null else.
+/// The group that shards sequences, if the policy uses sequence parallelism; else null.
 inline TensorGroupRef sequence_group() {
   const auto& group = tensor_group();
   return group != nullptr && group->splits_sequences() ? group : nullptr;
 }
 
-/// [batch, length, ...], of which this rank has some neighbouring places: `part()`. Without a group that is all.
+/// [batch, length, ...], of which this rank holds adjacent positions: `part()`. Without a group it holds all.
 template <Operand X>
 class SequencePart {
  public:
@@ -6274,13 +6264,13 @@ class SequencePart {
   const X& part() const { return part_; }
   Index length() const { return length_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Of all places.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape[1] = length_;
     return shape;
   }
-  /// Another value of the same places.
+  /// Another value with the same sharding.
   template <Operand Y>
   SequencePart<Y> with(Y part) const {
     return {std::move(part), length_, group_};
@@ -6292,9 +6282,9 @@ class SequencePart {
   TensorGroupRef group_;
 };
 
-/// This rank's places of x: [batch, length, ...], which all ranks have; all places where sequences are whole. Blocks of
-/// a transformer take what it gives, and give such: a model that calls it before its blocks, and gather_sequence after
-/// them, keeps each rank at its own places in between.
+/// This rank's positions of x: [batch, length, ...], which all ranks have; all positions without sequence parallelism.
+/// Transformer blocks map SequenceParts to SequenceParts: call this before the blocks and gather_sequence after them,
+/// and each rank works on its own positions in between.
 template <Operand X>
 auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
   static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
@@ -6302,7 +6292,7 @@ auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) 
   return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
 }
 
-/// All places, on every rank, which compute the same with them.
+/// All positions, on every rank (all-gather). All ranks must compute the same with them.
 template <class X>
 auto gather_sequence(const SequencePart<X>& x) {
   return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
@@ -6315,7 +6305,7 @@ auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
   return a.with(a.part() + b.part());
 }
 
-/// The same elements go as of the whole value on one device.
+/// Drops the same elements as on one device.
 template <class X>
 auto dropout(const SequencePart<X>& x, double p, bool training = true) {
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
@@ -6333,8 +6323,8 @@ auto dropout(const SequencePart<X>& x, double p, bool training = true) {
 namespace chorus::nn {
 
 namespace detail {
-/// The group that shares a layer's `width` entries, of which the layer has `mine`; null where it has all. Throws
-/// UsageError where there is none.
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
+/// UsageError if there is no such group.
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
@@ -6344,7 +6334,7 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
   return group;
 }
 
-/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+/// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
 template <Operand X>
 auto entered(const X& x, const TensorGroupRef& group) {
   return enter_tensor_region(x, group);
@@ -6359,12 +6349,12 @@ auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
 /// Options of ColumnParallelLinear and RowParallelLinear.
 struct ParallelLinearOptions {
   bool bias = true;
-  /// Ranks have whole groups of so many columns each, such as the features of a head.
+  /// Ranks hold whole groups of this many columns, such as the features of a head.
   Index unit = 1;
 };
 
-/// Linear whose outputs are shared out under TensorParallel: each rank has rows of the weight and the same of the bias,
-/// and computes its columns of y. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded outputs under TensorParallel: each rank holds rows of weight and bias and computes its columns
+/// of y. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class ColumnParallelLinear : public Linear<D, T> {
  public:
@@ -6375,19 +6365,19 @@ class ColumnParallelLinear : public Linear<D, T> {
                       " outputs");
   }
 
-  /// x: [..., in], on each rank the same -> Columns of [..., out].
+  /// x: [..., in], the same on all ranks -> Columns of [..., out].
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
-  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  /// x: sharded [batch, length, in] -> Columns of [batch, length, out], for all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
-    return linear(x, this->weight, this->bias);  // which does not compile, and says why
+    return linear(x, this->weight, this->bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override {
     visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
@@ -6408,30 +6398,30 @@ class ColumnParallelLinear : public Linear<D, T> {
   Index out_, unit_;
 };
 
-/// Linear whose inputs are shared out under TensorParallel: each rank has columns of the weight, and computes a term of
-/// y; the terms are added up, then the bias. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded inputs under TensorParallel: each rank holds columns of the weight and computes a partial y; the
+/// sum gets the bias. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class RowParallelLinear : public Linear<D, T> {
  public:
-  /// `unit` is that of the columns that come in. Throws ShapeError unless it divides the inputs.
+  /// `unit` is that of the input columns. Throws ShapeError unless it divides the inputs.
   RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
       : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
     check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
                       " inputs");
   }
 
-  /// x: [..., in], as a ColumnParallelLinear gives it -> [..., out], on each rank the same. Throws ShapeError where the
-  /// columns are shared out in another way.
+  /// x: [..., in], as returned by ColumnParallelLinear -> [..., out], the same on all ranks. Throws ShapeError if the
+  /// columns are sharded differently.
   template <class X>
   auto operator()(const Columns<X>& x) const {
     return detail::watched(*this, [&] { return of_columns(x); });
   }
-  /// Of what each rank has whole, it takes its columns.
+  /// For an input that all ranks have: uses this rank's columns.
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return of_whole(x); });
   }
-  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  /// The same with a sharded result [batch, length, out], if `group` shards sequences: a reduce-scatter.
   template <class X>
   auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
     return detail::watched(*this, [&] { return sequence_of(x, group); });
@@ -6504,8 +6494,8 @@ class RowParallelLinear : public Linear<D, T> {
 // <chorus/ops/attention_packed.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
-/// Attention of queries, keys and values as layers give them: the heads of a place lie side by side. On GPUs, where
-/// scores are not to be in memory, kernels go by strides, and nothing is copied.
+/// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
+/// scores don't fit into the limit, strided kernels read them without a copy.
 
 // <chorus/ops/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
@@ -6515,42 +6505,42 @@ class RowParallelLinear : public Linear<D, T> {
 // <chorus/kernels/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-/// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
-/// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
+/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
+/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
 
 namespace chorus::kernels {
 
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// The factor of scores.
+  /// The factor of the scores.
   double scale;
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
+  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: one matrix for all.
+  /// The distance between the matrices of an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
+/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; each gradient has the layout of its variable.
+/// The strides of q, k, v and y. Each gradient has the strides of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
     return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
             AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
   }
-  /// Of arrays [samples, places, heads, features].
+  /// For arrays [samples, places, heads, features].
   static AttentionPitches heads_inside(const AttentionShape& s) {
     const auto of = [&s](Index rows, Index features) {
       return AttentionPitch{rows * s.heads * features, features, s.heads * features};
@@ -6559,31 +6549,30 @@ struct AttentionPitches {
   }
 };
 
-/// The gradients that are added to old values; the others overwrite them.
+/// Which gradients are added to old values; the others are overwritten.
 struct AttentionAdds {
   bool q, k, v;
 };
 
-/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
-/// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
+/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
+/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to old values. Any may be null.
+/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
-/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
-/// at any time.
+/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
+/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether that number of scores of type T goes by blocks.
+/// Whether that many scores of type T need blockwise kernels.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
@@ -6595,7 +6584,7 @@ bool above_scores_limit(Index scores) {
 // <chorus/kernels/cpu/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-/// Attention by blocks on the CPU: blocks of scores that stay in the first-level cache, products by `gemm_alone`.
+/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
 
 namespace chorus::kernels {
 
@@ -6608,12 +6597,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// The number of the block's keys that its query `i` sees.
+/// The number of the block's keys that query `i` may attend to.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -6656,7 +6645,7 @@ void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* fact
   }
 }
 
-/// Calls f(first, count) for the blocks of [0, n).
+/// Calls f(first, count) for each block of [0, n).
 template <class F>
 void for_attention_blocks(Index n, F f) {
   for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
@@ -6798,34 +6787,34 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
-/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
-/// used: without a GPU nothing tells whether it would accept one.
+/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
+/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
+/// cuDNN accepts one can only be tested on a GPU.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Products of tiles in a block's shared memory, the parts of attention by blocks.
+/// Tile products in shared memory, for blockwise attention.
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
+/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// The part of a sum that is in shared memory at once.
+/// The number of terms of a sum that are in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads form a square.
+/// The side of the square that a block's threads form.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are one number longer than necessary, so that a column lies in all banks.
+/// Rows are padded by one element, so that a column uses all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
   C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
 };
 
-/// A thread's numbers of a tile.
+/// A thread's elements of a tile.
 template <class C>
 struct TileSums {
   static constexpr int count = attention_tile<C> / attention_side;
@@ -6843,8 +6832,8 @@ struct TileSums {
   }
 };
 
-/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Neighbours in memory are right's p, or with
-/// `right_by_columns` its c. All threads of the block call it; it waits for what they wrote before.
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
+/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
 template <bool right_by_columns, class C, class Left, class Right>
 __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
   constexpr int tile = attention_tile<C>, depth = attention_depth;
@@ -6867,19 +6856,19 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, without its results.
+/// The inputs of an attention.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
   AttentionPitches pitches;
 };
-/// The place of a row of a matrix.
+/// The offset of a row of a matrix.
 inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
   const Index sample = matrix / s.heads;
   return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
 }
 
-/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
+/// The task of a block: a tile of rows and columns of one matrix's result.
 struct AttentionTask {
   Index matrix, first, column;
 };
@@ -6904,8 +6893,8 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
-/// beyond the matrix. The thread that has written a number may read it; the others wait.
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
+/// matrix. A thread may read what it wrote itself; others need a barrier.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
                                  Index matrix, Index query, Index key) {
@@ -6940,8 +6929,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
-/// 2018).
+/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
+/// Gimelshein 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -6955,7 +6944,7 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
     const AttentionTask task = tasks(i, tile);
     const Index matrix = task.matrix, query = task.first, value = task.column;
-    __syncthreads();  // the last task's numbers may still be read
+    __syncthreads();  // the previous task's numbers may still be read
     if (lane == 0) largest[row] = lowest, total[row] = 0;
     TileSums<C> out;
     const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
@@ -7002,8 +6991,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
-/// old values.
+/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
+/// which gradients are added to old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -7011,7 +7000,7 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -7035,7 +7024,7 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
   __syncthreads();
 }
 
-/// A block for a tile of queries and of features.
+/// One block per tile of queries and of features.
 template <class T>
 __global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
                                          const __grid_constant__ AttentionTasks tasks,
@@ -7063,7 +7052,7 @@ __global__ void attention_query_gradient(const __grid_constant__ AttentionShape 
   }
 }
 
-/// A block for a tile of keys, and of features and values.
+/// One block per tile of keys, and of features and values.
 template <class T>
 __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
                                         const __grid_constant__ AttentionTasks tasks,
@@ -7113,7 +7102,7 @@ struct AttentionDots {
   }
 };
 
-/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
+/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -7129,7 +7118,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
+/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -7145,7 +7134,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// With `adds` gradients are added to old values.
+/// `adds`: which gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
@@ -7206,15 +7195,15 @@ namespace chorus {
 
 /// Options of scaled_dot_product_attention.
 struct AttentionOptions {
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, in training (see `dropout`).
+  /// The probability of dropping an attention weight in training (see `dropout`).
   double dropout = 0;
 };
 
 namespace detail {
 
-/// Whether there is a kernel that goes by blocks: on the CPU, in float and double, for a gradient of the first order.
+/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_attention_kernel =
     std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
@@ -7229,8 +7218,8 @@ kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
 template <class Q>
 using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
 
-/// `mask` is undefined or has the shape of the scores, or of one matrix of them; there are some. With `heads_inside`,
-/// on GPUs, operands and result are [batch, places, heads, features].
+/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
+/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
 template <bool heads_inside = false, Operand Q, Operand K, Operand V>
 auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
@@ -7296,8 +7285,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
       q, k, v);
 }
 
-/// [queries, keys]: true where the key comes after the query. The newest one is kept, so that a step that is captured
-/// as a graph, in which nothing comes from the host, finds it.
+/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
+/// copy from the host.
 template <Device D>
 Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   thread_local Tensor<bool, 2, D> kept;
@@ -7313,7 +7302,7 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   return kept;
 }
 
-/// Whether this is a layer's attention of which the interceptor takes the weights of values.
+/// Whether the interceptor wants the attention weights of this layer.
 template <Operand Q>
 bool takes_attention_weights() {
   if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
@@ -7329,8 +7318,8 @@ W taken_weights(const W& weights) {
   return weights;
 }
 
-/// The same by operations of the library, in memory for all scores: for every device and type. `masked(scores)` hides
-/// what is not to be seen.
+/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
+/// applies the mask.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto features = static_cast<double>(value_of(q).size(-1));
@@ -7343,13 +7332,14 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
+/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
+/// gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_stacked_attention =
     !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
     tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
-/// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
+/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
 template <Operand Q, Operand K>
 auto attention_scores(const Q& q, const K& k) {
   using kernels::Trans;
@@ -7385,7 +7375,7 @@ auto attention_scores(const Q& q, const K& k) {
       q, k);
 }
 
-/// The weights that scores [..., queries, keys] give, where query i sees keys 0 to i only.
+/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
 template <Operand X>
 auto causal_softmax(const X& scores) {
   return along_axis(
@@ -7398,8 +7388,8 @@ auto causal_softmax(const X& scores) {
       });
 }
 
-/// A product of stacks for the scores, and one for the result: memory for all scores, launches whose number does not
-/// depend on sizes.
+/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
+/// launches does not depend on the sizes.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto scores = masked(attention_scores(q, k));
@@ -7408,7 +7398,7 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// A mask for each matrix of the scores, one after the other, or one for all.
+/// The mask as matrices: one for each matrix of scores, or one for all.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
@@ -7417,7 +7407,7 @@ Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index,
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
   return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
-/// The same of truth values: numbers of type T that hide what no query sees.
+/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
   constexpr float hidden = -std::numeric_limits<float>::infinity();
@@ -7467,9 +7457,8 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
 }  // namespace detail
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. Its memory grows with queries and keys, not with their product; on
-/// GPUs from kernels::attention_scores_limit() on. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout
-/// < 1.
+/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
+/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
   return detail::attention(
@@ -7481,8 +7470,8 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
   return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
 }
 
-/// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
-/// A query that sees no key gets zeros, and no gradient, as in PyTorch.
+/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
+/// without any key gets zeros and no gradient, as in PyTorch.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
                                   const AttentionOptions& options = {}) {
@@ -7496,8 +7485,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
       options);
 }
 
-/// The same where the mask's numbers are added to the scores: [queries, keys] or with axes in front. It gets no
-/// gradient.
+/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
                                   const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
@@ -7514,7 +7502,7 @@ namespace chorus {
 
 namespace detail {
 
-/// What is added to scores of this shape: of one mask, or of none.
+/// The additive mask for scores of this shape; undefined without a mask.
 template <Operand Q, class... Mask>
 AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
   static_assert(sizeof...(mask) <= 1);
@@ -7524,7 +7512,7 @@ AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
     return {};
 }
 
-/// Whether attention of [batch, heads, queries, keys] scores goes by strides.
+/// Whether attention with scores [batch, heads, queries, keys] uses strided kernels.
 template <class Q, class K, class V>
 bool goes_by_strides(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
@@ -7533,8 +7521,8 @@ bool goes_by_strides(const Shape<4>& scores) {
   return false;
 }
 
-/// By blocks; the gradients of all three are one array, too. `mask` is undefined or has the shape of the scores, or of
-/// one matrix of them.
+/// Blockwise attention; the three gradients are one array, too. `mask` is undefined, or has the shape of the scores or
+/// of one score matrix.
 template <Operand X>
 auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, const AttentionOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -7575,7 +7563,7 @@ auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, cons
 }
 
 /// q: [batch, queries, heads, features], k: [batch, keys, heads, features], v: [batch, keys, heads, values] ->
-/// scaled_dot_product_attention of each head: [batch, queries, heads, values]. `mask`: one as it takes it, or none.
+/// scaled_dot_product_attention for each head: [batch, queries, heads, values]. `mask`: as there, or none.
 template <Operand Q, Operand K, Operand V, class... Mask>
 auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOptions& options, const Mask&... mask) {
   if constexpr (has_stacked_attention<Q, K, V>) {
@@ -7615,16 +7603,15 @@ auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&
 
 }  // namespace detail
 
-/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
-/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
-/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
-/// 1.
+/// qkv: [batch, length, 3, heads, features], i.e. for each position and head a query, a key and a value ->
+/// scaled_dot_product_attention for each head: [batch, length, heads, features]. On GPUs, above the limit for scores,
+/// it copies nothing. Throws ShapeError if the third axis is not 3, UsageError unless 0 <= dropout < 1.
 template <Operand X>
 auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
   return detail::attention_packed(qkv, options);
 }
-/// The same with a mask, as scaled_dot_product_attention takes one: true for the keys that a query sees, or numbers
-/// that are added to the scores; [length, length] or with axes in front.
+/// The same with a mask as for scaled_dot_product_attention: true for visible keys, or numbers added to the scores;
+/// [length, length] or with leading axes.
 template <Operand X, Scalar T, int Rank, Device D>
 auto scaled_dot_product_attention_packed(const X& qkv, const Tensor<T, Rank, D>& mask,
                                          const AttentionOptions& options = {}) {
@@ -7641,10 +7628,10 @@ struct MultiheadAttentionOptions {
   bool bias = true;
 };
 
-/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
-/// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
-/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
-/// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
+/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features], with features
+/// / heads per head. in_proj_weight: [3 features, features], the stacked projections of query, key and value. The batch
+/// axis comes first (PyTorch's batch_first = True). TensorParallel shards whole heads over ranks. QuantizationAware
+/// also rounds the operands of both products.
 template <Device D, Real T>
 class MultiheadAttention : public Module {
  public:
@@ -7656,7 +7643,7 @@ class MultiheadAttention : public Module {
   /// Throws ShapeError unless `heads` divides the features.
   MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
       : out_proj(features, features, {options.bias, checked_head(features, heads)}), heads_(heads) {
-    // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
+    // Xavier's bound (Glorot, Bengio 2010) for the three stacked projections.
     const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
     in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
     if (!options.bias) return;
@@ -7664,18 +7651,18 @@ class MultiheadAttention : public Module {
     out_proj.bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
   }
 
-  /// With `causal`, query i sees keys 0 to i only.
+  /// With `causal`, query i attends to keys 0 to i only.
   template <Operand Q, Operand K, Operand V>
   auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
     return detail::watched(*this, [&] { return attend(query, key, value, causal); });
   }
-  /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
+  /// `mask` is true for keys that the query attends to: [queries, keys], or with leading axes [batch, heads].
   template <Operand Q, Operand K, Operand V, int Rank>
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
-  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
   template <class Q, class K, class V, class Seen = bool>
   auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
     return detail::watched(
@@ -7703,7 +7690,7 @@ class MultiheadAttention : public Module {
   auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
     return out_proj(attended(query, key, value, seen));
   }
-  // [batch, queries, features], before the last layer.
+  // [batch, queries, features], before the output projection.
   template <class Q, class K, class V, class Seen>
   auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
     const ReadsParts parts;
@@ -7731,7 +7718,7 @@ class MultiheadAttention : public Module {
       return permute(seen_in_order(q, k, v, seen, head, group), Shape<4>{0, 2, 1, 3});
     }
   }
-  // On GPUs, where kernels go by strides: of one input one product, and attention to what it gives as it lies.
+  // On GPUs with strided kernels: one product if query, key and value are the same, whose result is used in place.
   template <Operand Q, Operand K, Operand V, class... Mask>
   auto seen_in_place(const Q& q, const K& k, const V& v, Index head, const AttentionOptions& options,
                      const Mask&... mask) const {
@@ -7775,7 +7762,7 @@ class MultiheadAttention : public Module {
   static auto node_in(const SequencePart<X>& x) {
     return node_of(x.part());
   }
-  // One value that goes in at several places enters once, so that its gradients are added up in one message.
+  // A value that is used several times enters once, so that its gradients are summed in one message.
   template <class X, class Known, class Entered>
   static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
     requires std::is_same_v<X, Known>
@@ -7788,7 +7775,7 @@ class MultiheadAttention : public Module {
   static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
     return detail::entered(x, group);
   }
-  // Of a mask with an axis of heads, this rank's.
+  // For a mask with an axis of heads: this rank's heads.
   template <class Seen>
   Seen of_heads(const Seen& seen, const TensorGroupRef& group) const {
     if constexpr (AnyTensor<Seen>)
@@ -7822,19 +7809,19 @@ class MultiheadAttention : public Module {
 // <chorus/nn/convolutions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
-/// Convolution layers of sequences and volumes, and transposed convolutions.
+/// 1D and 3D convolution layers, and transposed convolutions.
 
 // <chorus/ops/convolution3d.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
-/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth among the channels.
+/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth as channels.
 
 namespace chorus {
 
 /// Depth, height and width, given as one number or three.
 struct Size3d {
   Index depth = 0, height = 0, width = 0;
-  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number stands for three
+  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number for all three
   constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
 };
 
@@ -7861,7 +7848,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
 
-  // The slices that each slice of the result sees; slice 0 of the padded input is zero and serves for all padding.
+  // The input slices of each output slice. Slice 0 of the padded input is zero and serves as all padding.
   std::vector<std::int64_t> slices;
   for (Index d = 0; d < out_depth; ++d)
     for (Index k = 0; k < w[2]; ++k) {
@@ -7888,11 +7875,11 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 // <chorus/ops/transposed_convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
-/// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
+/// The transposed convolution: the gradient of conv2d w.r.t. its input, as a forward function.
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
@@ -7908,8 +7895,8 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
-/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where
-/// channels don't fit or nothing would be left, UsageError for options that make no sense.
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError if channels
+/// don't match or the output would be empty, UsageError for invalid options.
 template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -7929,7 +7916,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
     return (size - 1) * step - 2 * pad + gap * (kernel - 1) + more + 1;
   };
-  // The convolution that this one turns round: it would make x from the result.
+  // The transposed convolution: it maps the result's shape to x's.
   const kernels::Conv2dShape shape{
       .batch = input.size(0),
       .in_channels = w.size(1) * groups,
@@ -7970,7 +7957,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
       x, weight);
 }
 
-// What operands of different types get, and no other error.
+// The only error for operands of different types.
 template <Operand X, Operand W>
 requires OfOtherType<X, W>
 auto conv_transpose2d(const X&, const W&, const ConvTranspose2dOptions& = {}) {
@@ -8153,13 +8140,13 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 // <chorus/nn/fold_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FOLD_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_NN_FOLD_BATCH_NORM_HPP
-/// Models for inference: batch norms folded into the layers in front of them.
+/// Folds batch norms into the layers before them, for inference.
 
 namespace chorus::nn {
 
 namespace detail {
 
-/// Watches one forward pass, and finds the batch norms that take just what one layer gives, which nothing else takes.
+/// Observes one forward pass and finds batch norms that are the only user of a layer's output.
 class FollowingNorms final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
  public:
   explicit FollowingNorms(Module& model) {
@@ -8170,7 +8157,7 @@ class FollowingNorms final : public chorus::detail::OperationWatch, public choru
     all.found = &modules_;
     all.walk(model);
   }
-  /// Pairs of a layer and the batch norm after it, each of which was called once. `result`: what the model gave.
+  /// Pairs of a layer and its batch norm, both called once. `result`: the model's output.
   std::vector<std::pair<Module*, Module*>> found(const void* result) const {
     std::vector<std::pair<Module*, Module*>> out;
     for (const auto& [data, made] : made_)
@@ -8211,10 +8198,10 @@ class FollowingNorms final : public chorus::detail::OperationWatch, public choru
   std::map<const void*, int> calls_;
   std::vector<const void*> inside_;
   std::map<const void*, Made> made_;
-  std::vector<chorus::detail::WatchedTensor> kept_;  // so that no address is used twice
+  std::vector<chorus::detail::WatchedTensor> kept_;  // kept alive, so that no address is reused
 };
 
-/// The same numbers in a tensor like `like`.
+/// A tensor like `like` with these values.
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> tensor_like(const Tensor<T, Rank, D>& like, const std::vector<T>& numbers) {
   auto out = Tensor<T, Rank, D>::empty(like.shape(), like.device());
@@ -8222,7 +8209,7 @@ Tensor<T, Rank, D> tensor_like(const Tensor<T, Rank, D>& like, const std::vector
   return out;
 }
 
-/// weight <- weight factor, bias <- beta + (bias - mean) factor, with factor = gamma / sqrt(var + eps), in new
+/// weight <- weight factor, bias <- beta + (bias - mean) factor, with factor = gamma / sqrt(var + eps), as new
 /// parameters, computed in double.
 template <class Layer, class T, class D>
 void fold_into(Layer& layer, BatchNorm<D, T>& norm) {
@@ -8246,7 +8233,7 @@ void fold_into(Layer& layer, BatchNorm<D, T>& norm) {
   norm.fold_away();
 }
 
-/// Folds where both are of numbers of type T and the layer is one that can take it.
+/// Folds the norm if both have scalar type T and the layer is supported.
 template <class T, class D>
 void fold_pair(Module& layer, Module& following) {
   auto* const norm = dynamic_cast<BatchNorm<D, T>*>(&following);
@@ -8260,7 +8247,7 @@ void fold_pair(Module& layer, Module& following) {
   if (norm->tracks_running_stats()) fold(dynamic_cast<Linear<D, T>*>(&layer));
 }
 
-/// Throws UsageError where two results of a model differ by more than rounding explains.
+/// Throws UsageError if two results of a model differ by more than rounding.
 template <class Y>
 void check_same_results(const Y& expected, const Y& got) {
   const auto a = contiguous(value_of(expected)).to_vector(), b = contiguous(value_of(got)).to_vector();
@@ -8277,12 +8264,12 @@ void check_same_results(const Y& expected, const Y& got) {
 
 }  // namespace detail
 
-/// A copy of the model for inference, in which each batch norm that directly follows a convolution or a linear layer is
-/// part of that layer's weight and bias (PyTorch's fuse_conv_bn_eval): its results are the model's up to rounding, and
-/// its parameters are its own. `x`: inputs that the model takes, a sample is enough: one pass over them is watched, so
-/// that it doesn't matter where layers are listed. A batch norm stays where its layer is called more than once or
-/// something else takes the layer's result, where it has no running statistics, and behind transposed convolutions.
-/// Throws UsageError where the model, or a layer of it, is in training; a folded model refuses to train.
+/// A copy of the model for inference, with each batch norm that directly follows a convolution or a linear layer folded
+/// into that layer's weight and bias (PyTorch's fuse_conv_bn_eval). Results are the same up to rounding; parameters are
+/// not shared. `x`: example inputs, one sample is enough. One forward pass finds the pairs, whatever the order of
+/// members. A batch norm is not folded if its layer is called more than once, if the layer's output has other users, if
+/// it has no running statistics, or after a transposed convolution. Throws UsageError if the model or a layer is in
+/// training mode; a folded model refuses to train.
 template <class Model, class... X>
 Model fold_batch_norm(const Model& model, const X&... x) {
   using D = typename Model::device_type;
@@ -8315,11 +8302,11 @@ Model fold_batch_norm(const Model& model, const X&... x) {
 // <chorus/nn/group_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
-/// Normalisation within a sample as layers: groups of channels, single channels, root mean square.
+/// Layers that normalise within a sample: GroupNorm, InstanceNorm, RMSNorm.
 
 namespace chorus::nn {
 
-/// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
+/// Normalises groups of adjacent channels of x: [batch, channels, ...], then scales and shifts each channel.
 template <Device D, Real T>
 class GroupNorm : public Module {
  public:
@@ -8352,7 +8339,7 @@ class GroupNorm : public Module {
 /// Options of InstanceNorm.
 struct InstanceNormOptions {
   double eps = 1e-5;
-  /// Whether channels are scaled and shifted; not, by default, as in PyTorch.
+  /// Whether channels are scaled and shifted; off by default, as in PyTorch.
   bool affine = false;
 };
 
@@ -8391,10 +8378,10 @@ class InstanceNorm : public Module {
   double eps_;
 };
 
-/// PyTorch's names; the number of inner axes is the input's.
+/// PyTorch's name for sequences. The number of inner axes is the input's.
 template <Device D, Real T = float>
 using InstanceNorm1d = InstanceNorm<D, T>;
-/// InstanceNorm under the name that PyTorch has for images.
+/// PyTorch's name for images.
 template <Device D, Real T = float>
 using InstanceNorm2d = InstanceNorm<D, T>;
 
@@ -8435,7 +8422,7 @@ namespace chorus::nn {
 
 namespace detail {
 
-/// 2-byte copies of a model's float parameters, laid out as they are. A copy of this object has none.
+/// 2-byte copies of a model's float parameters, with the same layout. A copy of this object is empty.
 template <Narrow T, Device D>
 class NarrowCopies {
  public:
@@ -8443,14 +8430,14 @@ class NarrowCopies {
   NarrowCopies(const NarrowCopies&) {}
   NarrowCopies& operator=(const NarrowCopies&) { return *this; }
 
-  /// Converts the parameters that have changed since the last call: neighbours in memory by one kernel.
+  /// Converts the parameters that changed since the last call; one kernel converts a run of adjacent ones.
   void refresh(Module& model) {
     Collector found;
     model.visit(found);
     auto& parameters = found.parameters;
     std::sort(parameters.begin(), parameters.end(),
               [](const auto* a, const auto* b) { return std::less<>()(a->memory(), b->memory()); });
-    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared ones
+    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared parameters
     if (!laid_out_for(parameters)) lay_out(parameters);
 
     const auto is_old = [&](std::size_t i) { return parameters[i]->narrow_copy.version != parameters[i]->version(); };
@@ -8476,7 +8463,7 @@ class NarrowCopies {
     void module(std::string_view, Module& child) override { child.visit(*this); }
     void parameter(std::string_view, AnyParameter& handle) override {
       auto& parameter = handle.on<D>();
-      // Where a rank has only a part at hand, operations convert what they have gathered.
+      // If parameters are sharded, operations convert what they have gathered.
       if (parameter.storage().in_parts()) return;
       if (parameter.dtype() == DType::f32 && parameter.count() > 0) parameters.push_back(&parameter);
     }
@@ -8487,7 +8474,7 @@ class NarrowCopies {
     return static_cast<const float*>(parameter.memory());
   }
 
-  // Elements up to where a small one that follows begins: in front of a large one there may be more.
+  // Elements up to the next small parameter. There may be more before a large one, which is aligned.
   static Index occupied(const ParameterOn<D>& parameter) {
     return static_cast<Index>(padded_count<D>(static_cast<std::size_t>(parameter.count()), sizeof(float)));
   }
@@ -8529,7 +8516,7 @@ inline constexpr bool is_floating = false;
 template <Operand X>
 inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type> && !chorus::detail::says_exact<X>;
 
-// Outputs none of which is narrow. A loss, which has no axes, is float always.
+// Whether all outputs are float tensors with axes. A scalar loss is always float.
 template <class Y>
 inline constexpr bool all_in_float = false;
 template <Operand Y>
@@ -8540,12 +8527,11 @@ inline constexpr bool all_in_float<std::tuple<Members...>> =
 
 }  // namespace detail
 
-/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float, and what an
-/// Embedding looks up by integer inputs is T. A model whose layers would all run in float does not compile.
-/// Parameters, their gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of
-/// the parameters a copy in T is kept, which is renewed in the first forward pass after a step. A type like any other
-/// model, for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names.
-/// With half, gradients may be too small for T: see optim::GradScaler.
+/// Runs `Model` in T: converts floating-point inputs to T and outputs to float; Embeddings return T for integer inputs.
+/// If all layers would run in float, it does not compile. Parameters, gradients, their reduction, the optimizer's step
+/// and the loss stay float. A copy of the parameters in T is updated in the first forward pass after a step. It is a
+/// model type for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`. Parameter names stay the
+/// same. With half, gradients may underflow: see optim::GradScaler.
 template <class Model, Narrow T = bf16>
 class MixedPrecision : public Module {
  public:
@@ -8553,8 +8539,8 @@ class MixedPrecision : public Module {
 
   explicit MixedPrecision(Model model = {}) : model_(std::move(model)) {}
 
-  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are, and
-  /// so do those that are `exact(x)`.
+  /// `Model::forward`, with tuples converted, too. Tensors that are not floating-point, and those marked `exact(x)`,
+  /// are passed unchanged.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     copies_.refresh(model_);
@@ -8570,7 +8556,7 @@ class MixedPrecision : public Module {
     return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
-  /// The model inside.
+  /// The wrapped model.
   Model& model() { return model_; }
   void visit(Visitor& visitor) override {
     visitor.inner(model_);
@@ -8609,7 +8595,7 @@ class MixedPrecision : public Module {
     return std::apply([](const auto&... y) { return std::tuple(widened(y)...); }, members);
   }
 
-  mutable Model model_;  // a visit hands out its parameters, to which the copies belong
+  mutable Model model_;  // visiting it hands out mutable parameters, which own the copies
   mutable detail::NarrowCopies<T, device_type> copies_;
 };
 
@@ -8619,12 +8605,12 @@ class MixedPrecision : public Module {
 // <chorus/nn/more_activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
-/// Functions as layers, beside those of activations.hpp.
+/// More functions as layers.
 
 // <chorus/ops/dropout_variants.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
-/// Dropout of whole channels, and dropout that keeps mean and variance.
+/// Dropout of whole channels; dropout that keeps mean and variance.
 
 namespace chorus {
 
@@ -8644,15 +8630,15 @@ auto dropout_channels(const X& x, double p, bool training = true) {
   return x * reshape(kept, per_channel);
 }
 
-/// In training sets each element with probability p to SELU's limit at minus infinity, then scales and shifts all, so
-/// that mean 0 and variance 1 stay (Klambauer et al. 2017). Throws UsageError unless 0 <= p < 1.
+/// In training, sets each element with probability p to SELU's limit at minus infinity, then scales and shifts all
+/// elements to keep mean 0 and variance 1 (Klambauer et al. 2017). Throws UsageError unless 0 <= p < 1.
 template <Operand X>
 auto alpha_dropout(const X& x, double p, bool training = true) {
   const double limit = -1.7580993408473766, keep = 1 - p;
   const auto kept = dropout(tensor_of<X>::ones(value_of(x).shape(), value_of(x).device()), p, training);
   const double drops = training ? p : 0;
   const double scale = 1 / std::sqrt((1 - drops) * (1 + drops * limit * limit));
-  // `kept` is 0 or 1 / keep in training: times keep it chooses.
+  // In training `kept` is 0 or 1 / keep; multiplied by keep it is a mask.
   const auto chosen = kept * (training ? keep : 1);
   return (x * chosen + (1 - chosen) * limit) * scale - scale * limit * drops;
 }
@@ -8663,13 +8649,13 @@ auto alpha_dropout(const X& x, double p, bool training = true) {
 // <chorus/ops/interpolation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
-/// Images in other sizes: bilinear interpolation, and the largest number of each part of an image.
+/// Resizing images: bilinear interpolation and adaptive max pooling.
 
 namespace chorus {
 
 namespace detail {
 
-// Each entry of the resized axis lies between two of the old one, at a share of the way from the one to the other.
+// Each entry of the resized axis is interpolated linearly between two old entries.
 inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
   AxisWeights weights{in, {}};
   for (Index i = 0; i < out; ++i) {
@@ -8688,8 +8674,8 @@ inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
   return weights;
 }
 
-/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their
-/// last one.
+/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their last
+/// entry.
 template <Operand X>
 auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
   using D = typename tensor_of<X>::device_type;
@@ -8706,7 +8692,7 @@ auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
   return reshape(index_select(x, static_cast<Index>(a), index), split);
 }
 
-// The largest of each of `out` equal parts of an axis.
+// The maximum of each of `out` parts of an axis.
 template <Operand X>
 auto adaptive_max(const X& x, std::size_t a, Index out) {
   const AxisParts parts{value_of(x).shape()[a], out};
@@ -8727,9 +8713,9 @@ inline void check_resize(const char* operation, const Shape<4>& image, Size2d si
 
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], between pixels in straight lines.
-/// With `align_corners` the centres of the corner pixels stay in the corners, else the corners of the images do. Throws
-/// UsageError unless the size is positive, ShapeError for an image without pixels.
+/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width]. With `align_corners` the centres
+/// of the corner pixels align, else the corners of the images. Throws UsageError unless the size is positive,
+/// ShapeError for an image without pixels.
 template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
@@ -8742,15 +8728,15 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
                               /*exact=*/false);
 }
 
-/// x: [batch, channels, height, width] -> the largest number of each part of an image: [batch, channels, size.height,
-/// size.width]; parts as of adaptive_avg_pool2d. Of pixels that tie the first gets the gradient. Throws as that does.
+/// x: [batch, channels, height, width] -> the maximum of each part of an image: [batch, channels, size.height,
+/// size.width]; parts as for adaptive_avg_pool2d. In a tie the first pixel gets the gradient. Throws as that does.
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
   const auto& shape = value_of(x).shape();
   detail::check_resize("adaptive_max_pool2d", shape, size);
   const auto parts = [&] { return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height); };
-  // Equal parts are the windows of a plain pooling.
+  // With equal parts it is plain max pooling.
   if (shape[2] % size.height == 0 && shape[3] % size.width == 0)
     return decltype(parts())(max_pool2d(x, Size2d{shape[2] / size.height, shape[3] / size.width}));
   return parts();
@@ -8762,13 +8748,13 @@ auto adaptive_max_pool2d(const X& x, Size2d size) {
 // <chorus/ops/more_activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
-/// Activations beside the usual ones, with PyTorch's definitions.
+/// Less common activations, with PyTorch's definitions.
 
 namespace chorus {
 
 namespace functors {
 
-/// scale (x, or alpha (exp(x) - 1) below 0) with the constants that keep mean 0 and variance 1 (Klambauer et al. 2017).
+/// scale (x, or alpha (exp(x) - 1) for x <= 0). The constants keep mean 0 and variance 1 (Klambauer et al. 2017).
 struct Selu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -8776,7 +8762,7 @@ struct Selu {
     return where(x > 0, x * R(1.0507009873554805), expm1(x) * R(1.6732632423543772 * 1.0507009873554805));
   }
 };
-/// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0 (Barron 2017).
 struct Celu {
   double alpha = 1;
   template <class S>
@@ -8816,7 +8802,7 @@ struct Hardshrink {
     return {{where(abs(x) > real_of<S>(lambda), dy, S(0))}};
   }
 };
-/// x moved by lambda towards 0, where it ends.
+/// x moved by lambda towards 0, but not beyond.
 struct Softshrink {
   double lambda = 0.5;
   template <class S>
@@ -8825,7 +8811,7 @@ struct Softshrink {
     return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), x * 0));  // NaN stays
   }
 };
-/// x above the threshold, else a value.
+/// x above the threshold, else `value`.
 struct Threshold {
   double threshold = 0, value = 0;
   template <class S>
@@ -8833,7 +8819,7 @@ struct Threshold {
     return where(x <= real_of<S>(threshold), S(real_of<S>(value)), x);
   }
 };
-/// x for positive x, else slope x, the slope being learned (He et al. 2015).
+/// x for positive x, else slope x with a learned slope (He et al. 2015).
 struct Prelu {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& slope) const {
@@ -8843,12 +8829,12 @@ struct Prelu {
 
 }  // namespace functors
 
-/// elu with the scale and alpha of Klambauer et al., 2017, for which numbers keep mean 0 and variance 1.
+/// elu with the constants of Klambauer et al. 2017, which keep mean 0 and variance 1.
 template <Operand X>
 auto selu(const X& x) {
   return detail::pointwise("selu", functors::Selu{}, x);
 }
-/// Throws UsageError where alpha is 0.
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0. Throws UsageError if alpha is 0.
 template <Operand X>
 auto celu(const X& x, double alpha = 1) {
   check<UsageError>(alpha != 0, "celu: alpha is 0");
@@ -8864,23 +8850,23 @@ template <Operand X>
 auto tanhshrink(const X& x) {
   return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
 }
-/// x where |x| > lambda, else 0.
+/// x if |x| > lambda, else 0.
 template <Operand X>
 auto hardshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
 }
-/// x pulled towards 0 by lambda, and 0 where |x| <= lambda.
+/// x moved by lambda towards 0; 0 if |x| <= lambda.
 template <Operand X>
 auto softshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
 }
-/// x where x > above, else value.
+/// x if x > above, else value.
 template <Operand X>
 auto threshold(const X& x, double above, double value) {
   return detail::pointwise("threshold", functors::Threshold{above, value}, x);
 }
 
-/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError where the channels differ.
+/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError if the channels differ.
 template <Operand X, Operand W>
 auto prelu(const X& x, const W& slope) {
   constexpr int rank = tensor_of<X>::rank;
@@ -8914,7 +8900,7 @@ CHORUS_FUNCTION_LAYER(GELUTanh, gelu_tanh);
 /// The mean of each channel of an image: [batch, channels].
 CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
 
-// One option, given at construction.
+// A layer with one option.
 #define CHORUS_OPTION_LAYER(LAYER, FUNCTION, OPTION, DEFAULT)                                  \
   struct LAYER : Module {                                                                      \
     double OPTION;                                                                             \
@@ -8930,7 +8916,7 @@ CHORUS_OPTION_LAYER(Hardshrink, hardshrink, lambda, 0.5);
 CHORUS_OPTION_LAYER(Softshrink, softshrink, lambda, 0.5);
 #undef CHORUS_OPTION_LAYER
 
-/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+/// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold.
 struct Softplus : Module {
   double beta, threshold;
   explicit Softplus(double scale = 1, double above = 20) : beta(scale), threshold(above) {}
@@ -8941,7 +8927,7 @@ struct Softplus : Module {
   std::string describe() const override { return cat("Softplus(", beta, ")"); }
 };
 
-/// x limited to [min, max].
+/// x clipped to [min, max].
 struct Hardtanh : Module {
   double min, max;
   explicit Hardtanh(double low = -1, double high = 1) : min(low), max(high) {}
@@ -8952,7 +8938,7 @@ struct Hardtanh : Module {
   std::string describe() const override { return cat("Hardtanh(", min, ", ", max, ")"); }
 };
 
-/// x above the threshold, else the value.
+/// x above the threshold, else `value`.
 struct Threshold : Module {
   double threshold, value;
   Threshold(double above, double otherwise) : threshold(above), value(otherwise) {}
@@ -8985,7 +8971,7 @@ struct GLU : Module {
   std::string describe() const override { return cat("GLU(", axis, ")"); }
 };
 
-/// x for positive x, else x times a learned slope: one, or one a channel of x: [batch, channels, ...].
+/// x for positive x, else x times a learned slope: a single one, or one per channel of x: [batch, channels, ...].
 template <Device D, Real T = float>
 class PReLU : public Module {
  public:
@@ -9003,7 +8989,7 @@ class PReLU : public Module {
   std::string describe() const override { return cat("PReLU(", weight.shape()[0], ")"); }
 };
 
-/// x as it is: in the place of a layer that a variant of a model lacks.
+/// Returns x: a placeholder for a layer that a variant of a model lacks.
 struct Identity : Module {
   template <Operand X>
   X operator()(const X& x) const {
@@ -9012,7 +8998,7 @@ struct Identity : Module {
   std::string describe() const override { return "Identity"; }
 };
 
-/// In training zeroes whole channels of x: [batch, channels, ...] with probability `p`.
+/// In training, zeroes whole channels of x: [batch, channels, ...] with probability `p`.
 struct Dropout2d : Dropout {
   using Dropout::Dropout;
   template <Operand X>
@@ -9031,7 +9017,7 @@ struct AlphaDropout : Dropout {
   std::string describe() const override { return cat("AlphaDropout(", p, ")"); }
 };
 
-/// Images of any size to images of one.
+/// Average pooling to a fixed image size.
 struct AdaptiveAvgPool2d : Module {
   Size2d size;
   explicit AdaptiveAvgPool2d(Size2d to) : size(to) {}
@@ -9041,7 +9027,7 @@ struct AdaptiveAvgPool2d : Module {
   }
   std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
 };
-/// adaptive_max_pool2d as a layer: images become `size`.
+/// Max pooling to a fixed image size.
 struct AdaptiveMaxPool2d : Module {
   Size2d size;
   explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
@@ -9052,10 +9038,10 @@ struct AdaptiveMaxPool2d : Module {
   std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
 };
 
-/// How Upsample makes the pixels between.
+/// How Upsample interpolates.
 enum class UpsampleMode : std::uint8_t { nearest, bilinear };
 
-/// Images `scale` times as large.
+/// Enlarges images by `scale`.
 struct Upsample : Module {
   Size2d scale;
   UpsampleMode mode;
@@ -9083,24 +9069,24 @@ struct Upsample : Module {
 // <chorus/nn/positions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
-/// Encodings of positions in a sequence: learned, sinusoidal, rotary.
+/// Position encodings: learned, sinusoidal, rotary.
 
 namespace chorus::nn {
 
-/// Adds a learned vector for each place: x: [batch, length, features], weight: [most, features].
+/// Adds a learned vector for each position. x: [batch, length, features], weight: [most, features].
 template <Device D, Real T = float>
 class LearnedPositions : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
 
-  /// Starts with numbers from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
+  /// Initialised from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
   LearnedPositions(Index most, Index features) {
     check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " places of ", features,
                       " features: both must be positive");
     weight = Parameter(init::normal<T, D, 2>({most, features}, 0, 0.02));
   }
-  /// Throws ShapeError where the sequence is longer than there are places.
+  /// Throws ShapeError if the sequence is longer than `most`.
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
@@ -9117,7 +9103,7 @@ class LearnedPositions : public Module {
 };
 
 namespace detail {
-// [at least `length`, features / 2]: sines and cosines of the place times 10000^(-2 i / features).
+// [at least `length`, features / 2]: sine and cosine of position * 10000^(-2 i / features).
 template <Real T, Device D>
 struct PositionTables {
   Index features = 0, length = 0;
@@ -9125,7 +9111,7 @@ struct PositionTables {
   Tensor<T, 2, D> sine{}, cosine{};
 };
 
-// Each thread keeps its tables for the next call.
+// Each thread caches its tables.
 template <Real T, Device D>
 const PositionTables<T, D>& position_tables(Index length, Index features, D device) {
   thread_local std::vector<PositionTables<T, D>> kept;
@@ -9155,8 +9141,8 @@ const PositionTables<T, D>& position_tables(Index length, Index features, D devi
 }
 }  // namespace detail
 
-/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the place at falling frequencies (Vaswani et al. 2017) to
-/// x: [batch, length, features]. Throws ShapeError for an odd number of features.
+/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the position at decreasing frequencies (Vaswani et al.
+/// 2017) to x: [batch, length, features]. Throws ShapeError for an odd number of features.
 struct SinusoidalPositions : Module {
   template <Operand X>
   auto operator()(const X& x) const {
@@ -9172,9 +9158,9 @@ struct SinusoidalPositions : Module {
   std::string describe() const override { return "SinusoidalPositions"; }
 };
 
-/// Turns the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle that grows with the
-/// place, so that products of them depend on distances alone (Su et al. 2021). `first` is the place of the first entry.
-/// Throws ShapeError for an odd number of features.
+/// Rotates the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle proportional to
+/// the position, so that their products depend only on distances (Su et al. 2021). `first` is the position of the first
+/// entry. Throws ShapeError for an odd number of features.
 template <Operand X>
 auto rotary_positions(const X& x, Index first = 0) {
   using T = typename tensor_of<X>::value_type;
@@ -9193,7 +9179,7 @@ auto rotary_positions(const X& x, Index first = 0) {
 // <chorus/nn/recurrent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
 #define CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
-/// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
+/// LSTM and GRU with several layers and both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
 /// initialisation.
 
 // <chorus/ops/recurrent.hpp>
@@ -9206,7 +9192,7 @@ namespace chorus {
 
 namespace functors {
 
-/// The next cell state from the gates before their activations and the present state.
+/// The next cell state from the pre-activation gates and the current cell state.
 struct LstmCell {
   template <class S>
   CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
@@ -9231,7 +9217,7 @@ struct LstmOutput {
   }
 };
 
-/// The candidate state: the reset gate acts on what comes from the present state.
+/// The candidate state: the reset gate is applied to the hidden state's contribution.
 struct GruCandidate {
   template <class S>
   CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
@@ -9244,7 +9230,7 @@ struct GruCandidate {
     return {{by_reset, by_reset, by_x, by_x * r}};
   }
 };
-/// The next state, between the candidate and the present one.
+/// The next state, interpolated between the candidate and the current state.
 struct GruState {
   template <class S>
   CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
@@ -9267,7 +9253,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
-/// A GRU's outputs, and its last state.
+/// The outputs of all steps, and the last state.
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;
@@ -9289,7 +9275,7 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
 }
 
-// Columns `gate` of the rows of a step.
+// The columns of one gate.
 template <Operand X>
 auto gate(const X& gates, Index number, Index hidden) {
   return slice(gates, -1, number * hidden, (number + 1) * hidden);
@@ -9314,7 +9300,7 @@ auto zero_state(const X& x, const W& weight_hh) {
       {value_of(x).size(0), value_of(weight_hh).size(1)}, value_of(x).device());
 }
 
-// A first state, a Tensor or recorded, as the steps' states are.
+// The initial state, in the type of the steps' states.
 template <class State, Operand H>
 State as_state(const H& h) {
   if constexpr (std::is_same_v<State, H>)
@@ -9335,9 +9321,9 @@ auto join_steps(const std::vector<State>& steps) {
 
 }  // namespace detail
 
-/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
-/// gates in the order input, forget, candidate, output; h, c: the states before the first step, [batch, hidden]. With
-/// `reverse` the sequence is read from its end; outputs stay at their steps. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
+/// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
+/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
           const C& c0, bool reverse = false) {
@@ -9362,16 +9348,16 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   auto output = detail::join_steps(steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
-/// The same with states that start from zero.
+/// The same with initial states of zero.
 template <Operand X, Operand W, Operand B>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   const auto zero = detail::zero_state(x, weight_hh);
   return lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, zero, zero);
 }
 
-/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
-/// gates in the order reset, update, candidate; h: the state before the first step, [batch, hidden]; `reverse` as for
-/// lstm. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
+/// sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
          bool reverse = false) {
@@ -9397,7 +9383,7 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   auto output = detail::join_steps(steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
-/// The same with a state that starts from zero.
+/// The same with an initial state of zero.
 template <Operand X, Operand W, Operand B>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   return gru(x, weight_ih, weight_hh, bias_ih, bias_hh, detail::zero_state(x, weight_hh));
@@ -9412,14 +9398,14 @@ namespace chorus::nn {
 struct RecurrentOptions {
   Index num_layers = 1;
   bool bias = true;
-  /// Inputs and outputs are [batch, time, features], else [time, batch, features].
+  /// Inputs and outputs are [batch, time, features] instead of [time, batch, features].
   bool batch_first = false;
-  /// Applied to the outputs of all layers but the last.
+  /// Dropout on the outputs of all layers but the last.
   double dropout = 0;
   bool bidirectional = false;
 };
 
-/// The parameters of an LSTM or a GRU, and the walk through layers and directions.
+/// The base of LSTM and GRU: parameters, and the loop over layers and directions.
 template <Device D, Real T>
 class Recurrent : public Module {
  public:
@@ -9430,7 +9416,7 @@ class Recurrent : public Module {
     Parameter<T, 2, D> weight_ih, weight_hh;
     Parameter<T, 1, D> bias_ih, bias_hh;
   };
-  /// Of layer 0, of its reverse direction if there is one, of layer 1, ...
+  /// Layer 0, its reverse direction if there is one, layer 1, ...
   std::vector<Cell> cells;
 
   void visit(Visitor& visitor) override {
@@ -9473,7 +9459,7 @@ class Recurrent : public Module {
   Index directions() const { return options_.bidirectional ? 2 : 1; }
 
   /// Calls `run(input, cell, number, reverse)`, which returns outputs [batch, time, hidden], for all layers and
-  /// directions, and gives the last layer's outputs.
+  /// directions. Returns the last layer's outputs.
   template <class X, class Run>
   auto through_layers(const X& x, const Run& run) const {
     const auto layer = [&](const auto& in, Index number) {
@@ -9488,7 +9474,7 @@ class Recurrent : public Module {
     return options_.batch_first ? y : decltype(y)(transpose(y, 0, 1));
   }
 
-  /// Row `number` of the first states [layers * directions, batch, hidden].
+  /// Row `number` of the initial states [layers * directions, batch, hidden].
   template <Operand H>
   auto state_of(const H& states, Index number) const {
     const Shape<3> expected{static_cast<Index>(cells.size()), value_of(states).size(1), hidden_};
@@ -9501,8 +9487,8 @@ class Recurrent : public Module {
     const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
     return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
   }
-  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden], which says
-  /// that the batch is axis 1: DataParallel goes by it.
+  /// Stacks the states of all layers and directions, [batch, hidden] each, to [layers * directions, batch, hidden],
+  /// marked with batch axis 1 for DataParallel.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
     const auto& shape = states.front().shape();
@@ -9518,7 +9504,7 @@ class Recurrent : public Module {
 };
 
 /// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
-/// directions, batch, hidden]}. First states default to zero. Throws ShapeError where sizes don't fit.
+/// directions, batch, hidden]}. Initial states default to zero. Throws ShapeError if sizes don't match.
 template <Device D, Real T>
 class LSTM final : public Recurrent<D, T> {
  public:
@@ -9594,14 +9580,14 @@ class GRU final : public Recurrent<D, T> {
 // <chorus/nn/summary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
-/// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
-/// the memory that backward needs.
+/// A table of a model's layers and parameters; given an input, also of output shapes, multiply-adds and activation
+/// memory.
 
 namespace chorus::nn {
 
 namespace detail {
 
-/// The lines of a summary, and who watches the layers while they are called.
+/// The rows of a summary. Observes the layers during the forward pass.
 template <Device D>
 class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
  public:
@@ -9610,7 +9596,7 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
     std::vector<AnyParameter> parameters{};
     const Module* module = nullptr;
     int calls = 0;
-    std::size_t place = uncalled;  ///< among the calls
+    std::size_t place = uncalled;  ///< index in call order
     std::int64_t multiply_adds = 0;
   };
   static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
@@ -9623,22 +9609,22 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
 
   std::int64_t all_multiply_adds() const;
 
-  /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
+  /// The rows, in call order if there were calls. Column widths fit the content.
   std::string text(bool called);
 
  private:
   struct Call {
-    Row* row;  ///< that its multiply-adds are of
+    Row* row;  ///< the row that counts its multiply-adds
     bool counts;
   };
 
   std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
   void enter(Module& module) override;
-  // Its caller's description has said what it is.
+  // The wrapper's description already names it.
   void inner(Module&) override {}
   void parameter(std::string_view, AnyParameter& handle) override;
 
-  // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
+  // A list of layers, which is not called itself, comes before its first layer. Uncalled layers come last.
   void sort_by_calls();
 
   std::vector<Row> rows_;
@@ -9666,7 +9652,7 @@ D device_for_summary(Module& model) {
   return parameters.front().parameter->where();
 }
 
-/// An input, on the model's device.
+/// The example input, on the model's device.
 template <class X, Device D>
 decltype(auto) example_on(const X& x, D device) {
   if constexpr (AnyTensor<X>)
@@ -9677,23 +9663,23 @@ decltype(auto) example_on(const X& x, D device) {
 
 }  // namespace detail
 
-/// One line a module: its path, what it is, its own parameters (in parentheses where all of them are shared with a
-/// layer above); then the sums.
+/// One line per module: path, description, own parameters (in parentheses if all are shared with a layer above). The
+/// last lines are totals.
 template <class Model>
 std::string summary(Model& model) {
   using D = typename Model::device_type;
   return detail::SummaryTable<D>(model).text(false) + detail::summed_parameters<D>(model);
 }
 
-/// The same for `model(inputs...)`: lines in the order of the first calls, with the shape of the (last) output, and the
-/// multiply-adds that are the module's own: of Linear, matrix products, convolutions, attention's two products (all
-/// pairs, causal or not), and recurrent layers; nothing else counts, an embedding neither. One that is called several
-/// times says so. "-": not called, or not by a call that is watched, as `layer(x)` is in the calling thread. The last
-/// line sums up: multiply-adds, and the bytes of activations that the tape holds after the forward pass.
+/// The same for `model(inputs...)`: lines in call order, with the shape of the (last) output and the module's own
+/// multiply-adds: those of Linear, matrix products, convolutions, attention's two products (all pairs, causal or not),
+/// and recurrent layers. Other operations, such as embeddings, don't count. Repeated calls are noted. "-": not called,
+/// or called in a way that is not observed (only `layer(x)` in the calling thread is). The last line has totals:
+/// multiply-adds, and the bytes of activations on the tape after the forward pass.
 ///
-/// The forward pass is one of a copy, with the model's mode and gradients: the model, its statistics and random numbers
-/// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
-/// computes on its device. Throws what the model throws, with "summary: " in front.
+/// Runs the forward pass on a copy, with the model's mode and gradient settings: the model, its statistics and random
+/// numbers don't change, and nothing is communicated. Call it with the bare model (`net.module()`) while no other
+/// thread uses its device. Throws what the model throws, prefixed with "summary: ".
 template <class Model, class... Inputs>
 requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&... inputs) {
   using D = typename Model::device_type;
@@ -9730,7 +9716,7 @@ requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&.
   }
 }
 
-/// The same for an input of that shape: `summary(model, {1, 3, 224, 224})`, zeros of type T.
+/// The same for zeros of type T of the given shape: `summary(model, {1, 3, 224, 224})`.
 template <Real T = float, class Model, std::size_t Rank>
 std::string summary(Model& model, const Index (&shape)[Rank]) {
   std::array<Index, Rank> extents{};
@@ -9742,7 +9728,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
   for (const Index extent : shape)
     check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
   const auto device = detail::device_for_summary<typename Model::device_type>(model);
-  const trace::PeakKept peak(trace_slot(device));  // of the zeros, too
+  const trace::PeakKept peak(trace_slot(device));  // includes the zeros
   return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
 }
 
@@ -9752,7 +9738,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
 // <chorus/nn/summary_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
-/// How a model's layers become the lines of a table.
+/// Builds and prints the table of a model's layers.
 
 namespace chorus::nn::detail {
 
@@ -9765,7 +9751,7 @@ SummaryTable<D>::SummaryTable(Module& model) {
 template <Device D>
 void SummaryTable<D>::begins(const void* layer) {
   const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
-  // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+  // A layer that calls itself with more arguments counts once. An unlisted layer belongs to its caller.
   const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
   under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
   if (!counts) return;
@@ -9853,22 +9839,21 @@ void SummaryTable<D>::sort_by_calls() {
 // <chorus/nn/transformer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
 #define CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
-/// Layers of the transformer (Vaswani et al. 2017), as PyTorch has them: TransformerEncoderLayer,
-/// TransformerDecoderLayer.
+/// Transformer layers (Vaswani et al. 2017) as in PyTorch: TransformerEncoderLayer, TransformerDecoderLayer.
 
 namespace chorus::nn {
 
-/// What stands between the two linear layers of a transformer layer.
+/// The activation between the two linear layers of a transformer layer.
 enum class FeedForwardActivation : std::uint8_t { relu, gelu };
 
 /// Options of transformer layers.
 struct TransformerOptions {
   Index heads = 8;
-  /// Features between the two linear layers; 0 stands for 4 times the model's.
+  /// Features between the two linear layers; 0 means 4 times the model's.
   Index feed_forward = 0;
   double dropout = 0.1;
   FeedForwardActivation activation = FeedForwardActivation::relu;
-  /// Normalisation before attention and feed-forward instead of after them.
+  /// Normalise before attention and feed-forward instead of after them.
   bool norm_first = false;
 };
 
@@ -9882,9 +9867,9 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 }
 }  // namespace detail
 
-/// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
-/// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
-/// between the two linear layers.
+/// x: [batch, length, features] -> the same shape: self-attention, then two linear layers at each position, each with
+/// dropout, a residual connection and layer normalisation. TensorParallel shards the heads and the features between the
+/// two linear layers.
 template <Device D, Real T>
 class TransformerEncoderLayer : public Module {
  public:
@@ -9902,12 +9887,12 @@ class TransformerEncoderLayer : public Module {
         norm2(features),
         options_(options) {}
 
-  /// With `causal` (or a mask: true for the keys that a query sees).
+  /// `seen`: whether attention is causal, or a mask that is true for visible keys.
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), seen)); });
   }
-  /// The same of a sequence in parts: see split_sequence.
+  /// The same for a sharded sequence: see split_sequence.
   template <class X, class Seen = bool>
   auto operator()(const SequencePart<X>& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return forward(x, seen); });
@@ -9945,8 +9930,8 @@ class TransformerEncoderLayer : public Module {
   TransformerOptions options_;
 };
 
-/// x: [batch, length, features], memory: [batch, keys, features] (what the encoder made) -> x's shape: causal
-/// self-attention, attention to the memory, then two linear layers on each place.
+/// x: [batch, length, features], memory: [batch, keys, features] (the encoder's output) -> x's shape: causal
+/// self-attention, attention to the memory, then two linear layers at each position.
 template <Device D, Real T>
 class TransformerDecoderLayer : public Module {
  public:
@@ -9970,7 +9955,7 @@ class TransformerDecoderLayer : public Module {
   auto operator()(const X& x, const M& memory, bool causal = true) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, causal)); });
   }
-  /// The same of a sequence in parts: see split_sequence. The memory may be whole or in parts.
+  /// The same for a sharded sequence: see split_sequence. The memory may be whole or sharded.
   template <class X, class M>
   auto operator()(const SequencePart<X>& x, const M& memory, bool causal = true) const {
     return detail::watched(*this, [&] { return forward(x, memory, causal); });
@@ -10018,36 +10003,36 @@ class TransformerDecoderLayer : public Module {
 // <chorus/nn/vocabulary_embedding.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
 #define CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
-/// The table of learned vectors, shared by the ranks of TensorParallel.
+/// The embedding table under TensorParallel.
 
 // <chorus/ops/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_VOCABULARY_HPP
-/// Looking up and scoring the entries of a vocabulary that ranks share (Shoeybi et al. 2019, section 3).
+/// Embedding and cross entropy with a vocabulary that is sharded over ranks (Shoeybi et al. 2019, section 3).
 
 // <chorus/kernels/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
-/// Cross entropy over classes of which this rank has some, in steps between which ranks sum.
+/// Cross entropy over sharded classes, in steps between which ranks sum.
 
 // <chorus/kernels/cpu/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
-/// Cross entropy over shared classes on the CPU.
+/// Cross entropy with sharded classes on the CPU.
 
 // <chorus/kernels/cpu/axis_lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
-/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
-/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, in registers. A kernel over an axis is written once for `Row` and `Columns`:
+/// `reduce` gives each lane its line's result, `each` visits the line's packets.
 
 // <chorus/kernels/cpu/packet.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
-/// for any alignment.
+/// SIMD registers for reductions: loads and stores with a tail, and accurate sums in an order that does not depend on
+/// alignment.
 
-// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
+// GCC's AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it is inlined.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -10065,7 +10050,7 @@ using Packet = typename Eigen::internal::packet_traits<T>::type;
 template <class T>
 inline constexpr Index lanes = Eigen::internal::packet_traits<T>::size;
 
-/// The count of a whole packet; the count of a tail is an Index.
+/// The element count of a whole packet. A tail's count is an Index.
 template <class T>
 using Whole = std::integral_constant<Index, lanes<T>>;
 
@@ -10083,7 +10068,7 @@ Packet<T> splat(T value) {
 }
 
 namespace detail {
-// Not inlined: kernels have many tails, and tails have few elements.
+// Not inlined: kernels have many tails, but tails have few elements.
 template <class T>
 [[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count) {
   alignas(sizeof(Packet<T>)) T all[lanes<T>];
@@ -10114,7 +10099,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: masked stores take dozens of cycles on some processors.
+// Stored in halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -10143,7 +10128,7 @@ inline __m256d keep_some(__m256d value, Index count, double fill) {
 #endif
 }  // namespace detail
 
-/// The first `count` lanes from memory of any alignment, the others 0.
+/// Loads the first `count` lanes from unaligned memory; the others are 0.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count) {
   if constexpr (std::is_same_v<Count, Whole<T>>) {
@@ -10165,7 +10150,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to the old values.
+/// Stores the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -10194,8 +10179,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
-/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
+/// Stores a packet to an aligned address without caching it (a non-temporal store), for data that would not stay in the
+/// caches until it is read. Call `finish_streams` before other threads read it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -10209,7 +10194,7 @@ inline void finish_streams() {
 #endif
 }
 
-/// The first `count` lanes of `value`, the others `fill`.
+/// The first `count` lanes of `value`; the others are `fill`.
 template <class T, class Count>
 Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   if constexpr (std::is_same_v<Count, Whole<T>>) return value;
@@ -10220,14 +10205,14 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   else
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
 }
-/// The first `count` lanes from memory, the others `fill`.
+/// Loads the first `count` lanes; the others are `fill`.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count, T fill) {
   return keep_first<T>(load(from, count), count, fill);
 }
 
-/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds its inputs by value: references are read anew after each store.
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. If `f` stores packets it
+/// should capture its inputs by value: references are reloaded after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -10235,21 +10220,21 @@ void for_packets(Index n, F f) {
   if (i < n) f(i, n - i);
 }
 
-/// The same by several threads, for an `f` that treats each packet by itself.
+/// The same on several threads, for an `f` that treats packets independently.
 template <class T, class F>
 void parallel_packets(Index n, F f) {
   parallel_ranges(n, lanes<T>, thread_elements,
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
+/// NaN if a lane is NaN, else `extremum`, that of all lanes. Eigen's NaN-propagating reduction is scalar.
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
+/// The operators of `reduce_packets` and `reduce_rows`. NaN propagates in Max and Min.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -10269,9 +10254,9 @@ struct Min {
   static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_min(a)); }
 };
 
-/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
-/// order.
+/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: with two accumulators, and
+/// pairwise above blocks of 128 packets, so that the rounding error is about that of one block. Threads share long
+/// ranges, in the same order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
   constexpr Index w = lanes<T>, block = 128 * w;
@@ -10320,11 +10305,11 @@ V reduce_rows(Index begin, Index end, V zero, Combine combine, const Value& valu
 
 namespace chorus::kernels {
 
-/// One line whose elements are neighbours: packets lie along it.
+/// One line with adjacent elements: packets lie along it.
 template <class T>
 struct Row {
-  Index at;      ///< of the first element in [outer, axis, inner]
-  Index result;  ///< of the line's place in [outer, inner]
+  Index at;      ///< index of the first element in [outer, axis, inner]
+  Index result;  ///< index of the line in [outer, inner]
   Index length;
 
   /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
@@ -10338,7 +10323,7 @@ struct Row {
   void each(const F& f) const {
     for_packets<T>(length, [&](Index i, auto count) { f(at + i, count); });
   }
-  /// A scalar function of a result.
+  /// Applies a scalar function to a result.
   template <class F>
   Packet<T> map(Packet<T> value, const F& f) const {
     return splat(f(Eigen::internal::pfirst(value)));
@@ -10355,7 +10340,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
+/// As many adjacent lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -10391,8 +10376,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
-/// `first` (of inner) on.
+/// Calls `f` with every Row, or, if `inner` is not 1, with every Columns from `first` (of inner) on; on several threads
+/// if it pays.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {
@@ -10428,12 +10413,12 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
 // <chorus/kernels/cpu/label_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
-/// The common part of losses by labels: checked labels, and summed losses.
+/// Shared code of losses with labels: checks labels and reduces losses.
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
-/// label, if one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`, which divides a mean. Throws UsageError, with the sample and its
+/// label, if one is not in [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -10452,8 +10437,8 @@ inline void check_smoothing(const CrossEntropyOptions& options) {
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
 }
 
-/// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
-/// device's empty share of a batch contributes nothing.
+/// Reduces the losses `sample_loss(i)` of all samples: none, sum or mean. The mean over no samples is 0, so that an
+/// empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
 void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
   double total = 0;
@@ -10488,21 +10473,21 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 // <chorus/kernels/cpu/column_blocks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
-/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
-/// second pass finds them in the cache.
+/// Blocks of adjacent columns, for kernels that pass over an axis several times: row segments are contiguous, and the
+/// second pass hits the cache.
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: the kept numbers of each stay in the first-level cache.
+/// The largest number of columns in a block: their intermediate values fit into the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
 template <class T>
 struct ColumnBlock {
-  Index at;       ///< of the first element in [outer, axis, inner]
-  Index result;   ///< of the first column's place in [outer, inner]
-  Index length;   ///< of the axis
-  Index stride;   ///< from row to row
+  Index at;       ///< index of the first element in [outer, axis, inner]
+  Index result;   ///< index of the first column in [outer, inner]
+  Index length;   ///< size of the axis
+  Index stride;   ///< row stride
   Index columns;  ///< at most block_columns
 
   /// Calls f(j, count) for the packets of the block's columns.
@@ -10546,8 +10531,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
-/// together with another array of its size.
+/// Calls `f` with the blocks of all columns, on several threads if it pays. The second-level cache holds a block and
+/// another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
@@ -10569,18 +10554,18 @@ void for_column_blocks(AxisShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
+/// exp(x) for x not far above 0. Eigen's exp never returns 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line; each lane has that of its own line.
+/// log(sum(exp(x))) of a line; each lane has the result of its line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf, so the shift of such lines is 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -10588,8 +10573,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
-/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
+/// The maximum of a line, and log(sum(exp(x - maximum))); each lane has the results of its line. They are kept apart,
+/// since the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -10786,13 +10771,13 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 
 namespace chorus::kernels {
 
-/// The `classes` of this rank. Scores are [batch, count].
+/// This rank's part of `classes`. Scores are [batch, count].
 struct Vocabulary {
   Index classes, begin, count;
   bool has(std::int64_t label) const { return label >= begin && label < begin + count; }
 };
 
-/// largest[i]: the largest of this rank's scores of sample i.
+/// largest[i]: the maximum of this rank's scores of sample i.
 template <class T>
 void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scores, T* largest) {
   for (Index i = 0; i < batch; ++i) {
@@ -10801,8 +10786,8 @@ void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scor
   }
 }
 
-/// sums[i]: for sample i the sum of exp(x - largest), x - largest of the label if this rank has it, else 0, and, if
-/// labels are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
+/// sums[i], for sample i: the sum of exp(x - largest); x - largest of the label if this rank has it, else 0; and, with
+/// label smoothing, the sum of x - largest. Throws UsageError for a bad label or option.
 template <class T>
 void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* largest, T* sums) {
@@ -10838,7 +10823,7 @@ void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::i
   });
 }
 
-/// The gradient by this rank's scores.
+/// The gradient w.r.t. this rank's scores.
 template <class T>
 void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                          const CrossEntropyOptions& options, const T* largest, const T* sums, const T* dloss,
@@ -10869,7 +10854,7 @@ void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T*
 #if CHORUS_USE_CUDA
 namespace chorus::kernels {
 
-/// On GPUs there is none: use gather_columns.
+/// Not available on GPUs: use gather_columns.
 template <class T>
 void vocabulary_maximum(Cuda, Index, const Vocabulary&, const T*, T*) {
   fail<UsageError>("cross_entropy: of classes that ranks share it is for the CPU; use gather_columns(logits)");
@@ -10889,8 +10874,8 @@ void vocabulary_backward(Cuda, Index, const Vocabulary&, const T*, const std::in
 
 namespace chorus {
 
-/// weight: this rank's entries of `entries`: [part, features], index: [...] -> the rows that it names: [..., features],
-/// on all ranks. Throws UsageError for an index that is no entry.
+/// weight: this rank's part of `entries`: [part, features], index: [...] -> rows: [..., features], on all ranks. Throws
+/// UsageError for an index out of range.
 template <Operand W, int Rank, class D>
 auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index entries,
                           const TensorGroupRef& group = tensor_group()) {
@@ -10934,7 +10919,7 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
   auto largest = Tensor<T, 1, D>::empty({batch}, device);
   kernels::vocabulary_maximum(device, batch, words, scores.data(), largest.data());
   logits.group()->max(span_of(largest));
-  // Of each sample: the sum of exp(x - largest), x - largest of the label, and the sum of x - largest.
+  // For each sample: the sum of exp(x - largest), the label's x - largest, and the sum of x - largest.
   auto sums = Tensor<T, 2, D>::empty({batch, 3}, device);
   kernels::vocabulary_sums(device, batch, words, scores.data(), targets.data(), options, largest.data(), sums.data());
   logits.group()->sum(span_of(sums));
@@ -10953,7 +10938,7 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
       logits.part());
 }
 
-// `f(columns)`, of bf16 and half ones in float.
+// `f(columns)`; bf16 and half columns are computed in float.
 template <class X, class F>
 auto columns_in_float(const Columns<X>& logits, const F& f) {
   if constexpr (NarrowOperand<X>)
@@ -10964,8 +10949,8 @@ auto columns_in_float(const Columns<X>& logits, const F& f) {
 
 }  // namespace detail
 
-/// Of scores that ranks share by classes: the loss of all classes, on every rank, for which three numbers a sample go
-/// between ranks. Throws as it does for whole scores.
+/// Cross entropy of scores whose classes are sharded over ranks: the loss over all classes, on every rank. Communicates
+/// three numbers per sample. Throws as for whole scores.
 template <class X, class D>
 auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
                    const CrossEntropyOptions& options = {}) {
@@ -11002,8 +10987,8 @@ auto cross_entropy_per_sample(const Columns<X>& logits, const Tensor<std::int64_
 
 namespace chorus::nn {
 
-/// Embedding whose entries are shared out under TensorParallel: each rank looks up those that it has, and what they
-/// give is added up. Else it is Embedding, with the same name, shape and initial numbers.
+/// Embedding with sharded entries under TensorParallel: each rank looks up its own entries, and the results are summed.
+/// Without it, an Embedding with the same name, shape and initial values.
 template <Device D, Real T = float>
 class VocabularyParallelEmbedding : public Embedding<D, T> {
  public:
@@ -11022,8 +11007,8 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto operator()(const NarrowIndices<N, Rank, D>& index) const {
     return to<N>((*this)(index.plain()));
   }
-  /// The head of a model that has its weight in common with the table: x: [..., features] -> the scores of all entries,
-  /// x weightᵀ, as Columns of [..., entries].
+  /// The output head of a model with tied weights: x: [..., features] -> the scores of all entries, x weightᵀ, as
+  /// Columns of [..., entries].
   template <Operand X>
   auto scores(const X& x) const {
     const ReadsParts parts;
@@ -11048,7 +11033,7 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
 // <chorus/nn/weights.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
-/// Numbers of whole models: frozen, copied, and followed slowly by those of a target network.
+/// freeze, unfreeze, copy_into, and soft_update for target networks.
 
 namespace chorus::nn {
 
@@ -11073,9 +11058,9 @@ void want_gradients(Model& model, bool wants) {
   for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
 }
 
-/// Calls `visit(to, from, parameter)` for parameters, then buffers, of two models: for those that are here. Throws
-/// ShapeError where these differ in name, shape or dtype, and UsageError where a rank has a part of one and not of the
-/// other, before the first call.
+/// Calls `visit(to, from, parameter)` for the local parameters, then buffers, of two models. Before the first call,
+/// throws ShapeError if they differ in name, shape or dtype, and UsageError if a rank holds a part of one but not of
+/// the other.
 template <class D, class Visit>
 void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
   struct Place {
@@ -11113,33 +11098,33 @@ void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtH
 
 }  // namespace detail
 
-/// No gradients are computed for the parameters of a model or a layer, and optimizers leave them alone. Call it before
-/// the model is given to a policy: DistributedDataParallel compares what is frozen when it is built.
+/// Excludes a model's or layer's parameters from training: no gradients, and optimizers skip them. Call it before the
+/// model is given to a policy: DistributedDataParallel compares frozen parameters at construction.
 template <class Model>
 void freeze(Model& model) {
   detail::want_gradients(model, false);
 }
-/// The opposite.
+/// Undoes freeze.
 template <class Model>
 void unfreeze(Model& model) {
   detail::want_gradients(model, true);
 }
 
-/// Copies parameters and buffers into another model with the same names, shapes and dtypes; both may be policies, on
-/// all ranks of which it is called. Throws ShapeError where they differ, with nothing copied then, and UsageError where
-/// a rank has not all numbers (under FullyShardedDataParallel outside of `gathered()`).
+/// Copies parameters and buffers into another model with the same names, shapes and dtypes. Both may be policies; then
+/// all ranks must call it. Throws ShapeError if they differ, before anything is copied, and UsageError if a rank does
+/// not hold all values (under FullyShardedDataParallel outside of `gathered()`).
 template <class From, class To>
 void copy_into(const From& from, To& to) {
   auto& target = detail::model_of(to);
-  auto& source = const_cast<From&>(from);  // modules are walked as what may change
+  auto& source = const_cast<From&>(from);  // walking modules needs a mutable model
   using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(target)>>;
   detail::for_both<D>("copy_into", target, detail::model_of(source),
                       [](auto& out, auto& in, bool) { detail::copy_numbers(out, in); });
 }
 
-/// target = (1 - tau) target + tau source, for parameters of float and double; buffers, and what else there is, are
-/// copied. For the target networks of reinforcement learning (Lillicrap et al. 2016) and of self-supervision. Throws as
-/// copy_into does, and UsageError for a tau outside of [0, 1].
+/// target = (1 - tau) target + tau source, for float and double parameters; buffers and others are copied. For target
+/// networks in reinforcement learning (Lillicrap et al. 2016) and self-supervised learning. Throws as copy_into does,
+/// and UsageError for a tau outside of [0, 1].
 template <class To, class From>
 void soft_update(To& target, const From& source, double tau) {
   check<UsageError>(tau >= 0 && tau <= 1, "soft_update: expected tau in [0, 1], got ", tau);
@@ -11169,7 +11154,7 @@ void soft_update(To& target, const From& source, double tau) {
 // <chorus/ops/class_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
-/// Losses over classes beyond [batch, classes]: weights of classes, a class for each pixel, probabilities as targets.
+/// Losses over classes for more than [batch, classes]: class weights, a class per pixel, probabilities as targets.
 
 namespace chorus {
 
@@ -11205,8 +11190,7 @@ Tensor<std::int64_t, 1, D> label_row(const char* operation, const Tensor<T, Rank
   return contiguous(labels).view(Shape<1>{-1});
 }
 
-// Whether cross entropy of images has a kernel of its own. Gradients of gradients are made of operations, and so are
-// GPUs' results.
+// Whether cross entropy of images has its own kernel: not for gradients of gradients and not on GPUs.
 template <Operand X>
 inline constexpr bool reads_class_columns =
     std::is_same_v<typename tensor_of<X>::device_type, Cpu> && !is_graph_variable<X>;
@@ -11237,7 +11221,7 @@ Recorded<Rank, X> image_cross_entropy(const X& logits, const Tensor<std::int64_t
       logits);
 }
 
-// The losses of samples, and what a mean of them is divided by.
+// The loss of each sample, and the divisor of their mean.
 template <Operand X, class T, class D>
 auto weighted_losses(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
                      const Tensor<T, 1, D>& weight, std::int64_t ignore_index, double smoothing) {
@@ -11260,7 +11244,7 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
                              std::int64_t ignore_index) {
   const Shape<2> shape{labels.numel(), weight.numel()};
   const auto each = nll_loss_per_sample(broadcast_to(-weight, shape), labels, {.ignore_index = ignore_index});
-  // The mean of no sample is 0, not 0 / 0.
+  // The mean over no samples is 0, not 0 / 0.
   return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
 }
 
@@ -11289,7 +11273,7 @@ auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::i
 
 }  // namespace detail
 
-/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy of each place, averaged (or summed) over all.
+/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy, averaged (or summed) over all positions.
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -11309,7 +11293,7 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entro
       return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, row, options);
     });
 }
-/// The same without a reduction: [batch, ...].
+/// The same for each position, without a reduction: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy_per_sample(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -11326,8 +11310,8 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entro
   }
 }
 
-/// With a weight for each class, [classes]: every loss is multiplied by its label's weight, and the mean is divided by
-/// the sum of those, as PyTorch does. logits: [batch, classes, ...], labels: [batch, ...].
+/// With class weights, [classes]: every loss is multiplied by its label's weight, and the mean is divided by the sum of
+/// these weights, as in PyTorch. logits: [batch, classes, ...], labels: [batch, ...].
 template <Operand X, int LabelRank, class T, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const Tensor<T, 1, D>& weight,
                    const CrossEntropyOptions& options = {}) {
@@ -11346,7 +11330,7 @@ auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, LabelR
                  labels.shape());
 }
 
-/// Negative log likelihood of log_probabilities: [batch, classes, ...], labels: [batch, ...], likewise.
+/// Negative log likelihood of log_probabilities: [batch, classes, ...], with labels: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss(
     const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels, const NllLossOptions& options = {}) {
@@ -11360,7 +11344,7 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss_pe
   return reshape(nll_loss_per_sample(detail::class_rows(log_probabilities), row, options), labels.shape());
 }
 
-/// Negative log likelihood with a weight for each class, likewise.
+/// Negative log likelihood with class weights, as for cross_entropy.
 template <Operand X, int LabelRank, class T, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
               const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
@@ -11378,8 +11362,8 @@ auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
                  labels.shape());
 }
 
-/// Targets that are probabilities: [batch, classes, ...] like the logits -> -sum over classes of target
-/// log_softmax(logits) for each place: [batch, ...]. Throws ShapeError where shapes differ.
+/// Probabilities as targets, [batch, classes, ...] like the logits -> -sum over classes of target log_softmax(logits)
+/// for each position: [batch, ...]. Throws ShapeError if shapes differ.
 template <Operand X, Operand Y>
 requires(
     tensor_of<X>::rank == tensor_of<Y>::rank &&
@@ -11393,7 +11377,7 @@ requires(
   const auto smooth = target * (1 - s) + s / static_cast<double>(std::max(shape[1], Index{1}));
   return -sum(smooth * log_softmax(logits, 1), 1);
 }
-/// The same averaged over the batch and all places, or summed.
+/// The same averaged over the batch and all positions, or summed.
 template <Operand X, Operand Y>
 requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
@@ -11411,8 +11395,8 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 // <chorus/ops/counting.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
-/// Places and counts of numbers: unique, searchsorted, bincount, histogram. They are worked out on the host; a GPU's
-/// numbers are brought there and the results back. None has a gradient.
+/// unique, searchsorted, bincount, histogram. They run on the host: a GPU's values are copied there, the results back.
+/// None has a gradient.
 
 // <chorus/ops/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
@@ -11422,12 +11406,12 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 // <chorus/kernels/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
-/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
+/// Sorting along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
 
 namespace chorus::kernels {
 
-/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
-/// larger than all numbers.
+/// The indices of the first `count` elements in ascending (or descending) order. Stable; NaN is larger than all
+/// numbers.
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
 
@@ -11437,7 +11421,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
+/// Sorting along an axis on the CPU: numbers become unsigned keys of the same order for a radix sort.
 
 namespace chorus::kernels {
 
@@ -11446,14 +11430,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
+/// An unsigned key for `value`. Equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits set, or none, without a branch
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -11462,8 +11446,8 @@ OrderKey<T> order_key(T value) {
   }
 }
 
-/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// little-endian number, the key is more significant than the index.
+/// All entries of a line differ, so every sort is stable. As one little-endian number, the key is more significant than
+/// the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -11475,7 +11459,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
+/// Radix sort by keys, least significant byte first, with `other` as temporary memory. Returns the sorted array.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -11494,8 +11478,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
-/// comparison of a block of them with the present greatest one excludes all at once.
+/// The `count` least of `n` entries, sorted, for contiguous numbers `x`. Most entries are not among them: comparing a
+/// block with the current greatest one usually excludes the whole block.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -11505,7 +11489,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN has no order: its entry decides.
+  // Equal numbers come too late, since their index is larger. For NaN the entries are compared.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -11528,7 +11512,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Neighbouring lines are read together, so that all use the fetched cache lines.
+  // Adjacent lines are sorted together, so that all of them use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;
@@ -11581,8 +11565,8 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
-/// but without a step that waits for another.
+/// Sorting along an axis on GPUs: each element's position is the number of elements before it. Quadratic in the axis,
+/// but without dependent steps.
 
 namespace chorus::kernels {
 
@@ -11625,7 +11609,7 @@ void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T
 
 namespace chorus {
 
-/// Numbers in order, and the positions at which they were.
+/// Sorted values, and their original indices.
 template <class Values, class Indices>
 struct Sorted {
   Values values;
@@ -11648,14 +11632,14 @@ auto first_in_order(const char* operation, const X& x, Index axis, Index count, 
 }
 }  // namespace detail
 
-/// The positions of an axis's elements in order; equal elements keep theirs, NaN is the largest.
+/// The indices that sort an axis. Stable; NaN is the largest.
 template <Operand X>
 auto argsort(const X& x, Index axis = -1, bool descending = false) {
   const Index size = value_of(x).size(axis);
   return detail::first_in_order("argsort", x, axis, size, descending);
 }
 
-/// The elements of an axis in order. Gradients go back to where the elements were.
+/// Sorts along an axis. Gradients flow to the original positions.
 template <Operand X>
 auto sort(const X& x, Index axis = -1, bool descending = false) {
   const auto index = detail::first_in_order("sort", x, axis, value_of(x).size(axis), descending);
@@ -11663,7 +11647,7 @@ auto sort(const X& x, Index axis = -1, bool descending = false) {
   return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
 }
 
-/// The `count` largest (or smallest) elements of an axis, the best first. Throws ShapeError where there are fewer.
+/// The `count` largest (or smallest) elements of an axis, sorted. Throws ShapeError if there are fewer.
 template <Operand X>
 auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
   const auto index = detail::first_in_order("topk", x, axis, count, largest);
@@ -11676,8 +11660,8 @@ auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
 
 namespace chorus {
 
-/// What `unique` gives: the different numbers in ascending order, for each element the place of its number among
-/// them, and how often each occurs.
+/// The result of `unique`: the distinct values in ascending order, for each element the index of its value, and the
+/// count of each value.
 template <class Values, class Inverse, class Counts>
 struct Unique {
   Values values;
@@ -11686,7 +11670,7 @@ struct Unique {
 };
 
 namespace detail {
-// Numbers in order, NaN last.
+// Ascending order, NaN last.
 template <class T>
 bool comes_before(T a, T b) {
   return a < b || (b != b && a == a);
@@ -11702,7 +11686,7 @@ auto on_host(const char* operation, const X& x) {
 }
 }  // namespace detail
 
-/// The different numbers of x: values [count], inverse as x, counts [count]. Each NaN is one of its own.
+/// The distinct values of x: values [count], inverse like x, counts [count]. Each NaN is distinct.
 template <Operand X>
 auto unique(const X& x) {
   using T = typename tensor_of<X>::value_type;
@@ -11728,8 +11712,8 @@ auto unique(const X& x) {
       to_device(values, device), to_device(inverse, device), detail::list_on(device, counts)};
 }
 
-/// For each value the place in `sorted`, [count], at which it can be put in so that the order stays: before those that
-/// are equal, or with `right` after them. NaN is the largest. Throws UsageError where `sorted` isn't in order.
+/// For each value the insertion index in `sorted`, [count], that keeps the order: before equal elements, or with
+/// `right` after them. NaN is the largest. Throws UsageError if `sorted` is not in order.
 template <Operand S, Operand V>
 auto searchsorted(const S& sorted, const V& values, bool right = false) {
   static_assert(tensor_of<S>::rank == 1, "searchsorted: the sorted numbers are a vector");
@@ -11753,7 +11737,7 @@ auto searchsorted(const S& sorted, const V& values, bool right = false) {
   return to_device(out, value_of(values).device());
 }
 
-/// How often each of 0, 1, ... occurs: [max(largest + 1, at_least)]. Throws UsageError for a negative number.
+/// The count of each of 0, 1, ...: [max(largest + 1, at_least)]. Throws UsageError for negative values.
 template <Device D>
 Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index at_least = 0) {
   const auto input = detail::on_host("bincount", x);
@@ -11768,17 +11752,17 @@ Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index a
   return detail::list_on(x.device(), counts);
 }
 
-/// What `histogram` gives: how many numbers lie in each bin, [bins], and between which numbers the bins lie,
-/// [bins + 1]. A bin holds its left edge, the last one its right edge too.
+/// The result of `histogram`: counts [bins] and edges [bins + 1]. A bin includes its left edge, the last one also its
+/// right edge.
 template <class Counts, class Edges>
 struct Histogram {
   Counts counts;
   Edges edges;
 };
 
-/// The numbers of x counted in `bins` bins of equal width from `low` to `high`; what lies outside counts nowhere. Where
-/// both are equal the bins go from the smallest number to the largest. Throws UsageError for other limits, for fewer
-/// than 1 bin and where a number that makes the limits is not finite.
+/// Counts the elements of x in `bins` bins of equal width from `low` to `high` and ignores those outside. If both are
+/// equal, the bins span the smallest to the largest element. Throws UsageError if low > high, if bins < 1, and if a
+/// limit is not finite.
 template <Operand X>
 auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
   using T = typename tensor_of<X>::value_type;
@@ -11824,17 +11808,17 @@ auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
 // <chorus/ops/ctc_loss.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
-/// Connectionist temporal classification: the likelihood of a sequence of labels under scores of a longer sequence,
-/// whatever their alignment (Graves et al. 2006).
+/// Connectionist temporal classification (Graves et al. 2006): the likelihood of a label sequence, given scores of a
+/// longer sequence, summed over all alignments.
 
 namespace chorus {
 
 /// Options of ctc_loss.
 struct CtcLossOptions {
   std::int64_t blank = 0;
-  /// mean: each loss divided by its number of labels (at least 1), averaged over the batch; or sum.
+  /// mean: each loss is divided by its number of labels (at least 1), then averaged over the batch; or sum.
   Reduction reduction = Reduction::mean;
-  /// Whether a loss that is infinite, because the labels don't fit into the time, counts as 0, with no gradient.
+  /// Whether an infinite loss (too little time for the labels) becomes 0 with a zero gradient.
   bool zero_infinity = false;
 };
 
@@ -11851,20 +11835,20 @@ inline double log_add(double a, double b) {
   return most == -std::numeric_limits<double>::infinity() ? most : most + std::log1p(std::exp(std::min(a, b) - most));
 }
 
-/// One sample: -log of the probability that its scores give the labels. scores: [time, classes], rows `pitch` apart.
-/// `grad`, unless it is null, has room for as much, with the same pitch, and is 0 at first.
+/// -log of the labels' probability for one sample. scores: [time, classes], with row stride `pitch`. `grad`, unless
+/// null, has the same layout and is 0 at first.
 template <class T>
 double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, const std::int64_t* label,
                      std::int64_t blank, bool zero_infinity, T* grad) {
   constexpr double never = -std::numeric_limits<double>::infinity();
   if (time == 0) return labels == 0 || zero_infinity ? 0 : -never;
-  // States: the labels with a blank around each.
+  // States: the labels, with a blank before, between and after them.
   const Index states = 2 * labels + 1;
   const auto at = [&](Index state) { return state % 2 == 0 ? blank : label[state / 2]; };
   const auto score = [&](Index t, Index state) { return static_cast<double>(scores[t * pitch + at(state)]); };
   const auto skips = [&](Index state) { return state >= 2 && at(state) != blank && at(state) != at(state - 2); };
   const kernels::Scratch<double> numbers(Cpu{}, (time + 2) * states);
-  double* before = numbers.data();  // [time, states]: of all ways to come here, this score included
+  double* before = numbers.data();  // [time, states]: forward variables, this score included
   for (Index t = 0; t < time; ++t)
     for (Index s = 0; s < states; ++s) {
       double sum = s < 2 ? 0 : never;
@@ -11880,7 +11864,7 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
   const double loss = -(states > 1 ? log_add(end[-1], end[-2]) : end[-1]);
   if (zero_infinity && loss == -never) return 0;
   if (grad == nullptr) return loss;
-  double *after = before + time * states, *next = after + states;  // of all ways on from here, this score left out
+  double *after = before + time * states, *next = after + states;  // backward variables, this score left out
   for (Index t = time - 1; t >= 0; --t, std::swap(after, next))
     for (Index s = 0; s < states; ++s) {
       if (t == time - 1) {
@@ -11899,9 +11883,9 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
 }  // namespace detail
 
 /// log_probabilities: [time, batch, classes]; labels: [batch, most], of which the first label_lengths[n] count, none of
-/// them `blank`; of the time the first input_lengths[n] steps -> [batch]: -log p(labels). A sequence that is too short
-/// for its labels has an infinite loss and, without `zero_infinity`, no gradient but NaN. It is computed on the host,
-/// in double. Throws ShapeError where sizes differ, UsageError for lengths and labels out of range.
+/// them `blank`; the first input_lengths[n] time steps count -> [batch]: -log p(labels). A sequence that is too short
+/// for its labels has an infinite loss and, without `zero_infinity`, a NaN gradient. Computed on the host in double.
+/// Throws ShapeError if sizes differ, UsageError for lengths and labels out of range.
 template <Operand X>
 auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
                          const Tensor<std::int64_t, 1, Cpu>& input_lengths,
@@ -11976,12 +11960,12 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
 // <chorus/ops/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
-/// Running sums.
+/// Cumulative sums and products.
 
 // <chorus/kernels/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
-/// Running sums and products along an axis. x, y: [outer, axis, inner].
+/// Cumulative sums and products along an axis. x, y: [outer, axis, inner].
 
 namespace chorus::kernels {
 
@@ -11994,8 +11978,7 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: also correct if x has
-/// zeros.
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]. Correct for zeros in x.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
 
@@ -12005,19 +11988,19 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
 // <chorus/kernels/cpu/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
-/// Running sums on the CPU.
+/// Cumulative sums and products on the CPU.
 
 namespace chorus::kernels {
 
 namespace detail {
-/// Neighbouring lines, whose rows are read and written along memory.
+/// Adjacent lines, whose rows are contiguous.
 template <Index Most>
 struct RunningColumns {
   static constexpr Index most = Most;  ///< the largest `count`
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several lines at a time don't wait for each other's last number.
+/// Lines along memory. Several at a time hide the latency of the dependent additions.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;
@@ -12025,7 +12008,7 @@ struct RunningRows {
   Index at(Index a, Index i) const { return first + i * length + a; }
 };
 
-/// Calls `f` with all lines in groups; of columns `Most` at a time, of rows `Rows`.
+/// Calls `f` with all lines in groups: `Most` columns or `Rows` rows at a time.
 template <Index Most, Index Rows, class F>
 void for_line_groups(AxisShape shape, const F& f) {
   const Index groups = (shape.inner + Most - 1) / Most;
@@ -12082,7 +12065,7 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
   if (shape.numel() == 0) return;
   const ThreadScratch<double> after_of_thread(device, shape.axis * most);
   detail::for_line_groups<most, 4>(shape, [=, &after_of_thread](const auto lines) {
-    // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
+    // sum_j>=a dy[j] x[a+1] ... x[j] is computed from the end, so that no division by x is needed.
     double* after = after_of_thread.data();
     double sum[most];
     for (Index i = 0; i < lines.count; ++i) sum[i] = 0;
@@ -12111,8 +12094,8 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
 // <chorus/kernels/cuda/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
-/// for each.
+/// Cumulative sums and products along an axis on GPUs, in double: one thread per line, or, for sums over few lines, one
+/// block per line.
 
 namespace chorus::kernels {
 
@@ -12139,7 +12122,7 @@ struct RunningSum {
   }
 };
 
-/// Pieces of `block_threads` numbers, each scanned by doubling (Hillis, Steele 1986), one after the other.
+/// Scans pieces of `block_threads` numbers (Hillis, Steele 1986), one after the other.
 template <class T>
 __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> job) {
   __shared__ double sums[2][block_threads];
@@ -12150,7 +12133,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
       const Index a = begin + thread;
       const bool inside = a < job.shape.axis;
       int now = 0;
-      __syncthreads();  // the sums of the piece before have been read
+      __syncthreads();  // the previous piece's sums have been read
       sums[0][thread] = inside ? static_cast<double>(get(job.x, job.place(line, a))) : 0;
       for (int step = 1; step < block_threads; step *= 2) {
         __syncthreads();
@@ -12164,7 +12147,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
   }
 }
 
-/// The place of a line's first element in [outer, axis, inner].
+/// The index of a line's first element in [outer, axis, inner].
 inline __device__ Index line_begin(const AxisShape& shape, Index line) {
   const Index o = line / shape.inner;
   return o * shape.axis * shape.inner + (line - o * shape.inner);
@@ -12185,8 +12168,8 @@ struct RunningProduct {
   }
 };
 
-/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
-/// has the layout of x.
+/// The sum after each element is computed from the end, so that no division by x is needed. It is stored in `after`,
+/// which has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
@@ -12246,7 +12229,7 @@ void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* 
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";
@@ -12293,19 +12276,18 @@ auto cumprod(const X& x, Index axis) {
 // <chorus/ops/distances.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
-/// Functions of two operands that are made of several steps, and of numbers that are none: logaddexp, cdist,
-/// nan_to_num.
+/// logaddexp, cdist, nan_to_num.
 
 // <chorus/ops/norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
-/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
-/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
+/// Norms and standard deviations, with subgradient 0 where they are not differentiable, as in PyTorch. Large and small
+/// numbers are scaled, so that their squares neither overflow nor underflow.
 
 // <chorus/ops/reduction_axes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
-/// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
+/// Reductions over several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
 
 namespace chorus {
 
@@ -12322,7 +12304,7 @@ std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index
   return chosen;
 }
 
-// The axes that stay, in their order, and one last axis with all elements of the others.
+// The remaining axes in order, then one last axis with all elements of the chosen ones.
 template <std::size_t N, Operand X>
 auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -12343,8 +12325,8 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
   return reshape(permute(x, order), shape);
 }
 
-/// `reduce(y, axis)` over the named axes: over neighbours of them at once, the last ones first. What is summed so need
-/// not be moved together first. Of bf16 and half, sums between would be rounded.
+/// Applies `reduce(y, axis)` to each run of adjacent axes, the last run first, so that no elements have to be moved.
+/// Not for bf16 and half, whose intermediate sums would be rounded.
 template <std::size_t N, Operand X, class Reduce>
 auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -12355,7 +12337,7 @@ auto reduce_neighbours(const char* operation, const X& x, const std::array<Index
   for (std::size_t axis = 0, stay = 0; axis < rank; ++axis)
     if (!chosen[axis]) left[stay++] = shape[axis];
   std::size_t end = rank;
-  // A run of axes [begin, end) in the middle of what is left of the others.
+  // A run of chosen axes [begin, end) as the middle axis of a view.
   const auto next = [&](const auto& y) {
     while (!chosen[end - 1]) --end;
     std::size_t begin = end;
@@ -12395,7 +12377,7 @@ auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>
   auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) {                                            \
     return detail::restore_axes(x, NAME(x, axes), axes);                                                         \
   }
-/// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
+/// NAME(x, axes) reduces over several axes, which are removed, or keep size 1 with keep_axis. Throws ShapeError if an
 /// axis doesn't exist or is named twice.
 CHORUS_REDUCTION_OF_AXES(sum, true)
 CHORUS_REDUCTION_OF_AXES(mean, true)
@@ -12404,7 +12386,7 @@ CHORUS_REDUCTION_OF_AXES(amin, false)
 CHORUS_REDUCTION_OF_AXES(logsumexp, false)
 #undef CHORUS_REDUCTION_OF_AXES
 
-/// The variance over several axes, with the same forms.
+/// The variance over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto var(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return var(detail::merge_axes("var", x, axes), -1, correction);
@@ -12414,7 +12396,7 @@ auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
   return detail::restore_axes(x, var(x, axes, correction), axes);
 }
 
-/// The position of the smallest element along an axis; of several, the first.
+/// The index of the minimum along an axis; in a tie the first.
 template <Operand X>
 auto argmin(const X& x, Index axis) {
   detail::check_not_empty("argmin", x, axis);
@@ -12428,8 +12410,8 @@ namespace chorus {
 
 namespace functors {
 
-/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
-/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
+/// A power of two; numbers up to x, divided by it, have squares and gradients that neither overflow nor underflow. 1
+/// for most x, else `first`, `second` or 1 / `second`.
 struct SquareUnit {
   double first = 1, second = 1;
   template <class S>
@@ -12441,7 +12423,7 @@ struct SquareUnit {
   }
 };
 
-/// x, or 1 where x is 0 or not finite.
+/// x, or 1 if x is 0 or not finite.
 struct DivisorOrOne {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -12449,7 +12431,7 @@ struct DivisorOrOne {
   }
 };
 
-/// 1 where x is 0, else 0.
+/// 1 if x is 0, else 0.
 struct IsZero {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -12465,7 +12447,7 @@ template <class T>
 constexpr functors::SquareUnit square_unit =
     std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
 
-// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
+// Computed from values only, so constants for differentiation. Reduced axes keep size 1 for broadcasting.
 template <class F, Operand X>
 auto largest_as(const F& f, const X& x, Index axis) {
   return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
@@ -12475,14 +12457,14 @@ auto one_where_zero(const X& x) {
   return pointwise(functors::IsZero{}, value_of(x));
 }
 
-// Without an axis that has stayed with size 1.
+// Removes an axis of size 1.
 template <Operand X>
 auto drop_axis(const char* operation, const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
 }
 
-// Of an axis that stays with size 1, over which there are elements.
+// The norm along a non-empty axis, which keeps size 1.
 template <Operand X>
 auto norm_keeping(const X& x, double p, Index axis) {
   using T = typename tensor_of<X>::value_type;
@@ -12490,7 +12472,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
   if (p == inf) return amax(abs(x), axis, keep_axis);
   if (p == -inf) return amin(abs(x), axis, keep_axis);
   if (p == 1) return sum(abs(x), axis, keep_axis);
-  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
+  // unit * (sum of |x / unit|^p)^(1 / p). If that sum is 0, 1 is added under the root and subtracted outside.
   const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
     const auto total = sum(powers, axis, keep_axis);
     const auto zero = one_where_zero(total);
@@ -12500,7 +12482,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
     const auto unit = largest_as(square_unit<T>, x, axis);
     return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
   }
-  // |x|^p has no gradient at 0 for p below 1.
+  // For p < 1, |x|^p is not differentiable at 0.
   const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
   const auto part = abs(x) / unit;
   const auto zero = one_where_zero(part);
@@ -12509,10 +12491,10 @@ auto norm_keeping(const X& x, double p, Index axis) {
 
 }  // namespace detail
 
-/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
-/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
-/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
-/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
+/// (sum of |x|^p)^(1 / p) along an axis, which keeps size 1 (torch.linalg.vector_norm, with torch.norm's argument
+/// order). p is positive or infinite: inf gives the largest |x|, -inf the smallest. The gradient is 0 if the norm is 0,
+/// and for elements that are 0; tied largest elements share it. The norm of an empty axis is 0. Throws UsageError for
+/// other p, and for an empty axis with infinite p.
 template <Operand X>
 auto norm(const X& x, double p, Index axis, KeepAxis) {
   check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
@@ -12529,17 +12511,17 @@ auto norm(const X& x, double p, Index axis, KeepAxis) {
     return detail::norm_keeping(x, p, axis);
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto norm(const X& x, double p, Index axis) {
   return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
 }
-/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
+/// The norm of all elements; by default the Euclidean norm, for a matrix the Frobenius norm.
 template <Operand X>
 auto norm(const X& x, double p = 2) {
   return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
 }
-/// The norm over several axes, which go away, or with keep_axis stay with size 1.
+/// The norm over several axes, which are removed, or keep size 1 with keep_axis.
 template <Operand X, std::size_t N>
 auto norm(const X& x, double p, const std::array<Index, N>& axes) {
   return norm(detail::merge_axes("norm", x, axes), p, -1);
@@ -12549,8 +12531,8 @@ auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
   return detail::restore_axes(x, norm(x, p, axes), axes);
 }
 
-/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
-/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
+/// The standard deviation along an axis, which keeps size 1: the root of `var`. Its gradient is 0 if it is 0. NaN with
+/// a NaN gradient if there are not more elements than `correction`.
 template <Operand X>
 auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
   if constexpr (NarrowOperand<X>) {
@@ -12564,7 +12546,7 @@ auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
     return (sqrt(squares + zero) - zero) * unit;
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto std(const X& x, Index axis, Index correction = 1) {
   return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
@@ -12574,7 +12556,7 @@ template <Operand X>
 auto std(const X& x) {
   return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
 }
-/// The standard deviation over several axes, with the same forms.
+/// The standard deviation over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return std(detail::merge_axes("std", x, axes), -1, correction);
@@ -12590,8 +12572,8 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 // <chorus/ops/rearranging.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
-/// The same numbers in another place or several times: unsqueeze, squeeze, repeat, tile, flip, roll. All are
-/// differentiable, and made of the functions in ops/shape.hpp and ops/indexing.hpp.
+/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
+/// and ops/indexing.hpp.
 
 namespace chorus {
 
@@ -12604,7 +12586,7 @@ auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>&
 }
 }  // namespace detail
 
-/// A new axis of size 1 in front of axis `axis`; -1 puts it last.
+/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
 template <Operand X>
 auto unsqueeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -12615,8 +12597,8 @@ auto unsqueeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// Without an axis, whose size is 1. Throws ShapeError where it is another: the rank is part of the type, so that none
-/// can stay, as it would in PyTorch.
+/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
+/// as in PyTorch.
 template <Operand X>
 auto squeeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -12629,8 +12611,8 @@ auto squeeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// x as often along each axis as `times` says; it may name further axes in front (torch.Tensor.repeat, torch.tile).
-/// Throws UsageError where one is negative.
+/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
+/// UsageError if one is negative.
 template <Operand X, std::size_t N>
 auto repeat(const X& x, const std::array<Index, N>& times) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -12658,7 +12640,7 @@ auto tile(const X& x, const std::array<Index, N>& times) {
   return repeat(x, times);
 }
 
-/// The entries of the axes in reverse order. Throws ShapeError where an axis doesn't exist.
+/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
 template <Operand X, std::size_t N>
 auto flip(const X& x, const std::array<Index, N>& axes) {
   static_assert(N >= 1, "flip: names at least one axis");
@@ -12677,7 +12659,7 @@ auto flip(const X& x, Index axis) {
   return flip(x, std::array<Index, 1>{axis});
 }
 
-/// The entries of an axis moved on by `shift` places; those that leave at one end come in at the other.
+/// Shifts the entries of an axis cyclically by `shift`.
 template <Operand X>
 auto roll(const X& x, Index shift, Index axis) {
   const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
@@ -12694,7 +12676,7 @@ namespace chorus {
 
 namespace functors {
 
-/// log(exp(a) + exp(b)) without overflow; the gradients are the shares of each. Of equal infinities, a.
+/// log(exp(a) + exp(b)) without overflow; the gradients are the softmax weights. For equal infinities, a.
 struct LogAddExp {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -12708,7 +12690,7 @@ struct LogAddExp {
   }
 };
 
-/// x, or what stands for NaN and for the infinities.
+/// x, with replacements for NaN and infinities.
 struct NanToNum {
   double nan = 0, above = 0, below = 0;
   template <class S>
@@ -12726,14 +12708,14 @@ struct NanToNum {
 
 }  // namespace functors
 
-/// log(exp(a) + exp(b)), element by element.
+/// log(exp(a) + exp(b)), element-wise.
 template <Operand A, Operand B>
 auto logaddexp(const A& a, const B& b) {
   return detail::pointwise("logaddexp", functors::LogAddExp{}, a, b);
 }
 
-/// x with `nan` in the place of NaN, and of the infinities `above` and `below`, by default the type's largest and
-/// smallest numbers. No gradient goes through what is replaced.
+/// Replaces NaN by `nan`, and infinities by `above` and `below` (default: the type's largest and lowest numbers).
+/// Replaced elements get no gradient.
 template <Operand X>
 auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, std::optional<double> below = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -12748,9 +12730,9 @@ auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, st
   return detail::pointwise("nan_to_num", functors::NanToNum{nan, above.value_or(most), below.value_or(-most)}, x);
 }
 
-/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norm of each difference. The axes in front are
-/// equal or 1. All m n features differences are in memory at once. The gradient of a distance 0 is 0. Throws ShapeError
-/// where features differ.
+/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norms of all differences. Leading axes are equal
+/// or 1. All m n features differences are in memory at once. A distance of 0 has gradient 0. Throws ShapeError if
+/// features differ.
 template <Operand A, Operand B>
 auto cdist(const A& a, const B& b, double p = 2) {
   constexpr int rank = tensor_of<A>::rank;
@@ -12766,22 +12748,22 @@ auto cdist(const A& a, const B& b, double p = 2) {
 // <chorus/ops/einsum.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
-/// Einstein summation of two operands: one matrix product, or a sum of products.
+/// Einstein summation of two operands, as one matrix product or a sum of products.
 
 namespace chorus {
 
-/// The text of `einsum<"bij,bjk->bik">`.
+/// The equation in `einsum<"bij,bjk->bik">`.
 template <std::size_t N>
 struct Equation {
   char text[N]{};
-  consteval Equation(const char (&from)[N]) { std::copy_n(from, N, text); }  // NOLINT: stands for the text
+  consteval Equation(const char (&from)[N]) { std::copy_n(from, N, text); }  // NOLINT: converts from text
   constexpr std::string_view view() const { return {text, N - 1}; }
 };
 
 namespace detail {
 
-/// Where `c` stands in `text`, or npos. string_view's own `find` compares the text's address with null, and that of a
-/// template's argument is no constant to GCC under its undefined behaviour sanitizer.
+/// The index of `c` in `text`, or npos. string_view::find compares the address with null, which GCC's undefined
+/// behaviour sanitizer does not accept as a constant for template arguments.
 constexpr std::size_t place_of(char c, std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i)
     if (text[i] == c) return i;
@@ -12823,7 +12805,7 @@ struct EinsumPlan {
   }
 };
 
-// x without the axes that only it has and the result has not, summed.
+// x summed over the axes that only it has.
 template <std::size_t Count, Operand X>
 auto sum_letters(const X& x, std::string_view names, const EinsumPlan::Letters& letters) {
   if constexpr (Count == 0) {
@@ -12837,8 +12819,8 @@ auto sum_letters(const X& x, std::string_view names, const EinsumPlan::Letters& 
 
 }  // namespace detail
 
-/// `einsum<"bij,bjk->bik">(a, b)`: letters name the axes of a, b and the result; those that the result lacks are summed
-/// over. Each letter once in an operand, small letters, no ellipsis. Throws ShapeError where sizes of one letter
+/// `einsum<"bij,bjk->bik">(a, b)`: letters name the axes of a, b and the result; letters missing from the result are
+/// summed over. Lower-case letters, each once in an operand; no ellipsis. Throws ShapeError if the sizes of a letter
 /// differ.
 template <Equation equation, Operand A, Operand B>
 auto einsum(const A& a, const B& b) {
@@ -12898,7 +12880,7 @@ auto einsum(const A& a, const B& b) {
     order[i] = static_cast<Index>(std::string_view(made.data(), at).find(plan.out[i]));
   using T = typename tensor_of<A>::value_type;
   if constexpr (free_a == 0 && free_b == 0 && !Narrow<T>) {
-    // Sums of products of single rows are no work for matrix products.
+    // Products of single rows are faster as sums than as matrix products.
     const Shape<2> rows{value_of(left).size(0), value_of(left).size(2)};
     return permute(reshape(sum(reshape(left, rows) * reshape(right, rows), 1), shape), order);
   } else {
@@ -12912,7 +12894,7 @@ auto einsum(const A& a, const B& b) {
 // <chorus/ops/embedding.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
-/// Embedding with an entry that stands for "nothing".
+/// Embedding with a padding entry.
 
 namespace chorus {
 
@@ -12923,8 +12905,7 @@ struct IsEntry {
 };
 }  // namespace functors
 
-/// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
-/// no such entry.
+/// embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError if it is out of range.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index padding_index) {
   check<UsageError>(padding_index >= 0 && padding_index < value_of(weight).size(0), "embedding: padding_index ",
@@ -12950,15 +12931,15 @@ auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index pa
 #ifndef CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
 /// Fourier transforms with torch.fft's names, float or double, on the CPU, differentiable any number of times: rfft,
-/// irfft, fft, ifft along the last axis, rfft2, irfft2, fft2, ifft2 over the last two. A complex number is a pair along
-/// one axis more, [..., 2], real and imaginary part, as torch.view_as_real has it; `norm(y, -1)` is its absolute value,
-/// `fft::mul` a product. A length whose prime factors are small is transformed in n log n steps, a prime n in n².
+/// irfft, fft, ifft along the last axis, rfft2, irfft2, fft2, ifft2 over the last two. Complex numbers have an extra
+/// last axis, [..., 2], for real and imaginary part, as in torch.view_as_real. `norm(y, -1)` is the absolute value,
+/// `fft::mul` a product. Lengths with small prime factors take n log n steps, a prime n takes n².
 
 // <chorus/kernels/cpu/fft.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_FFT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_FFT_HPP
-/// Fourier transforms of lines of numbers on the CPU by Eigen's FFT (kissfft). A complex number is two neighbours, real
-/// and imaginary part.
+/// Fourier transforms of lines on the CPU, with Eigen's FFT (kissfft). A complex number is an adjacent pair of real and
+/// imaginary part.
 
 #include <complex>
 #include <unsupported/Eigen/FFT>
@@ -12967,16 +12948,16 @@ namespace chorus::kernels {
 
 /// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), with + for the inverse.
 struct FourierPlan {
-  Index in;      ///< numbers of an input line: cut, or continued with zeros, to the transform's input
+  Index in;      ///< length of an input line; it is cut or padded with zeros
   Index n;       ///< the length of the transform
-  Index out;     ///< numbers of an output line: cut likewise
+  Index out;     ///< length of an output line, likewise
   bool inverse;  ///< the sign of the exponent
   double scale;
-  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 for the first and, if n is even, the last; `middle`
-  /// for those between, each of which stands for two.
+  /// w_k of the n/2 + 1 values that represent a real line: 1 for the first and, if n is even, the last; `middle` for
+  /// the others, each of which represents two.
   double middle;
 
-  /// The transform of the gradient: transposed, as that of the real and imaginary parts.
+  /// The transform of the gradient: the transpose, acting on real and imaginary parts.
   FourierPlan adjoint() const { return {out, n, in, !inverse, scale, middle}; }
   Index half() const { return n / 2 + 1; }
   bool in_middle(Index k) const { return k != 0 && 2 * k != n; }
@@ -12984,13 +12965,13 @@ struct FourierPlan {
 
 namespace detail {
 
-/// A thread's memory from call to call: factors of the newest lengths, and a line of each kind.
+/// A thread's memory, kept between calls: twiddle factors of recent lengths, and one line of each kind.
 template <std::floating_point T>
 struct FourierLines {
   static FourierLines& of(Index n) {
     thread_local FourierLines lines;
     if (std::find(lines.known.begin(), lines.known.end(), n) == lines.known.end()) {
-      constexpr std::size_t most = 16;  // a program with many lengths must not keep the factors of all
+      constexpr std::size_t most = 16;  // bounds the memory of programs with many lengths
       if (lines.known.size() == most) lines = {};
       lines.known.push_back(n);
       lines.fft.SetFlag(Eigen::FFT<T>::Unscaled);
@@ -13003,7 +12984,7 @@ struct FourierLines {
     return lines;
   }
 
-  /// One line. A line of length 1 is its own transform: kissfft would read outside of it.
+  /// Transforms one line. Length 1 is a special case: kissfft would read out of bounds.
   template <class From, class To>
   void run(bool inverse, Index n, const From* in, To* out) {
     if constexpr (std::is_same_v<To, T>)
@@ -13027,7 +13008,7 @@ void read_complex(const T* x, Index in, Index n, std::vector<std::complex<T>>& l
     line[static_cast<std::size_t>(k)] = k < given ? std::complex<T>(x[2 * k], x[2 * k + 1]) : std::complex<T>();
 }
 
-/// Calls `f` with the lines of a thread and the number of a line, for all `count` lines.
+/// Calls `f` with the thread's lines and the line's index, for all `count` lines.
 template <std::floating_point T, class F>
 void for_lines(Index count, Index n, const F& f) {
   parallel_ranges(count, 1, thread_elements / n + 1, [&](Index first, Index lines) {
@@ -13054,7 +13035,7 @@ void fft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Real to complex; the first n/2 + 1 numbers determine all. Not the inverse. x: [count, in], y: [count, out, 2].
+/// Real to complex, forward only; gives the first n/2 + 1 values. x: [count, in], y: [count, out, 2].
 template <std::floating_point T>
 void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
@@ -13071,12 +13052,12 @@ void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Complex to real: the real parts of the inverse of n/2 + 1 numbers. x: [count, in, 2], y: [count, out].
+/// Complex to real: the real part of the inverse of n/2 + 1 values. x: [count, in, 2], y: [count, out].
 template <std::floating_point T>
 void irfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
     detail::read_complex(x + line * plan.in * 2, plan.in, plan.half(), lines.from);
-    for (Index k = 0; k < plan.half(); ++k)  // Eigen counts a middle one twice
+    for (Index k = 0; k < plan.half(); ++k)  // Eigen counts the middle ones twice
       lines.from[static_cast<std::size_t>(k)] *=
           static_cast<T>(plan.scale * (plan.in_middle(k) ? plan.middle / 2 : 1));
     lines.run(true, plan.n, lines.from.data(), lines.real.data());
@@ -13091,10 +13072,10 @@ void irfft(Index count, const FourierPlan& plan, const T* x, T* y) {
 namespace chorus {
 
 namespace operations {
-// Which of a transform's sides are real.
+// Which side of the transform is real.
 enum class Fourier : std::uint8_t { complex, from_real, to_real };
 
-// What the tape remembers beside the backward function: see ops/higher_order.hpp.
+// The tape's record, beside the backward function: see ops/higher_order.hpp.
 template <Fourier Kind>
 struct FourierTransform {
   static constexpr const char* name = Kind == Fourier::complex ? "fft" : Kind == Fourier::from_real ? "rfft" : "irfft";
@@ -13105,12 +13086,12 @@ struct FourierTransform {
 
 namespace fft {
 
-/// Which of a transform and its inverse divides: the inverse by n; both by sqrt(n); the transform by n.
+/// Where the scale goes: backward: 1/n on the inverse; ortho: 1/sqrt(n) on both; forward: 1/n on the transform.
 enum class Norm : std::uint8_t { backward, ortho, forward };
 
 /// Options of transforms along the last axis.
 struct Options {
-  std::optional<Index> n = {};  ///< numbers of a real or complex line, which is cut or continued with zeros to them
+  std::optional<Index> n = {};  ///< signal length; longer signals are cut, shorter ones padded with zeros
   Norm norm = Norm::backward;
 };
 /// Options of transforms over the last two axes.
@@ -13157,7 +13138,7 @@ auto transform(const X& x, const kernels::FourierPlan& plan) {
       [plan](const auto& dy, auto dx) { dx->add(transform<transposed(Kind)>(dy, plan.adjoint())); }, x);
 }
 
-// The length of a line of x, which is real or made of pairs.
+// The length of a signal in x, which is real or complex (pairs).
 template <bool Real, Operand X>
 Index length(const char* operation, const X& x) {
   check_type<X>();
@@ -13205,7 +13186,7 @@ auto to_real(const char* operation, const X& x, const Options& options) {
   return transform<Fourier::to_real>(x, made);
 }
 
-// The complex transform of the last axis but one.
+// The complex transform of the second last axis.
 template <Operand X>
 auto along_rows(const char* operation, const X& x, const Options& options, bool inverse) {
   static_assert(tensor_of<X>::rank >= 3, "fft: a transform of two axes has an operand with two of them");
@@ -13218,8 +13199,8 @@ inline Options option_of(const Options2& options, std::size_t axis) {
 
 }  // namespace detail
 
-/// y_k = Σ_j x_j exp(-2πi jk/n) of complex x: [..., n, 2] -> [..., n, 2]. Throws ShapeError where the last axis does
-/// not hold pairs or a length is below 1.
+/// y_k = Σ_j x_j exp(-2πi jk/n) of complex x: [..., n, 2] -> [..., n, 2]. Throws ShapeError if the last axis does not
+/// hold pairs or a length is below 1.
 template <Operand X>
 auto fft(const X& x, const Options& options = {}) {
   return detail::complex("fft", x, options, false);
@@ -13231,16 +13212,15 @@ auto ifft(const X& x, const Options& options = {}) {
   return detail::complex("ifft", x, options, true);
 }
 
-/// fft of real x, of whose numbers the first n/2 + 1 say all: [..., n] -> [..., n/2 + 1, 2]. Throws ShapeError where a
-/// length is below 1.
+/// fft of real x. Returns the first n/2 + 1 values, the others are conjugates: [..., n] -> [..., n/2 + 1, 2]. Throws
+/// ShapeError if a length is below 1.
 template <Operand X>
 auto rfft(const X& x, const Options& options = {}) {
   return detail::from_real("rfft", x, options);
 }
 
-/// The inverse of rfft: [..., n/2 + 1, 2] -> [..., n]. Without `n` it is even, twice what lies between the first number
-/// and the last; say `n` where it is odd. The imaginary part of the first number, and of the last if n is even, counts
-/// for nothing. Throws as fft does.
+/// The inverse of rfft: [..., n/2 + 1, 2] -> [..., n]. By default n is even, 2 (size - 1); for an odd length pass `n`.
+/// The imaginary part of the first value is ignored, and for even n that of the last. Throws as fft does.
 template <Operand X>
 auto irfft(const X& x, const Options& options = {}) {
   return detail::to_real("irfft", x, options);
@@ -13267,14 +13247,14 @@ auto rfft2(const X& x, const Options2& options = {}) {
                             detail::option_of(options, 0), false);
 }
 
-/// The inverse of rfft2: [..., h, w/2 + 1, 2] -> [..., h, w]; say `s` where w is odd.
+/// The inverse of rfft2: [..., h, w/2 + 1, 2] -> [..., h, w]; pass `s` if w is odd.
 template <Operand X>
 auto irfft2(const X& x, const Options2& options = {}) {
   return detail::to_real("irfft2", detail::along_rows("irfft2", x, detail::option_of(options, 0), true),
                          detail::option_of(options, 1));
 }
 
-/// Products of complex numbers, [..., 2] each, that are broadcast: a convolution is irfft(mul(rfft(x), rfft(y))).
+/// The broadcast product of complex numbers, [..., 2] each. A circular convolution is irfft(mul(rfft(x), rfft(y))).
 template <Operand A, Operand B>
 auto mul(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: the operands have an axis of pairs");
@@ -13301,12 +13281,12 @@ auto derivatives(const operations::FourierTransform<Kind>& operation, const Dy& 
 // <chorus/ops/global_batch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
-/// Means and sums over the global batch, of which each device or rank has a part.
+/// Means and sums over the global batch, which is split over devices or ranks.
 
 namespace chorus {
 
 namespace detail {
-/// `value`, which is proportional to a mean or a sum over this member's part of the batch, as the whole batch's.
+/// Turns `value`, proportional to a mean or sum over this member's part, into that over the global batch.
 template <class T, int Rank, class D>
 Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
                                       const std::shared_ptr<BatchGroup>& group) {
@@ -13326,7 +13306,7 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
   return record(
       global_batch_name, to_device(whole, value.device()),
       [group, share = own / over](const auto& dy, auto dx) {
-        // All members' gradients by the whole value, each by what its member counts.
+        // Sums the gradients of all members, each weighted by its member's share.
         const double weight = group->weight();
         const auto here = contiguous(to_device(dy, Cpu{}));
         std::vector<double> gradients;
@@ -13341,12 +13321,11 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
 }
 }  // namespace detail
 
-/// `x`, a mean or a sum over this device's or rank's part of the batch, or a number times one, as that over the global
-/// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes
-/// back to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing
-/// is recorded, it is `x`. It adds up its numbers over all ranks, forward and backward. Throws UsageError for what is
-/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline or
-/// SameBits).
+/// For nonlinear functions of means and sums: turns `x`, a mean or sum over this device's or rank's part of the batch
+/// (or a multiple of one), into that over the global batch: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`.
+/// Its gradient flows to all parts. For use in a model's forward pass; outside of it see below. Returns `x` if the
+/// batch is not split or nothing is recorded. Communicates in forward and backward. Throws UsageError if `x` is no mean
+/// or sum, and if parts of the batch run one after the other (in a model under Pipeline or SameBits).
 template <AnyVariable X>
 auto of_global_batch(const X& x) {
   const auto& value = detail::variable_of(x);
@@ -13367,8 +13346,8 @@ template <AnyTensor X>
 X of_global_batch(const X& x) {
   return x;
 }
-/// The same of what was made of a net's outputs, outside of its model. The same line under every policy; all ranks call
-/// it.
+/// The same outside of the model, for values computed from a net's outputs. The code is the same under every policy.
+/// All ranks must call it.
 template <class Net, Operand X>
 auto of_global_batch(const Net& net, const X& x) {
   const BatchGroupScope scope(net.global_batch());
@@ -13381,48 +13360,48 @@ auto of_global_batch(const Net& net, const X& x) {
 // <chorus/ops/higher_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
-/// Gradients of gradients. Where a computation begins with GraphVariables, every result is one, and `grad` with
-/// `create_graph` gives gradients that are recorded in turn:
+/// Gradients of gradients. If a computation starts with GraphVariables, all results are GraphVariables, and `grad` with
+/// `create_graph` returns recorded gradients:
 ///
 ///   const ch::GraphVariable x(images, true);
 ///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
 ///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
 ///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
 ///
-/// Under a policy this stands in the model's `forward`, or around the call of the policy, whose outputs are
-/// GraphVariables where an input is one.
+/// Under a policy this code is in the model's `forward`, or around the policy's call, whose outputs are GraphVariables
+/// if an input is one.
 ///
-/// How it works: GraphVariable is a type of its own, so that Variables pay nothing. `record` is overloaded for it and
-/// makes nodes that, beside their backward function, keep the operation and its inputs. `grad` walks them and calls
-/// `derivatives(operation, dy, y, inputs...)`, which stands here for each operation, once, in terms of other
-/// operations. Those run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a
-/// functor itself; its own gradient comes from Dual numbers of Dual numbers.
+/// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
+/// nodes keep the operation and its inputs, beside the backward function. `grad` walks the nodes and calls
+/// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
+/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
+/// own gradient uses Dual numbers of Dual numbers.
 ///
-/// Derivatives of the second order exist for element-wise functions, matrix products, convolutions, pooling,
-/// normalisation, reductions, softmax, cross entropy, dropout, and what changes shapes or picks elements; higher orders
-/// where only products, sums and exp are met. Else `grad` throws a UsageError that names the operation.
+/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
+/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
+/// only. Else `grad` throws a UsageError with the operation's name.
 
 // <chorus/ops/higher_order/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
-/// Derivatives of convolutions, recorded. conv2d and its two gradients are three faces of one form that is linear in
-/// each of image, weight and result, so that every derivative of one is another of them.
+/// Recorded derivatives of convolutions. conv2d and its two gradients are one form that is linear in image, weight and
+/// result; each derivative is another of the three.
 
 // <chorus/ops/higher_order/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
-/// Derivatives of matrix products, reductions, softmax and losses over classes, recorded.
+/// Recorded derivatives of matrix products, reductions, softmax and losses over classes.
 
 // <chorus/ops/higher_order/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
-/// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
+/// Recorded derivatives of element-wise functions (Dual numbers of Dual numbers) and of shape operations.
 
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
-/// blocks for it.
+/// Element-wise functors on the CPU. A functor is compiled once for forward and once for backward; for broadcasting,
+/// blocks are gathered first.
 
 // <chorus/kernels/cpu/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
@@ -13432,7 +13411,7 @@ auto of_global_batch(const Net& net, const X& x) {
 // <chorus/kernels/cpu/transpose.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
-/// Squares of packets transposed in registers.
+/// Transposes squares of packets in registers.
 
 namespace chorus::kernels::detail {
 
@@ -13443,13 +13422,12 @@ namespace chorus::kernels::detail {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// As many packets as one has lanes.
+/// As many packets as a packet has lanes.
 template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
-/// the lanes.
+/// 64 shuffles in registers, half as many as in Eigen: pairs, then fours within 128-bit lanes, then the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
 #pragma GCC unroll 8
@@ -13528,7 +13506,7 @@ void scale(Cpu, Index count, T a, T* x) {
 
 namespace detail {
 
-/// The next `count` elements of a strided array, put side by side.
+/// Gathers the next `count` elements of a strided array.
 template <class T>
 void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -13544,7 +13522,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: writes (or adds) `count` neighbouring elements to their places.
+/// The inverse: writes (or adds) `count` adjacent elements to their positions.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -13567,16 +13545,16 @@ void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// Whether the innermost axis repeats each number a few times. Such axes are too short for runs of their own.
+/// Whether the innermost axis repeats each number a few times. Runs along such an axis would be too short.
 inline bool repeats(const StridedRuns& runs) { return runs.rank() > 1 && runs.stride(0) == 0 && runs.size(0) <= 16; }
 
-/// gather and scatter (which adds) of a whole such array of `count` elements.
+/// gather and scatter (which adds) for such an array of `count` elements.
 template <class T>
 void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // the common case of enlarged images
+    if (times == 2)  // common for upsampled images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -13601,8 +13579,7 @@ void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to)
   });
 }
 
-/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache, and floats by squares in
-/// registers.
+/// dst[i][j] = src[j][i] for i < rows, j < columns, in tiles that fit into the cache; floats in register squares.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
   constexpr Index tile = 64;
@@ -13631,13 +13608,13 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
-/// along the other axes these two are copied as a matrix that is transposed.
+/// A view whose innermost axis is strided, while another axis, `unit`, has stride 1. For each index of the other axes,
+/// these two are copied as a matrix transpose.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
   std::size_t rest = 0;
-  std::array<Index, max_rank> shape{}, src{}, dst{};  // of the rest, the innermost first: sizes, strides
+  std::array<Index, max_rank> shape{}, src{}, dst{};  // sizes and strides of the other axes, the innermost first
 
   TransposedView(const StridedRuns& runs, std::size_t unit)
       : rows(runs.size(unit)), columns(runs.size(0)), src_stride(runs.stride(0)), dst_stride(0) {
@@ -13691,13 +13668,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // If there are many matrices, each thread has its own: no two threads read or write one line.
+  // If there are many matrices, each thread copies its own, so that no two threads share a cache line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Otherwise each has a range of the first axis that is longer than 1.
+  // Otherwise each thread has a range of the first axis longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
@@ -13734,19 +13711,19 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/kernels/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
-/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
+/// Pack: a few adjacent elements of an array as one number. Its storage is a plain array, so that nvcc accepts it in
+/// functors for host and device. Every operation uses SIMD registers, and compilers keep values there.
 
 // <chorus/kernels/cpu/packet_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
-/// accurate enough, our own, or element by element.
+/// Math functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are accurate
+/// enough, else our own or scalar ones.
 
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: eight floats at a time with AVX2, else scalar.
 
 namespace chorus::math::packets {
 
@@ -13762,8 +13739,8 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
-/// other (Estrin's scheme).
+/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
+/// independent.
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
   __m256d y[(N + 1) / 2];
@@ -13782,8 +13759,8 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
-  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // added, it leaves an integer in the lowest bits
-  // x = 2^k m, with m from sqrt(1/2) to sqrt(2); log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
+  // x = 2^k m, with m in [sqrt(1/2), sqrt(2)]; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
   const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
   const __m256d m = _mm256_castsi256_pd(
       _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
@@ -13793,7 +13770,7 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
   constexpr double a = 2 / ln2;
   const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
-  // 2^t = 2^n e^f; no float is larger than 2^128, or as small as 2^-150.
+  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
   const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
   const __m256d n = _mm256_add_pd(t, c(round));
   const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
@@ -13803,8 +13780,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
-/// infinities, NaN and negative bases with exponents that are no integers.
+/// Correctly rounded, except for about one result in 100,000 that lies almost in the middle of two floats. Zeros,
+/// infinities, NaN, and negative bases with non-integer exponents use the standard library.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
@@ -13852,7 +13829,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for functions that Eigen lacks for registers.
+/// Applies `function` to each lane, for functions that Eigen lacks.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -13861,8 +13838,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
-/// two comes from adding a large number, which puts the integer part into the lowest bits.
+/// exp in float, to about 1 ulp; 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts the
+/// integer part into the lowest bits, which become the exponent.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -13905,7 +13882,7 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
-/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// erf in double, to 3 ulp: a rational function of x² below 1, above it 1 - exp(-x²) times a rational function of |x|
 /// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
 template <class P>
 P erf_double(const P& x) {
@@ -13932,11 +13909,11 @@ P erf_double(const P& x) {
                                 3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
                                 2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
   const P outer = psub(c(1.0), far);
-  // NaN is in neither comparison, and stays in `near`.
+  // Both comparisons are false for NaN, which `near` propagates.
   return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
 }
 
-/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+/// log(1 + x) in float for x in [0, 1], to 3 ulp: twice the series of artanh(x / (2 + x)).
 template <class P>
 P log1p_of_unit(const P& x) {
   using namespace Eigen::internal;
@@ -13947,8 +13924,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
-/// take the same step would drift apart), and which takes longer if a division follows.
+/// The processor's exact square root. Eigen's is an approximation that other processors round differently, so ranks
+/// would drift apart; it is also slower before a division.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -13974,7 +13951,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
+/// log. Eigen treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
@@ -14033,8 +14010,8 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
 }  // namespace chorus::math::packets
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 
-// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
-// declared so, never mention a register, and call host functions, which the pragma permits.
+// Functors are for host and device, and nvcc requires the same of everything they call. Pack's functions are declared
+// so, do not mention registers, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -14068,7 +14045,7 @@ struct alignas(sizeof(kernels::Packet<T>)) Pack {
   /// The same number in all lanes.
   CHORUS_PACK_TEMPLATE(Arithmetic A)
   Pack(A value) { packets::splat(static_cast<T>(value), v); }  // NOLINT: converts as numbers do
-  // Copied as a register: compilers copy the array piece by piece, through memory.
+  // Copied as a register: compilers would copy the array piecewise through memory.
   CHORUS_PACK_MEMBER Pack(const Pack& other) { packets::copy(other.v, v); }
   CHORUS_PACK_MEMBER Pack& operator=(const Pack& other) {
     packets::copy(other.v, v);
@@ -14088,7 +14065,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
+/// The result of a comparison: for each lane all bits set, or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -14096,7 +14073,7 @@ struct Mask {
 
 namespace packets {
 
-/// `Op`, one of the operations of packet_math.hpp.
+/// Applies `Op`, one of the operations in packet_math.hpp.
 template <class Op, class T, class... Packs>
 Pack<T> apply(const Pack<T>& a, const Packs&... b) {
   Pack<T> out;
@@ -14107,7 +14084,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// The functions that functors call. A plain number may be on either side.
+// The math functions for functors. Either side may be a plain number.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -14167,7 +14144,7 @@ Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::
 
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
-/// The usual exponents are products, quotients and roots.
+/// Common exponents use products, quotients and roots.
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(const Pack<T>& x, A exponent) {
   const auto e = static_cast<T>(exponent);
@@ -14197,15 +14174,14 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
-// differently there.
+// GCC would clone the functions below for the tail, whose count is constant, and round sums of products differently.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
 #define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
 #endif
 
-/// Full Packs only: `count` is a multiple of the width.
+/// Whole Packs only: `count` is a multiple of the width.
 template <class F, class T, std::size_t... K>
 CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
                                    T* out, std::index_sequence<K...>) {
@@ -14251,7 +14227,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
+/// The next `count` elements of a strided array: in place if contiguous, else gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -14259,8 +14235,8 @@ const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   return buffer;
 }
 
-/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
-/// lie within one, so that the order of sums doesn't depend on the ranges.
+/// The outermost axis along which no gradient is summed; threads split this axis. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums does not depend on the split.
 template <class T, std::size_t N>
 class UnsummedAxis {
  public:
@@ -14274,7 +14250,7 @@ class UnsummedAxis {
     };
     for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
     inner_ = numel(shape) / outer_;
-    if (axis == shape.size()) {  // none: all is one entry
+    if (axis == shape.size()) {  // none: everything is one entry
       inner_ = outer_;
       outer_ = 1;
     } else {
@@ -14283,7 +14259,7 @@ class UnsummedAxis {
     }
   }
 
-  /// The number of elements of the block that begins with `start`.
+  /// The number of elements in the block that starts at `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -14292,7 +14268,7 @@ class UnsummedAxis {
   /// Calls `f(begin, end)` for ranges of all elements.
   template <class F>
   void for_ranges(Index count, const F& f) const {
-    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    constexpr Index least_in_a_row = 256;  // per range, so that seeking its start costs little
     const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
     const auto range = [&](Index first, Index n) {
       if (n == size_) return f(Index{0}, count);
@@ -14317,7 +14293,7 @@ void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, 
     detail::forward_packs(f, n, from, out + first, each);
   });
   if (tail == 0) return;
-  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
+  // The tail is padded to one Pack, so that an element's result does not depend on its position.
   const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
   Pack<T> padded[N + 1];
   std::array<const T*, N> pointers;
@@ -14449,12 +14425,12 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/ops/higher_order/graph_variable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
-/// GraphVariable: a Variable whose gradients are recorded as it is, so that gradients can be taken through gradients.
+/// GraphVariable: a Variable whose gradients are recorded, too, for gradients of gradients.
 
 namespace chorus {
 
-/// What an operation makes of a GraphVariable and whatever else is a GraphVariable. It is a Variable too: `backward`
-/// adds to leaves, in Tensors, as ever.
+/// The result of an operation with a GraphVariable among its inputs. It is also a Variable: `backward` adds Tensors to
+/// the leaves, as usual.
 template <Real T, int Rank, Device D = Cpu>
 class GraphVariable : public Variable<T, Rank, D> {
  public:
@@ -14463,7 +14439,7 @@ class GraphVariable : public Variable<T, Rank, D> {
   GraphVariable(GraphVariable&&) noexcept = default;
   GraphVariable& operator=(const GraphVariable&) & = default;
   GraphVariable& operator=(GraphVariable&&) & noexcept = default;
-  /// A leaf, or with `requires_grad` unset a constant that begins a recorded computation.
+  /// A leaf; without `requires_grad` a constant that starts a recorded computation.
   explicit GraphVariable(Tensor<T, Rank, D> value, bool requires_grad = false)
       : Variable<T, Rank, D>(std::move(value), requires_grad) {}
   GraphVariable(Tensor<T, Rank, D> value, Ref<GradNode<T, Rank, D>> node)
@@ -14489,14 +14465,14 @@ struct GraphVariableOf<GradNode<T, Rank, D>> {
   using type = GraphVariable<T, Rank, D>;
 };
 
-/// The gradients of one call of `grad`, by node, while it runs.
+/// The gradients of one running call of `grad`, by node.
 class GraphGradients {
  public:
   explicit GraphGradients(const GradPath& path) : path_(path) {}
 
   template <class T, int Rank, class D>
   void add(const GradNode<T, Rank, D>& node, const GraphVariable<T, Rank, D>& gradient) {
-    if (!gradient.value().defined()) return;  // a user's own function may give none
+    if (!gradient.value().defined()) return;  // user-defined functions may return none
     check(gradient.shape() == node.shape(), "grad: a gradient of shape ", gradient.shape(), " for a value of shape ",
           node.shape(), " that '", node.operation(), "' made: this is a bug");
     auto& place = gradients_[&node];
@@ -14505,7 +14481,7 @@ class GraphGradients {
     else
       place = std::make_shared<GraphVariable<T, Rank, D>>(of(node) + gradient);
   }
-  /// Undefined where there is none.
+  /// Undefined if there is none.
   template <class T, int Rank, class D>
   GraphVariable<T, Rank, D> of(const GradNode<T, Rank, D>& node) const {
     const auto place = gradients_.find(&node);
@@ -14525,7 +14501,7 @@ concept HasDerivatives = requires(const Operation& operation, const Values&... v
   derivatives(operation, values...);
 };
 
-/// A node that can send its gradient to its inputs by operations that are recorded themselves.
+/// A node that can send its gradient to its inputs by recorded operations.
 class GraphNode {
  public:
   virtual void graph_backward(GraphGradients& gradients) = 0;
@@ -14580,7 +14556,7 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
     Tensor<T, Rank, D> value;
     std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
   };
-  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // seen unchanged
+  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // checks for writes
   std::optional<Saved> saved_;
 };
 
@@ -14603,9 +14579,9 @@ GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Ra
 
 }  // namespace detail
 
-/// What `record` does where one of the inputs is a GraphVariable: the result is one. Its node can also send its
-/// gradient on by recorded operations, if there is a `derivatives(operation, dy, y, inputs...)`: all GraphVariables ->
-/// a tuple of functions, one for each input, that give the gradient by it.
+/// `record` for inputs with a GraphVariable; returns one. Its node can also pass its gradient on by recorded
+/// operations, if there is `derivatives(operation, dy, y, inputs...)`. That takes GraphVariables and returns a tuple of
+/// functions, one for each input, that compute the input's gradient.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   if (!grad_enabled()) return GraphVariable<T, Rank, D>(std::move(value));
@@ -14613,7 +14589,7 @@ auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backwa
                                       detail::as_graph(inputs)...);
 }
 
-/// A user's backward function that takes GraphVariables, too, is what it is in Tensors: computed once for all inputs.
+/// A user's backward function that accepts GraphVariables is called once for all inputs, as for Tensors.
 template <class Backward, class Dy, class Y, class... Xs>
 requires std::is_invocable_v<const Backward&, const Dy&, const Y&, const Xs&...>
 auto derivatives(const operations::Custom<Backward>& operation, const Dy& dy, const Y& y, const Xs&... x) {
@@ -14647,9 +14623,9 @@ auto grad_variables(const GraphVariable<T, 0, D>& value, const GradOptions& opti
 
 }  // namespace detail
 
-/// The gradients of a scalar by a tuple of inputs, as for Variables (see <chorus/autograd/grad.hpp>), as
-/// GraphVariables: with `create_graph` recorded ones. Throws UsageError, which names the operation, where one on the
-/// way has no second derivative.
+/// The gradients of a scalar w.r.t. a tuple of inputs (see <chorus/autograd/grad.hpp>), as GraphVariables; with
+/// `create_graph` recorded ones. Throws UsageError with the operation's name if an operation on the path has no second
+/// derivative.
 template <class T, class D, class... Inputs>
 auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
   return std::apply(
@@ -14660,7 +14636,7 @@ auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inpu
       },
       inputs);
 }
-/// The same by one input.
+/// The same for one input.
 template <class T, class D, AnyVariable X>
 auto grad(const GraphVariable<T, 0, D>& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));
@@ -14700,7 +14676,7 @@ inline constexpr bool is_derivative = false;
 template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
 
-/// Sums x over the axes that `expand` to x's shape would repeat: expand's transpose.
+/// The transpose of expand: sums x over the axes along which `expand` would repeat.
 template <Operand X, std::size_t Rank>
 auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
   using T = typename tensor_of<X>::value_type;
@@ -14713,7 +14689,7 @@ auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
       [whole = input.shape()](const auto& dy, auto dx) { dx->add(broadcast_to(dy, whole)); }, x);
 }
 
-/// x as a slice of zeros of another shape: slice's transpose.
+/// The transpose of slice: x as a slice of zeros of the given shape.
 template <Operand X>
 auto put_slice(const X& x, const Shape<tensor_of<X>::rank>& shape, Index axis, Index start) {
   const auto input = contiguous(value_of(x));
@@ -14742,7 +14718,7 @@ requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise
   (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
 }
 
-// Those of which any order is easy to have.
+// Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy, a.shape()); }, [&] { return detail::sum_to(dy, b.shape()); }};
@@ -14834,7 +14810,7 @@ auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, con
 namespace chorus {
 
 namespace detail {
-// A gradient by a reduced value, repeated along the axis that was reduced.
+// The gradient of a reduced value, repeated along the reduced axis.
 template <class Dy, class X>
 auto repeated(const Dy& dy, Index axis, const X& x) {
   auto shape = x.shape();
@@ -14876,7 +14852,7 @@ auto derivatives(const operations::Var& operation, const Dy& dy, const Y&, const
 }
 
 namespace detail {
-// Each element's share of the gradient: where the extremes lie does not change with x, almost everywhere.
+// Each element's share of the gradient. Almost everywhere the position of the extremes does not change with x.
 template <class Dy, class Y, class X, class Kernel>
 auto extreme_derivative(Index axis, const Dy& dy, const Y& y, const X& x, Kernel backward) {
   const auto input = contiguous(x.value());
@@ -14924,12 +14900,12 @@ auto derivatives(const operations::LogSumExp& operation, const Dy& dy, const Y&,
 
 template <class Dy, class Y, class X>
 auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const Y&, const X&) {
-  // The sum of the elements from i on.
+  // Cumulative sum from the other end: over the elements from i on.
   return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
 }
 
 namespace detail {
-/// The gradient of nll_loss by the log probabilities, for a gradient of 1 by each sample's loss, or by the reduced one.
+/// The gradient of nll_loss w.r.t. the log probabilities, if that of each sample's loss, or of the reduced loss, is 1.
 template <class X, class D>
 auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index,
                     Reduction reduction) {
@@ -14942,7 +14918,7 @@ auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, s
   return gradient;
 }
 
-// A gradient by the loss, or by each sample's, beside [batch, classes].
+// The gradient of the loss, or of each sample's loss, in a shape that broadcasts to [batch, classes].
 template <class Dy>
 auto beside_scores(const Dy& dy) {
   if constexpr (tensor_of<Dy>::rank == 0)
@@ -14966,7 +14942,7 @@ auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, con
     const auto& options = operation.options;
     const double smoothing = options.label_smoothing;
     const auto sharp = detail::label_gradient(x, operation.labels, options.ignore_index, options.reduction);
-    const auto weight = -sum(sharp, 1, keep_axis);  // of each sample: 0 where it is ignored
+    const auto weight = -sum(sharp, 1, keep_axis);  // for each sample: 0 if it is ignored
     const auto targets = (1 - smoothing) * sharp - weight * (smoothing / static_cast<double>(x.size(1)));
     return detail::beside_scores(dy) * (softmax(x, 1) * weight + targets);
   }};
@@ -14986,7 +14962,7 @@ struct Conv2dWeightGradient {
 
 namespace detail {
 
-// The three faces, by the shape of the convolution. x: [batch, in, height, width], y: [batch, out, out_h, out_w].
+// The three functions, given the convolution's shape. x: [batch, in, height, width], y: [batch, out, out_h, out_w].
 
 template <class X, class W>
 auto conv2d_by_shape(const X& x, const W& weight, const kernels::Conv2dShape& s) {
@@ -15049,7 +15025,7 @@ auto derivatives(const operations::Conv2d& operation, const Dy& dy, const Y&, co
                     [&] { return sum(sum(flatten<2>(dy), 2), 0); }};
 }
 
-// Here the convolution's result is the input, and the other way round.
+// A transposed convolution swaps the convolution's input and result.
 template <class Dy, class Y, class X, class W>
 auto derivatives(const operations::ConvTranspose2d& operation, const Dy& dy, const Y&, const X& x, const W& weight) {
   return std::tuple{[&] { return detail::conv2d_by_shape(dy, weight, operation.shape); },
@@ -15068,13 +15044,13 @@ auto derivatives(const operations::Conv2dWeightGradient& operation, const Dw& dw
 // <chorus/ops/higher_order/normalization.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
-/// Derivatives of layer and batch normalisation, recorded: the formulas of their kernels, by operations.
+/// Recorded derivatives of layer and batch normalisation: the kernels' formulas, written with operations.
 
 namespace chorus {
 
 namespace detail {
 
-// x: [rows, columns], normalised in each row, and 1 / deviation of each row.
+// x: [rows, columns], normalised along each row, and 1 / standard deviation of each row.
 template <class X>
 auto normalized_rows(const X& x, double eps) {
   const auto centred = x - mean(x, 1, keep_axis);
@@ -15082,7 +15058,7 @@ auto normalized_rows(const X& x, double eps) {
   return std::pair(centred * inverse, inverse);
 }
 
-// The gradient by x where `dn` is that by what `normalized_rows` made of it.
+// The gradient w.r.t. x, if `dn` is the gradient w.r.t. the result of `normalized_rows`.
 template <class Dn, class N, class I>
 auto unnormalized_rows(const Dn& dn, const N& normalized, const I& inverse) {
   return (dn - mean(dn, 1, keep_axis) - normalized * mean(dn * normalized, 1, keep_axis)) * inverse;
@@ -15127,7 +15103,7 @@ auto derivatives(const operations::LayerNorm& operation, const Dy& dy, const Y&,
 template <class T, class D, class Dy, class Y, class X, class W, class B>
 auto derivatives(const operations::BatchNorm<T, D>& operation, const Dy& dy, const Y&, const X& x, const W& weight,
                  const B&) {
-  // What normalises: the batch's own statistics, or constants.
+  // Normalises by the batch's own statistics or by constants.
   const auto statistics = [&operation, &x] {
     if (operation.training) return detail::normalized_rows(detail::channels_first(x), operation.eps);
     const Shape<2> column{x.size(1), 1};
@@ -15173,7 +15149,7 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
 // <chorus/ops/higher_order/picking.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-/// Derivatives of what picks elements, recorded: index_select, gather, pooling, resampling, dropout. All are linear.
+/// Recorded derivatives of index_select, gather, pooling, resampling and dropout. All are linear.
 
 namespace chorus {
 
@@ -15198,7 +15174,7 @@ struct AvgUnpool2d {
 
 namespace detail {
 
-/// index_select's transpose: entry i of x is added to entry `index[i]` of zeros of the shape.
+/// The transpose of index_select: entry i of x is added to entry `index[i]` of zeros of the given shape.
 template <Operand X, class D>
 auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
                const Tensor<std::int64_t, 1, D>& index) {
@@ -15216,7 +15192,7 @@ auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t a
       x);
 }
 
-/// gather's transpose.
+/// The transpose of gather.
 template <Operand X, int Rank, class D>
 auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
   const auto input = contiguous(value_of(x));
@@ -15234,7 +15210,7 @@ auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const T
       x);
 }
 
-/// avg_pool2d's transpose.
+/// The transpose of avg_pool2d.
 template <Operand X>
 auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
   const auto input = contiguous(value_of(x));
@@ -15250,7 +15226,7 @@ auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape&
       x);
 }
 
-/// Multiplies by the factors, 0 or 1 / (1 - p), that an earlier dropout had.
+/// Multiplies by the factors, 0 or 1 / (1 - p), of an earlier dropout.
 template <Operand X>
 auto dropout_again(const X& x, const operations::Dropout& operation) {
   const auto input = contiguous(value_of(x));
@@ -15289,7 +15265,7 @@ auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy,
 template <class D, class Dy, class Y, class X>
 auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] {
-    // In each plane the elements that were the largest of their windows, by number.
+    // The indices of the windows' maxima in each plane.
     const auto& [batch, channels, height, width] = x.shape();
     const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
     auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
@@ -15325,13 +15301,13 @@ auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, c
 // <chorus/ops/higher_order/sync_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
-/// Batch normalisation with the statistics of several devices or ranks, by operations that are recorded.
+/// Batch normalisation with statistics over several devices or ranks, as recorded operations.
 
 namespace chorus {
 
 namespace detail {
 
-// The sum over members of weight * own, by this member's weight.
+// The sum of own * weight over members; `weight` is this member's.
 template <class T, class D>
 Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, double weight) {
   const auto values = own.to_vector();
@@ -15346,15 +15322,15 @@ Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, 
 template <class T, class D>
 GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group);
 
-/// The node of `group_sum`. Where all members go back through theirs at the same time, each to its own part, the
-/// gradient by that is the members' gradients, added up in turn. Where one thread goes back through the graph of all
-/// members' devices, each of their nodes leads to all parts.
+/// The node of `group_sum`. If all members run backward at the same time, each to its own part, the gradient is the sum
+/// over members' gradients in member order. If one thread runs backward through the graph of all devices, each node
+/// leads to all parts.
 template <class T, class D>
 class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
  public:
   using Part = GraphVariable<T, 1, D>;
 
-  /// `parts`: those of all members, if they make one graph.
+  /// `parts`: the parts of all members, if they share one graph.
   GroupSumNode(const Part& own, std::vector<Part> parts, const std::shared_ptr<BatchGroup>& group)
       : GradNode<T, 1, D>("group_sum", own.shape(), own.device()),
         own_(own),
@@ -15412,8 +15388,8 @@ class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
   PlaceInPass place_;
 };
 
-/// A number for the operation that each member records next: they grow with the members, whichever thread is faster, so
-/// that whoever goes back through all of them adds up in one order.
+/// A sequence number for each member's next operation. The numbers grow with the member index, whichever thread is
+/// faster, so that a backward run through all members adds in a fixed order.
 inline std::uint64_t sequence_in_order(BatchGroup& group) {
   std::vector<std::uint64_t> numbers;
   for (const auto& given : group.exchange(Node::next_sequence()))
@@ -15422,7 +15398,7 @@ inline std::uint64_t sequence_in_order(BatchGroup& group) {
   return numbers[group.member()];
 }
 
-/// What all members of `group` have, added up, for each of them.
+/// The sum over all members of `group`, for each member.
 template <class T, class D>
 GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group) {
   std::vector<GraphVariable<T, 1, D>> parts;
@@ -15446,7 +15422,7 @@ GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::s
 
 }  // namespace detail
 
-/// What `sync_batch_norm` makes of GraphVariables, `count` being the numbers a channel in the whole batch.
+/// `sync_batch_norm` for GraphVariables; `count` is the number of values per channel in the global batch.
 template <Operand X, Operand W, Operand B>
 auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double count,
                            const std::shared_ptr<BatchGroup>& group, double eps) {
@@ -15472,15 +15448,15 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
 // <chorus/ops/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
-/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU: solve, inverse, det, cholesky, qr,
-/// svd, eigh, by Eigen, all differentiable once. Names and results are torch.linalg's. Not part of chorus.hpp, since
-/// Eigen's factorizations take their time to compile.
+/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
+/// cholesky, qr, svd, eigh, all differentiable once. Names and results are torch.linalg's. Not in chorus.hpp, since
+/// Eigen's factorizations are slow to compile.
 
 // <chorus/kernels/cpu/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
-/// Factorizations of stacks of matrices by Eigen, each matrix by itself, row-major. They are compiled for a scalar
-/// type, not for a rank.
+/// Factorizations of stacks of row-major matrices with Eigen, one matrix at a time. Compiled per scalar type, not per
+/// rank.
 
 #include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
@@ -15515,8 +15491,8 @@ void solve(const char* operation, Index count, Index n, Index k, const T* a, con
   }
 }
 
-/// The determinants, [count], and their derivatives by a, the cofactors, [count, n, n]: with a = U S Vᵀ they are
-/// det(U) det(V) U diag(product of the other singular values) Vᵀ, for singular matrices too.
+/// The determinants, [count], and their derivatives w.r.t. a, the cofactors, [count, n, n]: with a = U S Vᵀ they are
+/// det(U) det(V) U diag(product of the other singular values) Vᵀ, also for singular matrices.
 template <std::floating_point T>
 void determinant(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i)
@@ -15539,7 +15515,7 @@ void cofactors(Index count, Index n, const T* a, T* out) {
   }
 }
 
-/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError if an a is not positive definite.
+/// Lower L with L Lᵀ = a; reads the lower triangle of a. Throws UsageError if an a is not positive definite.
 template <std::floating_point T>
 void cholesky(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i) {
@@ -15581,7 +15557,7 @@ void svd(Index count, Index m, Index n, const T* a, T* out) {
 }
 
 /// Symmetric a: [count, n, n], of which the lower triangle is read -> for each the eigenvalues, [n] in ascending order,
-/// then the eigenvectors in columns, [n, n].
+/// then the eigenvectors as columns, [n, n].
 template <std::floating_point T>
 void eigh(Index count, Index n, const T* a, T* out) {
   if (n == 0) return;
@@ -15602,7 +15578,7 @@ void eigh(Index count, Index n, const T* a, T* out) {
 // <chorus/kernels/cpu/linalg_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
-/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient by the matrices.
+/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient w.r.t. the matrices.
 
 namespace chorus::kernels::linalg {
 
@@ -15654,7 +15630,7 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
 
 /// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ: U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) +
 /// S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016, "Differentiating the singular value
-/// decomposition"). Gradients by U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
+/// decomposition"). Gradients w.r.t. U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
 /// nothing depends on U and V, only S̄ counts.
 template <std::floating_point T>
 void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
@@ -15689,8 +15665,8 @@ void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T*
 }
 
 /// V (diag(w̄) + F ∘ (Vᵀ V̄)) Vᵀ, made symmetric, F_ij = 1 / (w_j - w_i) (Giles 2008, "Collected matrix derivative
-/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are NaN or infinite
-/// if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
+/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients w.r.t. V are NaN or
+/// infinite if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
 template <std::floating_point T>
 void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
   for (Index i = 0; i < count && n > 0; ++i) {
@@ -15730,7 +15706,7 @@ auto stack_of(const char* operation, const X& x, bool square) {
   return out;
 }
 
-// How many matrices a stack has.
+// The number of matrices in a stack.
 template <std::size_t N>
 Index matrices(const std::array<Index, N>& shape) {
   Index count = 1;
@@ -15738,7 +15714,7 @@ Index matrices(const std::array<Index, N>& shape) {
   return count;
 }
 
-// Factors of a matrix lie in one row, [count, all]: gradients by all of them arrive together.
+// All factors of a matrix are in one row, [count, all], so that their gradients arrive together.
 template <Operand Packed, std::size_t N>
 auto factor(const Packed& packed, Index start, const std::array<Index, N>& shape, Index size) {
   return reshape(slice(packed, 1, start, start + size), shape);
@@ -15760,8 +15736,8 @@ std::array<Index, N - 1> with_vector(const std::array<Index, N>& shape, Index si
 
 }  // namespace detail
 
-/// x with a x = b. a: [..., n, n], b: [..., n, k] -> [..., n, k]; the axes in front are equal. Backward: b̄ = a⁻ᵀ x̄,
-/// ā = -b̄ xᵀ (Giles 2008). Throws ShapeError where sizes differ, UsageError where a matrix is singular.
+/// Solves a x = b. a: [..., n, n], b: [..., n, k] -> x: [..., n, k]; leading axes are equal. Backward: b̄ = a⁻ᵀ x̄, ā =
+/// -b̄ xᵀ (Giles 2008). Throws ShapeError if sizes differ, UsageError if a matrix is singular.
 template <Operand A, Operand B>
 auto solve(const A& a, const B& b) {
   constexpr int rank = tensor_of<A>::rank;
@@ -15792,7 +15768,7 @@ auto solve(const A& a, const B& b) {
       a, b);
 }
 
-/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError where a matrix is singular.
+/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError if a matrix is singular.
 template <Operand A>
 auto inverse(const A& a) {
   using Of = tensor_of<A>;
@@ -15817,7 +15793,7 @@ auto inverse(const A& a) {
       a);
 }
 
-/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, for singular matrices too.
+/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, also for singular matrices.
 template <Operand A>
 auto det(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15839,8 +15815,8 @@ auto det(const A& a) {
       a);
 }
 
-/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n], of which the lower triangle is
-/// read; the gradient is symmetric. Throws UsageError where a matrix is not positive definite.
+/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n]. Reads the lower triangle only; the
+/// gradient is symmetric. Throws UsageError if a matrix is not positive definite.
 template <Operand A>
 auto cholesky(const A& a) {
   const auto input = detail::stack_of("cholesky", a, true);
@@ -15856,15 +15832,15 @@ auto cholesky(const A& a) {
       a);
 }
 
-/// Factors of qr.
+/// The factors of qr.
 template <class Q, class R>
 struct Qr {
   Q q;
   R r;
 };
 
-/// a = Q R with orthonormal columns in Q: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
-/// Throws ShapeError where there are fewer rows than columns.
+/// a = Q R, where Q has orthonormal columns: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
+/// Throws ShapeError if there are fewer rows than columns.
 template <Operand A>
 auto qr(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15885,7 +15861,7 @@ auto qr(const A& a) {
   return Qr<decltype(q), decltype(r)>{std::move(q), std::move(r)};
 }
 
-/// Factors of svd.
+/// The factors of svd.
 template <class U, class S, class V>
 struct Svd {
   U u;
@@ -15894,8 +15870,8 @@ struct Svd {
 };
 
 /// a = U diag(S) Vᵀ: a: [..., m, n] -> u: [..., m, k], s: [..., k] in descending order, vh = Vᵀ: [..., k, n], k =
-/// min(m, n). The signs of singular vectors are not defined, and neither is the gradient of what depends on them.
-/// Throws UsageError for numbers that are not finite.
+/// min(m, n). The signs of singular vectors are arbitrary, so gradients that depend on them are undefined. Throws
+/// UsageError for non-finite numbers.
 template <Operand A>
 auto svd(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15916,16 +15892,16 @@ auto svd(const A& a) {
   return Svd<decltype(u), decltype(s), decltype(vh)>{std::move(u), std::move(s), std::move(vh)};
 }
 
-/// What eigh returns.
+/// The result of eigh.
 template <class Values, class Vectors>
 struct Eigh {
   Values eigenvalues;
   Vectors eigenvectors;
 };
 
-/// Eigenvalues, [..., n] in ascending order, and eigenvectors, in the columns of [..., n, n], of symmetric a: [..., n,
-/// n], of which the lower triangle is read; the gradient is symmetric. The signs of eigenvectors are not defined, and
-/// neither is the gradient of what depends on them. Throws UsageError for numbers that are not finite.
+/// Eigenvalues, [..., n] in ascending order, and eigenvectors, the columns of [..., n, n], of symmetric a: [..., n, n].
+/// Reads the lower triangle only; the gradient is symmetric. The signs of eigenvectors are arbitrary, so gradients that
+/// depend on them are undefined. Throws UsageError for non-finite numbers.
 template <Operand A>
 auto eigh(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15951,12 +15927,12 @@ auto eigh(const A& a) {
 // <chorus/ops/matrix_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MATRIX_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MATRIX_PARTS_HPP
-/// Parts and products of vectors and matrices: tril, triu, diag, outer, dot, cross. All are differentiable.
+/// tril, triu, diag, outer, dot, cross. All are differentiable.
 
 namespace chorus {
 
 namespace detail {
-// 0 instead of what lies beside the triangle, NaN as well.
+// Sets everything outside of the triangle to 0, NaN included.
 template <Operand X, class Inside>
 auto triangle(const X& x, const Inside& inside) {
   static_assert(tensor_of<X>::rank >= 2, "tril, triu: the operand is a matrix or a stack of matrices");
@@ -15967,7 +15943,7 @@ auto triangle(const X& x, const Inside& inside) {
   return masked_fill(x, to_device(outside, value_of(x).device()), 0);
 }
 
-// The places of diagonal `diagonal` of a matrix, seen as a vector.
+// The indices of a diagonal in the flattened matrix.
 inline std::vector<std::int64_t> diagonal_places(Index rows, Index columns, Index diagonal) {
   std::vector<std::int64_t> out;
   for (Index i = diagonal < 0 ? -diagonal : 0; i < rows && i + diagonal < columns; ++i)
@@ -15976,18 +15952,18 @@ inline std::vector<std::int64_t> diagonal_places(Index rows, Index columns, Inde
 }
 }  // namespace detail
 
-/// [..., rows, columns]: what lies on and below diagonal `diagonal` (0: the main one, 1: that above); else 0.
+/// [..., rows, columns]: keeps diagonal `diagonal` and below (0: the main one, 1: the one above it); zeroes the rest.
 template <Operand X>
 auto tril(const X& x, Index diagonal = 0) {
   return detail::triangle(x, [=](Index i, Index j) { return j - i <= diagonal; });
 }
-/// [..., rows, columns]: what lies on and above diagonal `diagonal`; else 0.
+/// [..., rows, columns]: keeps diagonal `diagonal` and above; zeroes the rest.
 template <Operand X>
 auto triu(const X& x, Index diagonal = 0) {
   return detail::triangle(x, [=](Index i, Index j) { return j - i >= diagonal; });
 }
 
-/// Of a matrix, its diagonal `diagonal`: a vector. Of a vector, the square matrix with it there, else 0.
+/// For a matrix, its diagonal as a vector. For a vector, the square matrix with that diagonal, else 0.
 template <Operand X>
 auto diag(const X& x, Index diagonal = 0) {
   constexpr int rank = tensor_of<X>::rank;
@@ -16005,14 +15981,14 @@ auto diag(const X& x, Index diagonal = 0) {
   }
 }
 
-/// a: [m], b: [n] -> [m, n], the product of each with each.
+/// a: [m], b: [n] -> [m, n], the outer product.
 template <Operand A, Operand B>
 auto outer(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: the operands are vectors");
   return unsqueeze(a, 1) * unsqueeze(b, 0);
 }
 
-/// The sum of the products of two vectors of one size. Throws ShapeError where the sizes differ.
+/// The dot product of two vectors of one size. Throws ShapeError if the sizes differ.
 template <Operand A, Operand B>
 auto dot(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: the operands are vectors");
@@ -16021,8 +15997,7 @@ auto dot(const A& a, const B& b) {
   return sum(a * b, 0);
 }
 
-/// The vector product along an axis of size 3; the operands broadcast. Throws ShapeError where the axis has another
-/// size.
+/// The cross product along an axis of size 3; the operands broadcast. Throws ShapeError if the axis has another size.
 template <Operand A, Operand B>
 auto cross(const A& a, const B& b, Index axis = -1) {
   static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: the operands have one rank");
@@ -16040,8 +16015,8 @@ auto cross(const A& a, const B& b, Index axis = -1) {
 // <chorus/ops/more_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
-/// Losses of distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of what
-/// `NAME_per_element` or `NAME_per_sample` keeps apart.
+/// Losses for distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of
+/// `NAME_per_element` or `NAME_per_sample`.
 
 namespace chorus {
 
@@ -16094,7 +16069,7 @@ struct CosineEmbedding {
   }
 };
 
-/// (log(var) + (x - target)² / var) / 2; variances below `eps` count as that, but get the gradient.
+/// (log(var) + (x - target)² / var) / 2. Variances below `eps` are replaced by `eps`, but get the gradient.
 struct GaussianNll {
   double eps = 0;
   template <class S>
@@ -16110,7 +16085,7 @@ struct GaussianNll {
   }
 };
 
-/// exp(x) - target x, x being the logarithm of the rate.
+/// exp(x) - target x, where x is the logarithm of the rate.
 struct PoissonNllOfLog {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -16121,7 +16096,7 @@ struct PoissonNllOfLog {
     return {{dy * (exp(x) - target), -(dy * x)}};
   }
 };
-/// x - target log(x + eps), x being the rate.
+/// x - target log(x + eps), where x is the rate.
 struct PoissonNll {
   double eps = 1e-8;
   template <class S>
@@ -16144,8 +16119,8 @@ struct Stirling {
   }
 };
 
-/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)), where |x|
-/// counts as in BinaryCrossEntropy.
+/// Binary cross entropy of a logit with weight p of the positive part: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)),
+/// computed without cancellation as in BinaryCrossEntropy.
 struct WeightedBinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
@@ -16177,17 +16152,17 @@ auto reduce_losses(const char* operation, const X& losses, Reduction reduction) 
   return mean_or_sum(losses, reduction);
 }
 
-// The Euclidean length of each row of x + eps: [batch, features] -> [batch].
+// The Euclidean norm of each row of a - b + eps: [batch, features] -> [batch].
 template <Operand A, Operand B>
 auto pair_distance(const A& a, const B& b, double eps) {
   return sqrt(sum(square(a - b + eps), -1));
 }
 }  // namespace detail
 
-/// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
+/// The cosine of the angle between a and b along an axis, which is removed. Norms below `eps` are replaced by `eps`.
 template <Operand A, Operand B>
 auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
-  // Each by itself, so that the product of two lengths need not be a number.
+  // Normalised separately, since the product of two norms may overflow.
   const auto normalized = [&](const auto& x) { return x * rsqrt(clamp(sum(square(x), axis, keep_axis), eps * eps)); };
   return sum(normalized(a) * normalized(b), axis);
 }
@@ -16197,7 +16172,7 @@ struct TripletOptions {
   double margin = 1;
   /// Added to each difference.
   double eps = 1e-6;
-  /// The negative's distance is the smaller one of those to the anchor and to the positive (Balntas et al. 2016).
+  /// The negative's distance is the smaller of its distances to anchor and positive (Balntas et al. 2016).
   bool swap = false;
   Reduction reduction = Reduction::mean;
 };
@@ -16212,7 +16187,7 @@ auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N&
   if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
   return relu(near - far + options.margin);
 }
-/// triplet_margin_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of triplet_margin_loss_per_sample.
 template <Operand A, Operand P, Operand N>
 auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
   return detail::reduce_losses("triplet_margin_loss",
@@ -16222,12 +16197,12 @@ auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, 
 /// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
-  constexpr double eps = 1e-12;  // PyTorch's, added to the squares of lengths
+  constexpr double eps = 1e-12;  // as PyTorch, added to squared norms
   const auto scale = [](const auto& x) { return rsqrt(sum(square(x), -1) + eps); };
   return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
                            sum(a * b, -1) * scale(a) * scale(b), target);
 }
-/// cosine_embedding_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of cosine_embedding_loss_per_sample.
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
                            Reduction reduction = Reduction::mean) {
@@ -16235,24 +16210,24 @@ auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margi
                                reduction);
 }
 
-/// max(0, margin - target (a - b)); target: 1 where a should rank higher, -1 where b should.
+/// max(0, margin - target (a - b)). target: 1 if a should rank higher, -1 if b should.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
   return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
 }
-/// margin_ranking_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of margin_ranking_loss_per_element.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
                          Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("margin_ranking_loss", margin_ranking_loss_per_element(a, b, target, margin), reduction);
 }
 
-/// x where the target is 1, max(0, margin - x) where it is -1.
+/// x if the target is 1, max(0, margin - x) if it is -1.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
   return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
 }
-/// hinge_embedding_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of hinge_embedding_loss_per_element.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
@@ -16263,7 +16238,7 @@ template <Operand X, Operand Y>
 auto soft_margin_loss_per_element(const X& x, const Y& target) {
   return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
 }
-/// soft_margin_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of soft_margin_loss_per_element.
 template <Operand X, Operand Y>
 auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
@@ -16273,18 +16248,18 @@ auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reducti
 struct GaussianNllOptions {
   /// Adds log(2 π) / 2.
   bool full = false;
-  /// Variances below it count as `eps`, but get the gradient.
+  /// Variances below `eps` are replaced by `eps`, but get the gradient.
   double eps = 1e-6;
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
+/// The negative log density of N(x, var) at the target (Nix, Weigend 1994).
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
-/// gaussian_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of gaussian_nll_loss_per_element.
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
@@ -16293,7 +16268,7 @@ auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const Gaussian
 
 /// Options of poisson_nll_loss.
 struct PoissonNllOptions {
-  /// Whether x is the logarithm of the rate or the rate itself.
+  /// Whether x is the logarithm of the rate; else x is the rate.
   bool log_input = true;
   /// Adds Stirling's approximation of log(target!).
   bool full = false;
@@ -16301,7 +16276,7 @@ struct PoissonNllOptions {
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of a Poisson distribution's probability of the target, without log(target!) unless `full`.
+/// The negative log probability of the target in a Poisson distribution; includes log(target!) only with `full`.
 template <Operand X, Operand Y>
 auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   auto losses = options.log_input ? detail::pointwise("poisson_nll_loss", functors::PoissonNllOfLog{}, x, target)
@@ -16309,18 +16284,18 @@ auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllO
   if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
   return losses;
 }
-/// poisson_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of poisson_nll_loss_per_element.
 template <Operand X, Operand Y>
 auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
 }
 
-/// Binary cross entropy of logits x with a weight for each element and one for the positive part; both broadcast.
+/// Binary cross entropy of logits x with weights for elements and for the positive part; both broadcast.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
   return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
 }
-/// bce_with_logits_per_element with weights, averaged or as the reduction says.
+/// The mean (or sum) of bce_with_logits_per_element with weights.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
                      Reduction reduction = Reduction::mean) {
@@ -16334,15 +16309,15 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 // <chorus/ops/padding_modes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-/// Padding of images with what lies in them.
+/// Padding of images with their own pixels.
 
 namespace chorus {
 
-/// What stands around an image: itself mirrored at its edge pixels, its edge pixels again, or its other side.
+/// The content of the padding: the image mirrored at its edge pixels, the edge pixels repeated, or the opposite side.
 enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
 
 namespace detail {
-// For each place of the padded axis the entry of the axis that stands there.
+// For each position of the padded axis, the source index.
 inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
   const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
   check<UsageError>(before >= 0 && after >= 0, "pad2d: the padding is at least 0, got ", before, " and ", after);
@@ -16368,8 +16343,8 @@ auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index afte
 }
 }  // namespace detail
 
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], filled as the mode says. Throws
-/// UsageError for negative padding, ShapeError for more padding than the image can fill.
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]. Throws UsageError for negative
+/// padding, ShapeError if the image is too small for the padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
   static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
@@ -16383,7 +16358,7 @@ auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
 // <chorus/ops/scatter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
-/// Putting elements where an index says: scatter_add and scatter.
+/// scatter_add and scatter.
 
 namespace chorus {
 
@@ -16398,7 +16373,7 @@ struct Scatter {
 
 namespace detail {
 
-// Kernels on the CPU see for themselves whether a position is taken; on a GPU what is put there is counted.
+// CPU kernels detect repeated positions themselves. On a GPU the elements for each position are counted.
 template <class T, int Rank, class D>
 void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
   if constexpr (!std::is_same_v<D, Cpu>) {
@@ -16411,7 +16386,7 @@ void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tens
   }
 }
 
-/// A copy of x with `source` put, or added, where the index says.
+/// A copy of x, with `source` added or stored at the indices.
 template <bool add, Operand X, int Rank, class D, Operand S>
 auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
   using T = typename tensor_of<X>::value_type;
@@ -16471,16 +16446,16 @@ auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& d
   return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
 }
 
-/// x with every element of `source` added at the position along `axis` that `index` gives, at the same place in the
-/// other axes. index and source have one shape, x's but for the axis. Throws ShapeError where they have not,
-/// DeviceError where they lie on several devices, UsageError for an index outside of the axis.
+/// As torch.scatter_add: adds each element of `source` to x at `index` along `axis`, at the same position in the other
+/// axes. index and source have one shape, which equals x's except along the axis. Throws ShapeError if shapes don't
+/// fit, DeviceError if devices differ, UsageError for an index out of range.
 template <Operand X, class D, Operand S>
 auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
   return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
 }
 
-/// x with every element of `source` in place of the one at the position that `index` gives. Throws as scatter_add does,
-/// and UsageError where a position is given twice.
+/// As torch.scatter: stores each element of `source` in x at `index`. Throws as scatter_add does, and UsageError if a
+/// position occurs twice.
 template <Operand X, class D, Operand S>
 auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
   return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);
@@ -16492,7 +16467,7 @@ auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ra
 // <chorus/ops/truth.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
-/// What truth values say together: any, all, count_nonzero, masked_select, nonzero.
+/// any, all, count_nonzero, masked_select, nonzero.
 
 namespace chorus {
 
@@ -16505,7 +16480,7 @@ auto as_truth(const X& x) {
     return ne(x, 0);
 }
 
-// Whether one, or all, of [outer, axis, inner] are true, along the axis.
+// Whether any, or all, elements of [outer, axis, inner] are true along the axis.
 template <bool every, class D>
 Tensor<bool, 2, D> true_along(const Tensor<bool, 3, D>& x) {
   const Shape<2> shape{x.shape()[0], x.shape()[2]};
@@ -16531,7 +16506,7 @@ auto truth_of(const X& x) {
   return true_along<every>(contiguous(as_truth(x)).view(Shape<3>{1, numel(value_of(x).shape()), 1})).view(Shape<0>{});
 }
 
-// The places of what is true, in row-major order.
+// The flat indices of true elements, in order.
 inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
   std::vector<std::int64_t> out;
   for (Index i = 0; i < count; ++i)
@@ -16540,17 +16515,17 @@ inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
 }
 }  // namespace detail
 
-/// Whether an element is true, or of numbers not 0, along an axis, which goes away. False where there are none.
+/// Whether any element is true, or nonzero, along an axis, which is removed. False for an empty axis.
 template <Operand X>
 auto any(const X& x, Index axis) {
   return detail::truth_of<false>("any", x, axis);
 }
-/// The same of all elements, without axes: `any(x > 0).item()`.
+/// The same over all elements: `any(x > 0).item()`.
 template <Operand X>
 auto any(const X& x) {
   return detail::truth_of<false>(x);
 }
-/// Whether all elements are true, or of numbers not 0, along an axis, which goes away. True where there are none.
+/// Whether all elements are true, or nonzero, along an axis, which is removed. True for an empty axis.
 template <Operand X>
 auto all(const X& x, Index axis) {
   return detail::truth_of<true>("all", x, axis);
@@ -16560,7 +16535,7 @@ auto all(const X& x) {
   return detail::truth_of<true>(x);
 }
 
-/// How many elements are true, or not 0: `count_nonzero(labels != -100).item()`. A GPU is waited for.
+/// The number of true or nonzero elements: `count_nonzero(labels != -100).item()`. Waits for the GPU.
 template <Operand X>
 auto count_nonzero(const X& x) {
   detail::check_defined("count_nonzero", value_of(x));
@@ -16569,9 +16544,8 @@ auto count_nonzero(const X& x) {
   return Tensor<std::int64_t, 0, typename tensor_of<X>::device_type>::full({}, count, value_of(x).device());
 }
 
-/// The elements of x at which the mask is true, in row-major order: [count]; the two broadcast. Gradients go back to
-/// where they were. How many there are is known to the host alone: a GPU is waited for. Throws ShapeError where shapes
-/// don't broadcast.
+/// The elements of x where the mask is true, in row-major order: [count]; the two broadcast. Gradients flow to their
+/// positions. Waits for the GPU, since the host has to know the count. Throws ShapeError if shapes don't broadcast.
 template <Operand X, int Rank, Device D>
 auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
   detail::check_defined("masked_select", value_of(x), mask);
@@ -16583,7 +16557,7 @@ auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
   return index_select(reshape(expand(x, shape), Shape<1>{there.numel()}), 0, index);
 }
 
-/// The places of the elements that are true, or not 0, in row-major order: [count, rank]. A GPU is waited for.
+/// The indices of true or nonzero elements, in row-major order: [count, rank]. Waits for the GPU.
 template <Operand X>
 auto nonzero(const X& x) {
   constexpr std::size_t rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -16974,7 +16948,7 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
-/// How a loss scale changes, on the host and on a GPU.
+/// The update rule of a loss scale, on the host and on GPUs.
 
 namespace chorus::kernels {
 
@@ -16989,9 +16963,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
-  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
-  /// become smaller.
+  /// Called after a step: `finite` if all gradients were finite, else the step was skipped. The scale does not grow
+  /// beyond `max_scale`, as PyTorch's does not become infinite, and does not shrink below `min_scale`, or its initial
+  /// value if that is smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
@@ -18008,27 +17982,26 @@ void update_bn(Net& net, Passes&& passes) {
 // <chorus/nn/deferred.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
 #define CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
-/// Deferred: a model that is yet to be made, so that no process ever has to hold all of it.
+/// Deferred: a model that is built later, so that no process has to hold all of it.
 
 namespace chorus {
 
-/// What `deferred` gives: the arguments of a model's constructor.
+/// The result of `deferred`: the arguments of a model's constructor.
 template <class Model, class... Arguments>
 class Deferred {
  public:
   explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
   Model make() const { return std::make_from_tuple<Model>(arguments_); }
-  /// For policies whose ranks have the whole model.
+  /// For policies whose ranks hold the whole model.
   operator Model() const { return make(); }
 
  private:
   std::tuple<Arguments...> arguments_;
 };
 
-/// `Model(arguments...)`, for a policy that keeps a part of the parameters on each rank: it makes the model with
-/// addresses for its parameters and no numbers, and each rank draws the initial numbers of its part alone, the same as
-/// the whole model's. For models whose parameters come from nn::init, as those of all layers do: a constructor that
-/// reads or writes their numbers is refused.
+/// `Model(arguments...)` for a policy that shards parameters. It builds the model with addresses but without values,
+/// and each rank draws only its part of the initial values, which equal the whole model's. For models whose parameters
+/// come from nn::init, as in all layers. A constructor that reads or writes parameter values throws.
 ///   Net net{ch::deferred<Gpt>(config), run};
 template <class Model, class... Arguments>
 Deferred<Model, Arguments...> deferred(Arguments... arguments) {
@@ -18037,7 +18010,7 @@ Deferred<Model, Arguments...> deferred(Arguments... arguments) {
 
 namespace detail {
 
-/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised, until
+/// While it lives, models built by this thread, and policies that take them, keep their initial values undrawn until
 /// `keep_promises`.
 template <class Model>
 class Making {
@@ -18066,11 +18039,11 @@ class Making {
   Model model_;
 };
 
-/// Draws what is promised in this thread yet, which promises nothing more.
+/// Draws all undrawn initial values of this thread, and draws later ones at once.
 inline void keep_promises() {
   if (auto* const promises = std::exchange(PromisedNumbers::current(), nullptr)) promises->keep_the_rest();
 }
-/// `part`, whose numbers are drawn now.
+/// Draws the values of `part` and returns it.
 template <class Part>
 Part with_numbers(Part part) {
   keep_promises();
@@ -21414,23 +21387,23 @@ class ScheduleWalk {
 // <chorus/autograd/activation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
-/// What crosses a cut of a pipeline, without its type: numbers forward, the gradient by them backward.
+/// Type-erased messages between pipeline stages: activations in forward, their gradients in backward.
 
 namespace chorus::pipeline {
 
-/// Goes before each message: types at cuts are known where the model is compiled, shapes are not.
+/// Precedes each message. Stages know the types at a cut from the model's type, but not the shapes.
 struct Header {
-  std::int32_t micro_batch = 0, stage = 0;  ///< whose input, or whose output's gradient, follows
-  std::uint32_t next_operation = 0;         ///< what random operations have counted to so far
+  std::int32_t micro_batch = 0, stage = 0;  ///< of the input, or of the output whose gradient follows
+  std::uint32_t next_operation = 0;         ///< the counter of random operations so far
   DType dtype{};
   std::uint8_t rank = 0;
-  std::uint8_t wants_grad = 0;  ///< whether the gradient is waited for
+  std::uint8_t wants_grad = 0;  ///< whether the sender waits for the gradient
   std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
-  std::uint8_t part = 0;        ///< 0: what goes from layer to layer; from 1 on, what was stashed
-  std::uint8_t stashed = 0;     ///< of part 0: how many others follow
-  std::array<char, 22> name{};  ///< of what was stashed
+  std::uint8_t part = 0;        ///< 0: the activation between layers; 1 and more: stashed values
+  std::uint8_t stashed = 0;     ///< in part 0: number of stashed values that follow
+  std::array<char, 22> name{};  ///< of the stashed value
   std::array<Index, 8> extents{};
-  std::uint64_t batch = 0;  ///< of the first micro-batch: a fingerprint of the whole batch
+  std::uint64_t batch = 0;  ///< in the first micro-batch: a fingerprint of the whole batch
 
   std::size_t bytes() const {
     std::size_t bytes = size_of(dtype);
@@ -21440,21 +21413,21 @@ struct Header {
 };
 static_assert(sizeof(Header) == 112);
 
-/// The input of a stage, or its output.
+/// The input or the output of a stage.
 template <Device D>
 class AnyActivation {
  public:
   virtual ~AnyActivation() = default;
-  /// Dtype, rank and extents, and whether a gradient is wanted.
+  /// Dtype, rank, extents and `wants_grad`.
   virtual Header header() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// The numbers, dense.
+  /// The values, contiguous.
   virtual void* numbers() const = 0;
-  /// Of an output: where the gradient by it is to be written before `take_gradient`.
+  /// For an output: memory for its gradient, to be filled before `take_gradient`.
   virtual void* gradient_to_come() = 0;
-  /// Gives that gradient to the node, from which backward is to go on; null where there is none.
+  /// Adds that gradient to the output's node, from which backward continues; null if there is none.
   virtual Ref<Node> take_gradient() = 0;
-  /// Of an input: the gradient by it, dense; zeros where none has come.
+  /// For an input: its gradient, contiguous; zeros if none has arrived.
   virtual void* gradient() = 0;
 };
 
@@ -21466,7 +21439,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
 
  public:
   explicit Activation(X x) : value(dense(std::move(x))) {}
-  /// An input with room for numbers to come. Throws UsageError where `header` is not of this type.
+  /// An input with room for values to receive. Throws UsageError if `header` describes another type.
   Activation(const Header& header, D device) : value(made(header, device)) {}
 
   Header header() const override {
@@ -21504,7 +21477,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   const X value;
 
  private:
-  // What is sent lies dense. A copy is as good as what it is of, where a gradient goes back through the same node.
+  // Messages are contiguous. A contiguous copy keeps the node, so its gradient flows back as before.
   static X dense(X x) {
     if constexpr (AnyTensor<X>)
       return contiguous(x);
@@ -21533,7 +21506,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   tensor_of<X> gradient_;
 };
 
-/// What was stashed in an earlier stage: its type is that of the Pop that takes it, if this stage has it.
+/// A value stashed in an earlier stage. Its type is unknown until this stage pops it, if it does.
 template <Device D>
 class RawActivation final : public AnyActivation<D> {
  public:
@@ -21547,10 +21520,10 @@ class RawActivation final : public AnyActivation<D> {
     return gradient_.data();
   }
   Ref<Node> take_gradient() override { return {}; }
-  /// Of the value that was popped; else the one that has come from the next stage.
+  /// The gradient of the popped value; if none was popped here, the one received from the next stage.
   void* gradient() override { return popped_ ? popped_->gradient() : gradient_.data(); }
 
-  /// The value as a Variable X. Throws UsageError where it is of another type.
+  /// The value as a Variable X. Throws UsageError if the types differ.
   template <class X>
   const X& pop() {
     auto typed = std::make_shared<Activation<X>>(header_, numbers_.device());
@@ -21571,19 +21544,18 @@ class RawActivation final : public AnyActivation<D> {
 // <chorus/nn/chain.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
-/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut between any two.
+/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut anywhere.
 
 // <chorus/nn/stash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_STASH_HPP
 #define CHORUS_SINGLE_CHORUS_NN_STASH_HPP
-/// Stash and Pop: a value that leaves a chain of layers and comes back in a later one, a skip connection over any
-/// number of layers, and of a pipeline's stages.
+/// Stash and Pop: skip connections in a chain of layers, over any number of layers and pipeline stages.
 
 namespace chorus::nn {
 
 namespace detail {
 
-/// What is stashed in a pass of this thread, in the order in which it was.
+/// The stashed values of this thread's pass, in order.
 template <Device D>
 class Stashes {
  public:
@@ -21591,7 +21563,7 @@ class Stashes {
     std::string name;
     std::shared_ptr<pipeline::AnyActivation<D>> value;
   };
-  /// The pass begins with what was stashed in earlier stages, or with nothing.
+  /// Starts a pass with the values stashed in earlier stages, or with none.
   explicit Stashes(std::vector<Entry> entries = {})
       : entries_(std::move(entries)), before_(std::exchange(of_thread(), this)) {}
   ~Stashes() { of_thread() = before_; }
@@ -21617,7 +21589,7 @@ class Stashes {
     return value;
   }
   const std::vector<Entry>& entries() const { return entries_; }
-  /// What the pass has given; all that was stashed has to be popped by then.
+  /// Returns the pass's result; all stashed values must have been popped.
   template <class Y>
   Y checked(Y y) const {
     check<UsageError>(entries_.empty(), "nn::Stash<\"", entries_.empty() ? "" : entries_.front().name,
@@ -21638,24 +21610,24 @@ class Stashes {
   Stashes* before_;
 };
 
-/// A text as a template's argument.
+/// A string as a template argument.
 template <std::size_t N>
 struct StashName {
   static_assert(N <= 22, "nn::Stash: a name has at most 21 characters");
   char text[N];
-  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts as texts do
+  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts from text
 };
 
-/// The Variable of an operand.
+/// The Variable type of an operand.
 template <Operand X>
 using VariableLike =
     Variable<typename tensor_of<X>::value_type, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
 
 }  // namespace detail
 
-/// `stash(x)` is x, which `nn::Pop` of that name takes in a later layer of a model with CHORUS_PIPELINE, in whichever
-/// stage: `nn::Stash<"skip"> stash;`. Throws UsageError where a value of that name waits already, and at the end of the
-/// model where no layer has popped it.
+/// `stash(x)` returns x and keeps it for the `nn::Pop` of that name in a later layer of a model with CHORUS_PIPELINE,
+/// in any stage: `nn::Stash<"skip"> stash;`. Throws UsageError if a value of that name is already stashed, and at the
+/// end of the model if no layer has popped it.
 template <detail::StashName Name>
 struct Stash : Module {
   template <Operand X>
@@ -21677,8 +21649,8 @@ struct Stash : Module {
   }
 };
 
-/// `pop(x)` is x + what was stashed; `pop(x, combine)` is `combine(x, stashed)`. What was stashed has x's scalar type
-/// and rank. Throws UsageError where it has not, or where nothing was stashed under that name.
+/// `pop(x)` returns x + the stashed value; `pop(x, combine)` returns `combine(x, stashed)`. Throws UsageError if
+/// nothing is stashed under that name, or if its scalar type or rank is not x's.
 template <detail::StashName Name>
 struct Pop : Module {
   template <Operand X>
@@ -21713,7 +21685,7 @@ inline constexpr bool is_module_list = false;
 template <class M>
 inline constexpr bool is_module_list<ModuleList<M>> = true;
 
-/// How many layers a link has: a list's modules one each.
+/// The number of layers in a link; each module of a list is one.
 template <class Link>
 std::size_t layers_of(const Link& link) {
   if constexpr (is_module_list<Link>)
@@ -21722,7 +21694,7 @@ std::size_t layers_of(const Link& link) {
     return 1;
 }
 
-/// What layers `begin` to `end` - 1 of a link make of `x`. The targets are the last link's.
+/// Applies layers `begin` to `end` - 1 of a link to `x`. Only the last link gets the targets.
 template <class Link, class X, class... Targets>
 auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t end, const X& x,
               const Targets&... targets) {
@@ -21744,7 +21716,7 @@ auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t 
   }
 }
 
-/// What links I and later make of `x`.
+/// Applies link I and all later ones to `x`.
 template <std::size_t I, class Links, class X, class... Targets>
 auto run_chain(const Links& links, const X& x, const Targets&... targets) {
   const auto& link = std::get<I>(links);
@@ -21758,10 +21730,10 @@ auto run_chain(const Links& links, const X& x, const Targets&... targets) {
 
 }  // namespace chorus::nn
 
-/// Beside CHORUS_MODULE in a model: lists the links of a chain, and makes `forward` run them one after the other. Each
-/// takes what the one before it has returned, a Variable or a Tensor; the last one takes the further arguments, too, as
-/// a model that returns its loss does: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links are layers,
-/// modules and ModuleLists, each module of which is a place to cut.
+/// Used beside CHORUS_MODULE in a model: lists the links of a chain and defines `forward`, which runs them in order.
+/// Each link takes the result of the previous one, a Variable or a Tensor. The last link also gets the further
+/// arguments, as in a model that returns its loss: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links
+/// are layers, modules and ModuleLists; a pipeline may cut between any two modules of a list.
 #define CHORUS_PIPELINE(...)                                                                            \
   static constexpr ::std::string_view pipeline_names = #__VA_ARGS__;                                    \
   auto pipeline_links() { return ::std::tie(__VA_ARGS__); }                                             \
@@ -26110,12 +26082,12 @@ Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weigh
 // <chorus/kernels/exact_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
-/// Sums of products of whole numbers, without rounding error.
+/// Exact sums of products of integers.
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
-/// exact as long as they stay below 2^24. Winograd's methods don't.
+/// While true on a thread, convolutions only multiply and add their operands, so that sums of integers are exact as
+/// long as they stay below 2^24. Winograd's algorithm is then not used.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -31961,15 +31933,9 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-<<<<<<< HEAD
-/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
-/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
-[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
-=======
 /// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
 /// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
-inline void monitored_barrier(const Collective& c) {
->>>>>>> w_text2
+[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);

@@ -45,31 +45,29 @@
 // <chorus/autograd/parameter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_PARAMETER_HPP
-/// Parameter: a leaf Variable that a model owns. A copy of a handle shares the numbers. Policies move them, into flat
-/// buffers and to other devices; handles, optimizers and tensors that a program has from before go on to stand for the
-/// same numbers.
+/// Parameter: a leaf Variable that a model owns. Copies of a handle share the values. Policies move the values into
+/// flat buffers and to other devices; existing handles, optimizers and tensors stay valid.
 
 #include <algorithm>
 // <chorus/autograd/at_home.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_AT_HOME_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_AT_HOME_HPP
-/// What parameters and buffers have in common: a home for their numbers, which policies move, into flat buffers and to
-/// other devices.
+/// The common base of parameters and buffers: owned values that policies move into flat buffers and to other devices.
 
 // <chorus/autograd/variable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_VARIABLE_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_VARIABLE_HPP
-/// Variable: a Tensor that records how it was made, so that gradients can be taken through it.
+/// Variable: a Tensor that records how it was computed, for differentiation.
 
 // <chorus/autograd/grad_node.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_NODE_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_NODE_HPP
-/// GradNode and LeafNode: the gradient by a value, while backward runs or for good.
+/// GradNode and LeafNode: nodes that hold a gradient, during backward or permanently.
 
 // <chorus/autograd/node.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_NODE_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_NODE_HPP
-/// Node: what a value remembers of how it was made. The nodes behind a loss are the tape that backward walks.
+/// Node: the record of an operation. The nodes behind a loss are the tape that backward walks.
 
 #include <array>
 #include <atomic>
@@ -252,13 +250,13 @@ template <class N>
 class Ref;
 struct BackwardOptions;
 
-/// Whether operations of this thread record nodes.
+/// Whether this thread's operations record nodes.
 inline bool& grad_enabled() {
   thread_local bool enabled = true;
   return enabled;
 }
 
-/// While it lives, operations of this thread record nodes, or don't.
+/// Turns recording on or off in this thread while it lives.
 class GradMode {
  public:
   explicit GradMode(bool enabled) : before_(std::exchange(grad_enabled(), enabled)) {}
@@ -270,7 +268,7 @@ class GradMode {
   bool before_;
 };
 
-/// While one lives, operations of this thread make no nodes: for evaluation and for updates of parameters.
+/// Turns recording off in this thread while it lives, as torch.no_grad: for evaluation and for parameter updates.
 class NoGrad : GradMode {
  public:
   NoGrad() : GradMode(false) {}
@@ -278,8 +276,8 @@ class NoGrad : GradMode {
 
 namespace detail {
 
-/// Node memory: freed pieces are kept by size, per thread, so that a steady training step calls no malloc. Not without
-/// bound: of DataParallel's threads some only make nodes, and one only frees them.
+/// Per-thread free lists for nodes, so that a steady training step calls no malloc. The lists are bounded: with
+/// DataParallel some threads only allocate nodes and one only frees them.
 class NodePool {
  public:
   static void* allocate(std::size_t bytes) {
@@ -311,7 +309,7 @@ class NodePool {
     Piece* first = nullptr;
     std::size_t count = 0;
   };
-  static constexpr std::size_t granule = 64, lists = 64, most_bytes = 1 << 20;  // the latter: of a list
+  static constexpr std::size_t granule = 64, lists = 64, most_bytes = 1 << 20;  // most_bytes: of a list
   static NodePool& of_thread() {
     thread_local NodePool pool;
     return pool;
@@ -326,14 +324,14 @@ class Node;
 namespace detail {
 class LossTerms;
 
-/// What is done with a node's gradient before it goes on; a list.
+/// An action on a node's gradient before it is passed on; a linked list.
 struct GradientHook {
   virtual ~GradientHook() = default;
   virtual void run(Node& node) = 0;
   std::unique_ptr<GradientHook> next;
 };
 
-/// How many DetectAnomaly live, in all threads.
+/// Number of live DetectAnomaly objects, over all threads.
 inline std::atomic<int>& anomaly_detectors() {
   static std::atomic<int> count{0};
   return count;
@@ -342,7 +340,7 @@ inline bool detects_anomalies() { return anomaly_detectors().load(std::memory_or
 
 }  // namespace detail
 
-/// One recorded operation, or a leaf. It also holds the gradient by its one output while backward runs.
+/// One recorded operation, or a leaf. It also holds the gradient of its output while backward runs.
 class Node {
  public:
   explicit Node(const char* operation, bool is_scalar = false)
@@ -353,86 +351,85 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Sends this node's gradient to its inputs, then forgets it and, unless `keep`, what it saved.
+  /// Sends this node's gradient to its inputs and clears it. Frees the saved tensors unless `keep`.
   virtual void backward(bool keep) = 0;
-  /// Calls `visit` on each input that wants a gradient.
+  /// Calls `visit` on each input that requires a gradient.
   virtual void for_each_input(void (*visit)(Node&, void*), void* context) const = 0;
-  /// Called on a leaf once all of this backward's contributions are in its gradient.
+  /// Called on a leaf when this backward has added its last contribution.
   virtual void gradient_is_final() {}
   virtual bool is_leaf() const { return false; }
-  /// Whether backward sends gradients to the inputs that `for_each_input` names and nowhere else.
+  /// Whether backward sends gradients only to the inputs that `for_each_input` visits.
   virtual bool only_to_inputs() const { return true; }
-  /// Calls `visit` on each leaf, beside the inputs, to which backward may send a gradient by itself.
+  /// Calls `visit` on each far leaf: a leaf that is no input but may get a gradient from this backward.
   virtual void for_each_far_leaf(void (*)(Node&, void*), void*) const {}
-  /// In the midst of a backward run: a gradient has come to this leaf from one who knows it as a far leaf. Hooks of a
-  /// far leaf that none has reached don't run.
+  /// During backward: this leaf got a gradient from an operation that has it as a far leaf. The hooks of a far leaf
+  /// without a gradient don't run.
   void set_reached() { reached_ = true; }
-  /// Backward that leaves out far leaves that are skipped: for `grad`, which goes to some nodes only.
+  /// Backward without the skipped far leaves; `grad` uses it to compute only some gradients.
   virtual void backward_to_wanted(bool keep) { backward(keep); }
-  /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
+  /// While a node is skipped, no gradient is sent to it; `grad` uses it to compute only some gradients.
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
 
-  /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
+  /// For a parameter: the version of its values, and its name in the model if known.
   virtual std::uint64_t numbers_version() const { return 0; }
   virtual const char* numbers_name() const { return ""; }
 
-  /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
+  /// Whether the gradient, if any, is free of NaN and infinity.
   virtual bool gradient_is_finite() const { return true; }
   virtual bool has_grad() const { return false; }
-  /// Of an operation: what gradient it holds goes nowhere.
+  /// For an operation: drops its gradient without passing it on.
   virtual void drop_grad() {}
-  /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
+  /// Hooks get the complete gradient of this node's value and may replace it before it is passed on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;
     while (*last) last = &(*last)->next;
     *last = std::move(hook);
   }
   void run_gradient_hooks() { run_gradient_hooks_on(*this); }
-  /// This node's hooks, on the gradient of another one of the same type.
+  /// Runs this node's hooks on the gradient of another node of the same type.
   void run_gradient_hooks_on(Node& node) {
     for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(node);
   }
   bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
 
-  /// Whether the value is known to be a mean: of a loss function, or a plain `mean(x)`.
+  /// Whether the value is known to be a mean: the mean of a loss function, or a plain `mean(x)`.
   bool is_mean() const { return mean_ >= Mean::plain; }
   bool is_loss() const { return mean_ >= Mean::loss; }
   /// Whether it is known to be a sum along the first axis, or of all elements.
   bool is_sum() const { return mean_ == Mean::sum; }
-  /// Of a mean: what its sum was divided by. Tokens that count, the sum of their classes' weights, samples, elements;
-  /// 0 where none counts. Gradients of several shares' means, each multiplied by its share of the sum of these numbers,
-  /// add up to that of the mean over all. 0 for what is not a mean, or not known to be one. The first call may wait
-  /// for a GPU.
+  /// For a mean: the divisor of its sum, i.e. the number of counted tokens, the sum of their class weights, samples or
+  /// elements; 0 if none counts. The gradient of the overall mean is the sum of the shares' gradients, each weighted by
+  /// its share of the total divisor. 0 if the value is not known to be a mean. The first call may wait for a GPU.
   double mean_over() { return mean_ == Mean::uncounted_loss ? count_now() : is_mean() ? mean_over_ : 0; }
   void set_mean(double over, bool is_loss) {
     forget_mean();
     mean_over_ = over;
     mean_ = is_loss ? Mean::loss : Mean::plain;
   }
-  /// The same for a loss whose number is not at hand: `count` gives it when somebody asks.
+  /// The same for a loss whose divisor is not known yet: `count` is called when it is needed.
   void set_mean_later(std::function<double()> count) {
     forget_mean();
     count_ = new std::function<double()>(std::move(count));
     mean_ = Mean::uncounted_loss;
   }
-  /// A sum. `divisor`: what the caller will divide the whole batch's by (`mean_over`), 0 where nobody has said it;
-  /// `counted`: what this one is a sum of, where that is known.
+  /// Marks a sum. `divisor`: what the caller divides the global batch's sum by (`mean_over`), 0 if unknown; `counted`:
+  /// number of summands, if known.
   void set_sum(double divisor = 0, double counted = 0) {
     forget_mean();
     mean_over_ = divisor;
     counted_ = counted;
     mean_ = Mean::sum;
   }
-  /// Of a batch's numbers, and not the one that a loss of the library divides.
+  /// A sum over the batch that no library loss divides.
   bool is_sum_of_batch() const { return is_sum() && is_scalar_ && may_be_of_data() && counted_ >= 0; }
   double divisor() const { return is_sum() ? mean_over_ : 0; }
   double counted() const { return is_sum() ? counted_ : 0; }
-  static constexpr double of_a_mean = -1;  ///< in place of `counted`
-  /// Of a product with a number, and of a quotient by one, without axes: the number. 0 of what is neither.
+  static constexpr double of_a_mean = -1;  ///< special value of `counted`
+  /// For a scalar multiplied or divided by a constant: the constant. 0 otherwise.
   double operand_number() const { return mean_ == Mean::none ? counted_ : 0; }
   void set_operand_number(double number) { counted_ = number; }
-  /// What `other` says of its value holds for this one's.
+  /// Copies the mean and sum marks of `other`.
   void take_mean(Node& other) {
     forget_mean();
     if (other.mean_ == Mean::uncounted_loss)
@@ -443,39 +440,39 @@ class Node {
     mean_ = std::exchange(other.mean_, Mean::none);
   }
 
-  /// How a value depends on the operation's operands. `linear`: its derivatives are constants; `product`, `quotient`:
-  /// of two operands; `pointwise`: element by element, in any other way.
+  /// How the value depends on the operands. `linear`: constant derivatives; `product`, `quotient`: of two operands;
+  /// `pointwise`: any other element-wise function.
   enum class Form : std::uint8_t { other, linear, product, quotient, pointwise };
   Form form() const { return form_; }
   void set_form(Form form) { form_ = form; }
   bool is_scalar() const { return is_scalar_; }
-  /// Whether an operand is not on the tape: numbers, which may be a batch's; and whether the first one is not.
+  /// Whether an operand is off the tape, so that it may be batch data; and whether the first operand is.
   bool has_loose_operand() const { return (operands_ & 1) != 0; }
   bool first_operand_is_loose() const { return (operands_ & 2) != 0; }
-  /// Whether anything but parameters has gone into the value.
+  /// Whether the value depends on more than parameters.
   bool may_be_of_data() const { return (operands_ & 4) != 0; }
   void set_operands(bool loose, bool first_is_loose, bool of_data) {
     operands_ = static_cast<std::uint8_t>((loose ? 1 : 0) | (first_is_loose ? 2 : 0) | (of_data ? 4 : 0));
   }
-  /// The value of an operation without axes, once it is on the host; NaN of others.
+  /// The value of a scalar operation, once it is on the host; else NaN.
   virtual double number() const { return std::numeric_limits<double>::quiet_NaN(); }
 
-  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it as a
-  /// backward run begins. Of a mean it is 1 again when the run has ended; of other nodes see `scale_in_backward`.
+  /// A factor for this node's gradient, applied before it is passed on. Policies set it as a backward run begins. For a
+  /// mean it is reset to 1 after the run; for other nodes see `scale_in_backward`.
   double scale() const { return scale_; }
   void set_scale(double scale) { scale_ = scale; }
 
   const char* operation() const { return operation_; }
-  /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
+  /// Increases in recording order: an operation's inputs have smaller numbers.
   std::uint64_t sequence() const { return sequence_; }
-  /// For operations that threads record at the same time, one each, whose order should not be left to chance: a number
-  /// that one of them has got from `next_sequence` for it.
+  /// For threads that record concurrently: a number from `next_sequence`, drawn in advance by one thread, makes the
+  /// order deterministic.
   void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
 
   void* operator new(std::size_t bytes) { return detail::NodePool::allocate(bytes); }
   void operator delete(void* data, std::size_t bytes) { detail::NodePool::release(data, bytes); }
 
-  /// A number between those of the nodes that exist and those that will.
+  /// A number greater than those of all existing nodes and smaller than those of all later ones.
   static std::uint64_t next_sequence() {
     static std::atomic<std::uint64_t> counter{0};
     return counter.fetch_add(1, std::memory_order_relaxed);
@@ -487,7 +484,7 @@ class Node {
   template <class>
   friend class Ref;
 
-  // Destroying a node may release its inputs: they are queued, so that a long chain doesn't exhaust the stack.
+  // Destroying a node may release its inputs. They are queued, so that a long chain does not overflow the stack.
   static void dispose(Node* node);
 
   enum class Mean : std::uint8_t { none, sum, plain, loss, uncounted_loss };
@@ -504,10 +501,10 @@ class Node {
 
   const char* operation_;
   std::uint64_t sequence_;
-  std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
-  int pending_ = 0;               // consumers that have yet to contribute in that run
+  std::uint64_t visited_by_ = 0;  // the last backward run that counted this node
+  int pending_ = 0;               // consumers that have not contributed in that run yet
   bool skipped_ = false;
-  bool reached_ = false;  // one of those consumers has contributed
+  bool reached_ = false;  // a consumer has contributed
   Mean mean_ = Mean::none;
   const bool is_scalar_;
   Form form_ = Form::other;
@@ -517,12 +514,12 @@ class Node {
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
   union {
     double mean_over_ = 0;
-    std::function<double()>* count_;  // owned, of an uncounted_loss
+    std::function<double()>* count_;  // owned, for an uncounted_loss
   };
   double scale_ = 1, counted_ = 0;
 };
 
-/// A counted pointer to a Node.
+/// An intrusive counted pointer to a Node.
 template <class N>
 class Ref {
  public:
@@ -562,12 +559,12 @@ class Ref {
 // <chorus/kernels/contiguous.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CONTIGUOUS_HPP
-/// Dense copies, and writes through a view.
+/// Contiguous copies, and writes through a view.
 
 // <chorus/kernels/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_COPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_COPY_HPP
-/// Copies, fills and sums of whole arrays, dense or strided, of any scalar type.
+/// Copies, fills and sums of whole arrays, contiguous or strided, of any scalar type.
 
 // <chorus/core/device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DEVICE_HPP
@@ -1196,12 +1193,12 @@ void axpy(Cpu, Index count, T a, const T* x, T* y);
 template <Real T>
 void scale(Cpu, Index count, T a, T* x);
 
-/// dst = the view (src, src_strides) in row-major order of `shape`: makes slices, permutations and broadcasts dense.
+/// dst = the view (src, src_strides) in row-major order of `shape`; makes slices and broadcasts contiguous.
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst);
 
-/// The opposite of `copy_strided`: writes dense `src` in row-major order of `shape` to the view (dst, dst_strides), or
-/// adds it with `accumulate` (floating-point types only). Elements outside of the view stay unchanged.
+/// The inverse of `copy_strided`: writes contiguous `src` in row-major order of `shape` to the view (dst, dst_strides),
+/// or adds it with `accumulate` (floating-point only). Elements outside of the view do not change.
 template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate = false);
@@ -1217,13 +1214,12 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 // <chorus/kernels/cpu/in_float.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
-/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
-/// rounded once.
+/// Kernels for bf16 and half on the CPU: converts the arrays, runs the float kernel and rounds its results once.
 
 // <chorus/kernels/cpu/scratch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
-/// Working memory of a kernel.
+/// Temporary memory of kernels.
 
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
@@ -2848,8 +2844,8 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
-/// order of the stream: the next kernel may have them at once.
+/// `count` uninitialised numbers from the device's cache, released at the end of the scope. On a GPU the release is
+/// stream-ordered: the next kernel may reuse the memory at once.
 template <class T, Device D = Cpu>
 class Scratch {
  public:
@@ -2860,8 +2856,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
-/// does not depend on the number of threads that take part. Without `one_each` all share one.
+/// The same for each thread of a team. The caller allocates all of it at once, so that the amount does not depend on
+/// how many threads take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -2901,7 +2897,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
+/// An argument of the float kernel: unchanged, or a float copy of an array. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -2939,10 +2935,10 @@ detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// An array of float is written in place.
+/// Float arrays are written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
+/// Calls `kernel(device, arguments...)` with float copies of the arrays, and stores the results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
@@ -2958,10 +2954,10 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 // <chorus/kernels/cpu/packet.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
-/// for any alignment.
+/// SIMD registers for reductions: loads and stores with a tail, and accurate sums in an order that does not depend on
+/// alignment.
 
-// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
+// GCC's AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it is inlined.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -2979,7 +2975,7 @@ using Packet = typename Eigen::internal::packet_traits<T>::type;
 template <class T>
 inline constexpr Index lanes = Eigen::internal::packet_traits<T>::size;
 
-/// The count of a whole packet; the count of a tail is an Index.
+/// The element count of a whole packet. A tail's count is an Index.
 template <class T>
 using Whole = std::integral_constant<Index, lanes<T>>;
 
@@ -2997,7 +2993,7 @@ Packet<T> splat(T value) {
 }
 
 namespace detail {
-// Not inlined: kernels have many tails, and tails have few elements.
+// Not inlined: kernels have many tails, but tails have few elements.
 template <class T>
 [[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count) {
   alignas(sizeof(Packet<T>)) T all[lanes<T>];
@@ -3028,7 +3024,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: masked stores take dozens of cycles on some processors.
+// Stored in halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -3057,7 +3053,7 @@ inline __m256d keep_some(__m256d value, Index count, double fill) {
 #endif
 }  // namespace detail
 
-/// The first `count` lanes from memory of any alignment, the others 0.
+/// Loads the first `count` lanes from unaligned memory; the others are 0.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count) {
   if constexpr (std::is_same_v<Count, Whole<T>>) {
@@ -3079,7 +3075,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to the old values.
+/// Stores the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -3108,8 +3104,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
-/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
+/// Stores a packet to an aligned address without caching it (a non-temporal store), for data that would not stay in the
+/// caches until it is read. Call `finish_streams` before other threads read it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -3123,7 +3119,7 @@ inline void finish_streams() {
 #endif
 }
 
-/// The first `count` lanes of `value`, the others `fill`.
+/// The first `count` lanes of `value`; the others are `fill`.
 template <class T, class Count>
 Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   if constexpr (std::is_same_v<Count, Whole<T>>) return value;
@@ -3134,14 +3130,14 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   else
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
 }
-/// The first `count` lanes from memory, the others `fill`.
+/// Loads the first `count` lanes; the others are `fill`.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count, T fill) {
   return keep_first<T>(load(from, count), count, fill);
 }
 
-/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds its inputs by value: references are read anew after each store.
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. If `f` stores packets it
+/// should capture its inputs by value: references are reloaded after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -3149,21 +3145,21 @@ void for_packets(Index n, F f) {
   if (i < n) f(i, n - i);
 }
 
-/// The same by several threads, for an `f` that treats each packet by itself.
+/// The same on several threads, for an `f` that treats packets independently.
 template <class T, class F>
 void parallel_packets(Index n, F f) {
   parallel_ranges(n, lanes<T>, thread_elements,
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
+/// NaN if a lane is NaN, else `extremum`, that of all lanes. Eigen's NaN-propagating reduction is scalar.
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
+/// The operators of `reduce_packets` and `reduce_rows`. NaN propagates in Max and Min.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -3183,9 +3179,9 @@ struct Min {
   static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_min(a)); }
 };
 
-/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
-/// order.
+/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: with two accumulators, and
+/// pairwise above blocks of 128 packets, so that the rounding error is about that of one block. Threads share long
+/// ranges, in the same order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
   constexpr Index w = lanes<T>, block = 128 * w;
@@ -3235,7 +3231,7 @@ V reduce_rows(Index begin, Index end, V zero, Combine combine, const Value& valu
 // <chorus/kernels/cpu/transpose.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
-/// Squares of packets transposed in registers.
+/// Transposes squares of packets in registers.
 
 namespace chorus::kernels::detail {
 
@@ -3246,13 +3242,12 @@ namespace chorus::kernels::detail {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// As many packets as one has lanes.
+/// As many packets as a packet has lanes.
 template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
-/// the lanes.
+/// 64 shuffles in registers, half as many as in Eigen: pairs, then fours within 128-bit lanes, then the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
 #pragma GCC unroll 8
@@ -3296,14 +3291,14 @@ template <class T>
 // <chorus/kernels/strided_runs.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// StridedRuns: iterates over a strided or broadcast array in the row-major order of a shape, in few long runs of
 /// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
-/// Elements from a view's first to its last, if no axis is empty.
+/// The number of elements from a view's first to its last, if no axis is empty.
 inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
   Index count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
@@ -3312,7 +3307,7 @@ inline Index extent(std::span<const Index> shape, std::span<const Index> strides
 
 class StridedRuns {
  public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
+  /// `strides` in elements, one per axis of `shape`; 0 along broadcast axes. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
@@ -3333,15 +3328,15 @@ class StridedRuns {
     }
   }
 
-  /// True if the array's order in memory is that of the shape, without gaps.
+  /// Whether the array is contiguous in the shape's order.
   bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
 
-  // The axes after merging, the innermost first.
+  // The axes after merging, innermost first.
   std::size_t rank() const { return rank_; }
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
-  /// The walk without the innermost of several axes.
+  /// The iteration without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
     std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
@@ -3350,7 +3345,7 @@ class StridedRuns {
     return out;
   }
 
-  /// Moves to an element, counted in the shape's order. No axis is empty.
+  /// Seeks to an element, by its index in the shape's order. No axis is empty.
   void go_to(Index element) {
     offset_ = 0;
     for (std::size_t axis = 0; axis < rank_; ++axis) {
@@ -3360,10 +3355,10 @@ class StridedRuns {
     }
   }
 
-  /// The number of elements left of a long run; `otherwise` if runs are short.
+  /// The number of elements left in a long run; `otherwise` if runs are short.
   Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
 
-  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
+  /// If the next `count` elements are contiguous: skips them and returns the offset of the first.
   std::optional<Index> neighbours(Index count) {
     if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
     const Index first = offset_;
@@ -3371,7 +3366,7 @@ class StridedRuns {
     return first;
   }
 
-  /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
+  /// Iterates over the next `count` elements: `run(offset of the first, step, number)`.
   template <class Run>
   void next(Index count, const Run& run) {
     while (count > 0) {
@@ -3493,7 +3488,7 @@ void scale(Cpu, Index count, T a, T* x) {
 
 namespace detail {
 
-/// The next `count` elements of a strided array, put side by side.
+/// Gathers the next `count` elements of a strided array.
 template <class T>
 void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -3509,7 +3504,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: writes (or adds) `count` neighbouring elements to their places.
+/// The inverse: writes (or adds) `count` adjacent elements to their positions.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -3532,16 +3527,16 @@ void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// Whether the innermost axis repeats each number a few times. Such axes are too short for runs of their own.
+/// Whether the innermost axis repeats each number a few times. Runs along such an axis would be too short.
 inline bool repeats(const StridedRuns& runs) { return runs.rank() > 1 && runs.stride(0) == 0 && runs.size(0) <= 16; }
 
-/// gather and scatter (which adds) of a whole such array of `count` elements.
+/// gather and scatter (which adds) for such an array of `count` elements.
 template <class T>
 void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // the common case of enlarged images
+    if (times == 2)  // common for upsampled images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -3566,8 +3561,7 @@ void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to)
   });
 }
 
-/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache, and floats by squares in
-/// registers.
+/// dst[i][j] = src[j][i] for i < rows, j < columns, in tiles that fit into the cache; floats in register squares.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
   constexpr Index tile = 64;
@@ -3596,13 +3590,13 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
-/// along the other axes these two are copied as a matrix that is transposed.
+/// A view whose innermost axis is strided, while another axis, `unit`, has stride 1. For each index of the other axes,
+/// these two are copied as a matrix transpose.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
   std::size_t rest = 0;
-  std::array<Index, max_rank> shape{}, src{}, dst{};  // of the rest, the innermost first: sizes, strides
+  std::array<Index, max_rank> shape{}, src{}, dst{};  // sizes and strides of the other axes, the innermost first
 
   TransposedView(const StridedRuns& runs, std::size_t unit)
       : rows(runs.size(unit)), columns(runs.size(0)), src_stride(runs.stride(0)), dst_stride(0) {
@@ -3656,13 +3650,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // If there are many matrices, each thread has its own: no two threads read or write one line.
+  // If there are many matrices, each thread copies its own, so that no two threads share a cache line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Otherwise each has a range of the first axis that is longer than 1.
+  // Otherwise each thread has a range of the first axis longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
@@ -3706,8 +3700,7 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/kernels/cuda/launch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAUNCH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LAUNCH_HPP
-/// The basis of every kernel: launching, the walk over elements in strides of the grid, 16-byte accesses, and numbers
-/// of 2 bytes computed in float.
+/// The basis of all kernels: launches, grid-stride loops, 16-byte accesses, and 2-byte numbers computed in float.
 
 #include <cuda_runtime.h>
 
@@ -4001,7 +3994,7 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 // <chorus/kernels/cpu/scratch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
-/// Working memory of a kernel.
+/// Temporary memory of kernels.
 
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
@@ -5216,8 +5209,8 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
-/// order of the stream: the next kernel may have them at once.
+/// `count` uninitialised numbers from the device's cache, released at the end of the scope. On a GPU the release is
+/// stream-ordered: the next kernel may reuse the memory at once.
 template <class T, Device D = Cpu>
 class Scratch {
  public:
@@ -5228,8 +5221,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
-/// does not depend on the number of threads that take part. Without `one_each` all share one.
+/// The same for each thread of a team. The caller allocates all of it at once, so that the amount does not depend on
+/// how many threads take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -5252,19 +5245,19 @@ class ThreadScratch {
 // <chorus/kernels/cuda/geometry.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEOMETRY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEOMETRY_HPP
-/// The division of kernels' work among blocks and threads: plain arithmetic, without a GPU and CUDA headers.
+/// How kernels divide work among blocks and threads. Needs no GPU and no CUDA headers.
 
 namespace chorus::kernels::cuda {
 
-/// Threads of every block.
+/// Threads per block.
 inline constexpr int block_threads = 256;
-/// Bytes of one access; pointers that are multiples of it allow them.
+/// Bytes of a vector access, for pointers aligned to it.
 inline constexpr int access_bytes = 16;
 
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
-/// Blocks for `items` pieces of work, one for a thread at a time. If there are more, threads continue in strides of the
-/// whole grid. At least 1, and the same on every GPU, so that results are the same.
+/// The number of blocks for `items`, one per thread at a time. Above the limit, threads continue in grid strides. At
+/// least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
   constexpr Index most = 8192;
   return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
@@ -5275,20 +5268,20 @@ inline int alignment_of(const void* pointer, int most = 256) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
 }
-/// Whether all pointers (null ones don't count) allow accesses of 16 bytes.
+/// Whether all pointers, except null ones, allow 16-byte accesses.
 template <class... T>
 bool aligned(const T*... pointers) {
   return ((alignment_of(pointers) >= access_bytes) && ...);
 }
 
-/// The division of lines among a block's threads: `lanes` threads on each of `lines` neighbouring lines.
+/// How a block's threads work on lines: `lanes` threads on each of `lines` adjacent lines.
 struct LinePlan {
   int lanes = block_threads, lines = 1;
-  /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
+  /// Whether adjacent threads work on one (contiguous) line, or on different lines.
   bool along = true;
 };
 
-/// For lines of `length` numbers that are `inner` apart: few threads a line if lines are short or lie side by side.
+/// For lines of `length` numbers with stride `inner`: few threads per line if lines are short or interleaved.
 constexpr LinePlan plan_lines(Index length, Index inner) {
   const auto power_of_two = [](Index n) { return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n))); };
   if (inner == 1) {
@@ -5302,7 +5295,7 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
   return {lanes, block_threads / lanes, false};
 }
 
-/// The division of a reduction: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+/// How a reduction is divided: LinePlan within a block, and `splits` blocks per line, whose results are reduced again.
 struct ReducePlan {
   Index outputs = 0, length = 0;
   LinePlan lines;
@@ -5312,8 +5305,8 @@ struct ReducePlan {
   constexpr Index tiles() const { return divide_up(outputs, lines.lines); }
 };
 
-/// For `outputs` reductions over `length` elements each. `neighbours` means that the outputs' elements lie side by
-/// side, not those of one output. No thread sums more than about 1024 numbers as long as splits suffice.
+/// The plan for `outputs` reductions over `length` elements each. `neighbours`: adjacent elements belong to different
+/// outputs. No thread sums more than about 1024 numbers, as far as splits suffice.
 constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   ReducePlan plan{outputs, length, plan_lines(length, neighbours ? std::max(outputs, Index{2}) : 1), 1, length};
   const Index at_once = Index{plan.lines.lanes} * 1024;
@@ -5327,11 +5320,11 @@ constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
 
 inline constexpr int most_axes = 8;
 
-/// Offsets of element i, counted in row-major order of a shape, in `N` strided arrays at once.
+/// The offsets of element i, in row-major order of a shape, in `N` strided arrays.
 template <int N>
 struct StridedMap {
-  int axes = 0;  ///< after merging; the innermost first
-  bool narrow = false;  ///< divisions of 32 bits suffice, which take a quarter of the time
+  int axes = 0;  ///< after merging; innermost first
+  bool narrow = false;  ///< whether 32-bit divisions suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
@@ -5356,7 +5349,7 @@ struct StridedMap {
   }
 };
 
-/// The map for these strides, in elements; axes that all arrays can treat as one are merged. Throws ShapeError.
+/// The map for these strides, in elements; adjacent axes are merged where all arrays allow it. Throws ShapeError.
 template <std::size_t N>
 StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
                                             const std::array<std::span<const Index>, N>& strides) {
@@ -5384,12 +5377,12 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
   return map;
 }
 
-/// A sum over the axes with `strides` 0: the elements of a dense array of `shape` that belong to each sum.
+/// A sum over the axes with `strides` 0: which elements of a contiguous array of `shape` belong to each sum.
 struct BroadcastSum {
-  StridedMap<2> outputs;   ///< of the first element in the dense array, and of the sum
-  StridedMap<1> elements;  ///< of the others in the dense array, from the first
+  StridedMap<2> outputs;   ///< offsets of the first element in the array, and of the sum
+  StridedMap<1> elements;  ///< offsets of the other elements, from the first
   Index output_count = 1, element_count = 1;
-  bool neighbours = false;  ///< the dense array's last axis is kept
+  bool neighbours = false;  ///< whether the array's last axis is kept
 };
 inline BroadcastSum broadcast_sum(std::span<const Index> shape, std::span<const Index> strides) {
   std::array<Index, most_axes> kept{}, kept_dense{}, kept_strides{}, summed{}, summed_dense{};
@@ -5430,13 +5423,13 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::DeviceGuard;
 
-// The project's tests replace it, to run kernels on the CPU.
+// The project's tests replace it to run kernels on the CPU.
 #ifndef CHORUS_LAUNCH_KERNEL
 #define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...) \
   KERNEL<<<BLOCKS, THREADS, 0, STREAM>>>(__VA_ARGS__)
 #endif
 
-/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, if it can't be started.
+/// Enqueues a kernel on the thread's stream. Throws DeviceError with the kernel's name if the launch fails.
 template <class... Parameters, class... Arguments>
 void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
   const DeviceGuard guard(device);
@@ -5465,25 +5458,25 @@ void for_each(Cuda device, const char* name, Index count, const F& f) {
   if (count > 0) launch(device, name, blocks_for(count), detail::each<F>, count, f);
 }
 
-/// The number at `from[i]`, in the type of computation.
+/// The number at `from[i]`, in the compute type.
 template <class T>
 __device__ compute_type<T> get(const T* from, Index i) {
   return static_cast<compute_type<T>>(from[i]);
 }
-/// Writes a number, or adds it to the old value.
+/// Stores a number, or adds it to the old value.
 template <class T>
 __device__ void put(T* to, Index i, compute_type<T> value, bool accumulate = false) {
   to[i] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(to[i]) + value : value);
 }
 
-/// As many neighbouring numbers as one access moves.
+/// As many adjacent numbers as one access moves.
 template <class T>
 struct alignas(access_bytes) Vector {
   static constexpr int width = access_bytes / static_cast<int>(sizeof(T));
   T v[width];
 };
 
-/// The first `n` numbers from `from`, the others 0; in one access if `vector` says that the address allows it.
+/// Loads `n` numbers; the rest are 0. `vector`: the address allows one 16-byte access.
 template <class T>
 __device__ Vector<T> load_vector(const T* from, int n, bool vector) {
   if (vector && n == Vector<T>::width) return *reinterpret_cast<const Vector<T>*>(from);
@@ -5503,14 +5496,14 @@ __device__ void store_vector(T* to, const Vector<T>& value, int n, bool vector) 
     if (i < n) to[i] = value.v[i];
 }
 
-/// Calls `f(first, n)` for the vectors of `count` numbers; only the last has less than `width` of them.
+/// Calls `f(first, n)` for the vectors of `count` numbers; only the last may be short.
 template <int width, class F>
 __device__ void for_vectors(Index count, const F& f) {
   for (Index first = width * thread_index(); first < count; first += width * thread_count())
     f(first, count - first < width ? static_cast<int>(count - first) : width);
 }
 
-/// Pointers of the arrays that a kernel with `N` operands works on.
+/// The pointers of `N` operands.
 template <class T, int N>
 struct Many {
   T at[N];
@@ -5586,7 +5579,7 @@ struct Fill {
   __device__ void operator()(Index i) const { x[i] = value; }
 };
 
-/// Numbers that are moved by accesses of 16 bytes.
+/// Numbers that are moved with 16-byte accesses.
 template <class T, int count>
 struct alignas(access_bytes) Run {
   T v[count];
@@ -5702,7 +5695,7 @@ void copy_strided(Cuda device, std::span<const Index> shape, const T* src, std::
     cuda::for_each(device, "copy_strided", count, cuda::Gather<T>{map, src, dst});
 }
 
-// If places repeat (stride 0) and results are summed, each place sums its own elements.
+// If positions repeat (stride 0) and results are summed, each position sums its own elements.
 template <Scalar T>
 void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst,
                      std::span<const Index> dst_strides, bool accumulate = false);
@@ -5717,13 +5710,13 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/kernels/cuda/lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_LINES_HPP
-/// Lines of a tensor along one axis, and reductions, by blocks of threads. Some of a block's threads work on each line.
-/// Sums are made in an order that depends on sizes alone, so that a repeated run has the same bits.
+/// Lines of a tensor along one axis, and reductions, with several threads of a block per line. The order of sums
+/// depends only on sizes, so that repeated runs give the same bits.
 
 // <chorus/kernels/axis_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
+/// How kernels see a contiguous tensor of any rank: one axis, the axes outside of it and those inside.
 
 namespace chorus::kernels {
 
@@ -5732,16 +5725,16 @@ struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result without the axis: [outer, inner].
+  /// Number of elements without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
+/// A row-major tensor as [batch, channels, inner], for normalisation per channel.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 
   constexpr Index numel() const { return batch * channels * inner; }
-  /// Elements of one channel.
+  /// Number of elements of one channel.
   constexpr Index per_channel() const { return batch * inner; }
 };
 
@@ -5750,7 +5743,7 @@ struct ChannelShape {
 
 namespace chorus::kernels::cuda {
 
-/// Combines `value` over the lanes of each line of the block; all threads of the block call it, all get the result.
+/// Combines `value` over the lanes of each line. All threads of the block must call it; all get the result.
 template <class A, class Combine>
 __device__ A combine_lanes(const LinePlan& plan, int lane, int line, A value, const Combine& combine) {
   __shared__ A all[block_threads];
@@ -5773,7 +5766,7 @@ struct Plus {
     return a + b;
   }
 };
-/// The larger one; NaN wins.
+/// The maximum; NaN propagates.
 struct Larger {
   template <class A>
   __device__ A operator()(A a, A b) const {
@@ -5787,13 +5780,13 @@ struct Smaller {
   }
 };
 
-/// One thread's elements of a line. A line that doesn't exist has no length: its threads only take part in `reduce`.
+/// One thread's elements of a line. Threads of a line that does not exist only take part in `reduce`.
 struct Line {
   LinePlan plan;
   int lane, line;
   bool exists;
-  Index at;      ///< of the first element in [outer, axis, inner]
-  Index result;  ///< of the line's place in [outer, inner]
+  Index at;      ///< index of the first element in [outer, axis, inner]
+  Index result;  ///< index of the line in [outer, inner]
   Index length, stride;
 
   /// Calls `f(offset)` for this thread's elements.
@@ -5801,7 +5794,7 @@ struct Line {
   __device__ void each(const F& f) const {
     for (Index i = lane; i < length; i += plan.lanes) f(at + i * stride);
   }
-  /// The whole line's `combine` of `value(offset)`; all threads of the block call it.
+  /// Reduces `value(offset)` over the whole line with `combine`; all threads of the block must call it.
   template <class A, class Combine, class Value>
   __device__ A reduce(A neutral, const Combine& combine, const Value& value) const {
     A mine = neutral;
@@ -5812,7 +5805,7 @@ struct Line {
   __device__ double sum(const Value& value) const {
     return reduce(0.0, Plus{}, value);
   }
-  /// True in the one thread that writes the line's results.
+  /// True in the thread that writes the line's results.
   __device__ bool first() const { return exists && lane == 0; }
 };
 
@@ -5898,7 +5891,7 @@ void reduce(Cuda device, const char* name, Index outputs, Index length, bool nei
   for_each(device, name, outputs, detail::FinishSplits<A, Job>{plan, job, partial.data()});
 }
 
-/// Two sums at once. It has no initialiser, as shared memory requires.
+/// Two sums. No initialiser, since shared memory does not allow one.
 struct Pair {
   double a, b;
   friend __device__ Pair operator+(const Pair& x, const Pair& y) { return {x.a + y.a, x.b + y.b}; }
@@ -5926,7 +5919,7 @@ struct SumBroadcast {
   }
 };
 
-/// The view (to, strides) of `shape` = the sums of dense `from` over the axes where `strides` is 0, or is added to.
+/// The view (to, strides) of `shape` = (or +=) the sums of contiguous `from` over the axes with stride 0.
 template <class T>
 void sum_broadcast(Cuda device, std::span<const Index> shape, const T* from, T* to, std::span<const Index> strides,
                    bool accumulate) {
@@ -7861,7 +7854,7 @@ void check_same_device([[maybe_unused]] const char* operation, const First& firs
 
 namespace chorus {
 
-/// A copy of the numbers, dense, in memory of its own; undefined if x is.
+/// A contiguous copy in new memory; undefined if x is.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   if (!x.defined()) return x;
@@ -7873,13 +7866,13 @@ Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   return out;
 }
 
-/// The same numbers in dense row-major memory: `x` itself if it is dense already.
+/// x in contiguous row-major memory: `x` itself if it already is.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
   return x.is_contiguous() ? x : clone(x);
 }
 
-/// The effect of `x[0] = y`: see Tensor's assignment.
+/// Implements `x[0] = y`: see Tensor's assignment.
 template <Scalar T, int Rank, Device D, class Y>
 void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   if constexpr (std::is_arithmetic_v<Y>) {
@@ -7906,7 +7899,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
       if (axis >= begin) fits = fits && (y.shape()[axis - begin] == x.shape()[axis] || y.shape()[axis - begin] == 1);
     }
     check<ShapeError>(fits, "x[i] = y: expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
-    // A source that shares the written memory, or lies on another device, is copied first.
+    // A source that shares the written memory, or is on another device, is copied first.
     const bool apart = y.storage().memory().block() != x.storage().memory().block();
     auto right = contiguous((apart ? y : clone(y)).expand(x.shape()));
     if (right.device() != x.device()) {
@@ -7922,7 +7915,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   }
 }
 
-/// The reason why `y` can't be assigned to a name of a Tensor.
+/// The compile error if `y` can't be assigned to a Tensor.
 template <Scalar T, int Rank, Device D, class Y>
 void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
   static_assert(std::is_same_v<Y, void>,
@@ -7938,7 +7931,7 @@ void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
 
 namespace chorus {
 
-/// Where a backward function writes the gradient of one input: dense memory, to be added to or overwritten.
+/// Where a backward function writes an input's gradient: contiguous memory that it adds to or overwrites.
 template <Real T, int Rank, Device D>
 struct GradTarget {
   Tensor<T, Rank, D> grad;
@@ -7960,14 +7953,14 @@ template <class T, int Rank, class D>
 }
 template <class T, int Rank, class D>
 [[gnu::noinline, gnu::cold]] void check_finite(const char* operation, const Tensor<T, Rank, D>& value) {
-  // What masks attention is infinite on purpose.
+  // Attention masks are infinite on purpose.
   if (std::string_view(operation) == "masked_fill") return;
   check<NonFiniteError>(all_finite(value), "anomaly: a NaN or an infinity in the output of '", operation,
                         "', of shape ", value.shape());
 }
 }  // namespace detail
 
-/// A node that holds the gradient by one value.
+/// A node that holds the gradient of one value.
 template <Real T, int Rank, Device D>
 class GradNode : public Node {
  public:
@@ -7976,7 +7969,7 @@ class GradNode : public Node {
   GradNode(const char* operation, const Shape<Rank>& shape, D device)
       : Node(operation, Rank == 0), shape_(shape), device_(device) {}
 
-  /// Where the next contribution goes; from then on there is a gradient.
+  /// Where the next contribution is written. Marks the gradient as present.
   GradTarget<T, Rank, D> target() {
     grad_.storage().touch();
     if (!grad_.defined()) {
@@ -7987,8 +7980,8 @@ class GradNode : public Node {
     return {grad_, std::exchange(has_grad_, true)};
   }
 
-  /// A contribution that stands ready, dense, in a tensor of its own or in one that others may hold too. What is not
-  /// made yet (see wide_later.hpp) is for who made that tensor's node.
+  /// Adds a complete, contiguous contribution, whose memory others may share. A lazy one (see wide_later.hpp) stays
+  /// lazy: the operation that made this value can take the narrow numbers.
   void add(const tensor_type& contribution) {
     if (!has_grad_ && !bound_) {
       grad_ = contribution;
@@ -8003,7 +7996,7 @@ class GradNode : public Node {
     }
   }
 
-  /// Whether `add` would keep the memory that it is given: there is none for this gradient yet.
+  /// Whether `add` would keep the memory that it is given, since this gradient has none yet.
   bool takes_over() const { return !grad_.defined(); }
 
   bool has_grad() const final { return has_grad_; }
@@ -8012,12 +8005,12 @@ class GradNode : public Node {
     has_grad_ = false;
     grad_ = {};
   }
-  /// The gradient; undefined where there is none.
+  /// The gradient; undefined if there is none.
   tensor_type grad() const {
     grad_.storage().touch();
     return has_grad_ ? grad_ : tensor_type{};
   }
-  /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
+  /// Replaces the gradient's values. Throws ShapeError if the shapes differ.
   void replace_grad(const tensor_type& other) {
     check<ShapeError>(other.defined() && other.shape() == shape_, "register_hook: the hook of a gradient of shape ",
                       shape_, " returned shape ", other.shape());
@@ -8029,8 +8022,8 @@ class GradNode : public Node {
       grad_ = dense;
     has_grad_ = true;
   }
-  /// Forgets the gradient. The memory stays, and the next contribution overwrites it; but what somebody has a handle to
-  /// stays that gradient.
+  /// Clears the gradient but keeps its memory, which the next contribution overwrites. Handles that others hold keep
+  /// the old values.
   void zero_grad() {
     if (grad_.storage().owners() > 1) {
       if (!bound_)
@@ -8044,26 +8037,26 @@ class GradNode : public Node {
   D device() const { return device_; }
   bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad()); }
 
-  /// A gradient and the place where it lies.
+  /// A gradient and whether it is bound to a place.
   struct Held {
     tensor_type grad;
     bool has_grad = false, bound = false;
   };
-  /// Puts another gradient, or none, in the place of this one, which is returned: for `grad`, which adds to none.
+  /// Replaces this gradient and returns the old one. `grad` uses it to leave accumulated gradients alone.
   Held exchange_grad(Held held) {
     return {std::exchange(grad_, std::move(held.grad)), std::exchange(has_grad_, held.has_grad),
             std::exchange(bound_, held.bound)};
   }
 
  protected:
-  // The value has got another shape: there is no gradient by it, nor a place for one.
+  // The value has a new shape, so the old gradient and its memory are dropped.
   void change_shape(const Shape<Rank>& shape) {
     set_has_grad(false);
     shape_ = shape;
     grad_ = {};
     bound_ = false;
   }
-  // Puts the gradient at a place that stays: a range of a flat buffer, on the device of `whole`.
+  // Moves the gradient to a permanent place: a range of the flat buffer `whole`.
   void bind_grad(const Storage<D>& whole, T* place) {
     const auto bytes = static_cast<std::size_t>(numel(shape_)) * sizeof(T);
     if (has_grad_) copy_bytes(whole.device(), place, device_, grad_.data(), bytes);
@@ -8074,7 +8067,7 @@ class GradNode : public Node {
       grad_ = {Storage<D>::home_in(whole, place, bytes), place, shape_, row_major(shape_)};
     bound_ = true;
   }
-  // The gradient's numbers on another device, in memory of their own.
+  // Moves the gradient to new memory on another device.
   void move_grad(D device) {
     if (grad_.defined()) {
       const auto near = tensor_type::empty(shape_, device);
@@ -8100,7 +8093,7 @@ class GradNode : public Node {
   const tensor_type& grad_memory() const { return grad_; }
 
  private:
-  // The numbers move out of the place that is bound, with all handles; a new gradient comes into it.
+  // Handles keep the old values in new memory; the next gradient uses the bound place.
   [[gnu::noinline, gnu::cold]] void leave_to_holders() {
     const MemoryScope scope(trace::Memory::gradients);
     const Storage<D> held = grad_.storage(), whole = held.memory(), aside(device_, grad_.bytes());
@@ -8109,7 +8102,7 @@ class GradNode : public Node {
     grad_ = {Storage<D>::home_in(whole, place, grad_.bytes()), place, shape_, row_major(shape_)};
     held.move_home(aside, aside.data());
   }
-  // Not in place: others may hold this memory.
+  // Not in place: others may share this memory.
   [[gnu::noinline, gnu::cold]] tensor_type take_scaled() {
     auto scaled = tensor_type::zeros(shape_, device_);
     grad_.storage().touch();
@@ -8117,7 +8110,7 @@ class GradNode : public Node {
     grad_ = {};
     return scaled;
   }
-  // Others hold this memory, so it must not change: continues in a copy.
+  // Others share this memory, so accumulation continues in a copy.
   void add_out_of_place(tensor_type copy) {
     copy_bytes(device_, copy.data(), device_, grad_.data(), grad_.bytes());
     grad_ = std::move(copy);
@@ -8131,7 +8124,7 @@ class GradNode : public Node {
   std::uint32_t times_forgotten_ = 0;
 };
 
-/// The gradient of a value that no operation made.
+/// The node of a leaf: a value that no operation made.
 template <Real T, int Rank, Device D>
 class LeafNode : public GradNode<T, Rank, D> {
  public:
@@ -8149,9 +8142,9 @@ class LeafNode : public GradNode<T, Rank, D> {
     for (const auto& hook : hooks_) hook();
   }
   bool has_hooks() const { return !hooks_.empty() || this->has_gradient_hooks(); }
-  /// `hook` runs during each backward as soon as this leaf's gradient is complete.
+  /// `hook` runs in each backward as soon as this leaf's gradient is complete.
   void add_hook(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
-  /// The same, after all others: it gives the gradient away.
+  /// The same, but after all other hooks, since it hands the gradient on.
   void add_last_hook(std::function<void()> hook) { last_hooks_.push_back(std::move(hook)); }
 
  private:
@@ -8181,7 +8174,7 @@ struct TypedHook final : GradientHook {
 // <chorus/autograd/operation_watch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_OPERATION_WATCH_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_OPERATION_WATCH_HPP
-/// Who watches the operations of a forward pass, as the conversion to integers does.
+/// Observers of a forward pass's operations, as used for the conversion to integers.
 
 namespace chorus::detail {
 
@@ -8190,16 +8183,16 @@ struct WatchedTensor {
   DType dtype = DType::f32;
   const void* data = nullptr;
   std::vector<Index> shape, strides;
-  /// Holds the memory, so that no later tensor is taken for this one.
+  /// Keeps the memory alive, so that no later tensor has the same address.
   std::shared_ptr<const void> keep;
 
   bool defined() const { return data != nullptr; }
 };
 
-/// An operation that has ended.
+/// A finished operation.
 struct WatchedOperation {
   const char* name;
-  /// The operation as `record` got it: an object whose type goes with the name ("conv2d": operations::Conv2d).
+  /// The operation as passed to `record`; its type follows from the name ("conv2d": operations::Conv2d).
   const void* facts;
   std::vector<WatchedTensor> inputs;
   WatchedTensor output;
@@ -8211,7 +8204,7 @@ class OperationWatch {
   virtual void ended(const WatchedOperation& operation) = 0;
 };
 
-/// The one that watches this thread, or null.
+/// This thread's observer, or null.
 inline thread_local constinit OperationWatch* operation_watch = nullptr;
 
 }  // namespace chorus::detail
@@ -8224,38 +8217,37 @@ inline thread_local constinit OperationWatch* operation_watch = nullptr;
 
 namespace chorus {
 
-/// Has `action` called once, at the end of the backward run that this thread is in. For gradient hooks.
+/// For gradient hooks: `action` is called once, at the end of this thread's backward run.
 void at_backward_end(std::function<void()> action);
 
-/// Who wants to know of backward runs before they start: a policy, which weighs this run's gradients.
+/// An observer that is told before a backward run starts. Policies use it to weight the run's gradients.
 class BackwardWatch {
  public:
   virtual ~BackwardWatch() = default;
-  /// Called once for each run, in its thread. `nodes` are all that it goes through, the last recorded first; the roots
-  /// among them hold their gradients, and none has been sent on. May call `scale_in_backward` and `at_backward_end`.
-  /// What it throws comes out of the run, which has then changed nothing; the roots' gradients are dropped.
+  /// Called once for each run, in its thread. `nodes` are all nodes of the run, the last recorded first. The roots hold
+  /// their gradients; nothing has been passed on. May call `scale_in_backward` and `at_backward_end`. An exception from
+  /// it propagates out of the run: nothing has changed, and the roots' gradients are dropped.
   virtual void backward_begins(std::span<const Ref<Node>> nodes) = 0;
 };
 
-/// From now on `watch` is told of this thread's backward runs, as long as it lives; any thread may end its life. It is
-/// not told of runs within runs, nor of those without hooks. A second call with the same one does nothing.
+/// `watch` observes this thread's backward runs while it lives; any thread may destroy it. Nested runs and runs without
+/// hooks are not reported. Registering it again does nothing.
 void watch_backward(const std::weak_ptr<BackwardWatch>& watch);
 
-/// Has the gradient that comes into `node` multiplied by `scale` in the backward run that this thread is in.
+/// In this thread's backward run, the gradient of `node` is multiplied by `scale`.
 void scale_in_backward(Node& node, double scale);
 
-/// The number of the backward run that this thread is in, the outermost one: no other run in this process has it. 0
-/// outside of a run.
+/// The number of this thread's outermost backward run, unique in the process. 0 outside of a run.
 std::uint64_t backward_run();
 
-/// Of the same run: the sequence number of the node whose gradient goes on now.
+/// The sequence number of the node whose backward function runs now.
 std::uint64_t backward_node();
 
-/// Of the same run: those of its nodes that are means, or sums of a batch, the last recorded first, whether or not
-/// backward has passed them yet. For gradient hooks. Empty outside of a run.
+/// The nodes of this thread's run that are means or batch sums, the last recorded first, whether or not backward has
+/// passed them. For gradient hooks. Empty outside of a run.
 std::span<const Ref<Node>> means_of_backward();
 
-/// Takes the leaves' gradients, each as soon as it is complete.
+/// Receives each leaf's gradient as soon as it is complete.
 class LeafObserver {
  public:
   virtual void gradient_is_final(Node& leaf) = 0;
@@ -8265,18 +8257,18 @@ class LeafObserver {
 };
 
 struct BackwardOptions {
-  /// Keep what the operations saved, so that backward can run again.
+  /// Keep saved tensors, so that backward can run again.
   bool retain_graph = false;
-  /// Run the leaves' hooks. Without, whoever runs backward has more to add to the leaves' gradients, perhaps in the
-  /// midst of a run over the same leaves.
+  /// Run the leaves' hooks. False if the caller will add more to the leaves' gradients, maybe inside of a run over the
+  /// same leaves.
   bool hooks = true;
-  /// With `hooks`: is told in their place.
+  /// With `hooks`: called instead of the hooks.
   LeafObserver* leaves = nullptr;
 };
 
-/// Sends the gradients that `roots` hold to all leaves behind them. Operations run in the reverse of the order in which
-/// they were recorded, without recursion; a leaf's hooks run as soon as its last contribution is in. Memory is freed on
-/// the way unless the graph is retained.
+/// Sends the gradients of `roots` to all leaves behind them. Operations run in reverse recording order, without
+/// recursion. A leaf's hooks run as soon as its last contribution has arrived. Memory is freed on the way unless the
+/// graph is retained.
 void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& options = {});
 
 }  // namespace chorus
@@ -8285,26 +8277,26 @@ void run_backward(std::span<const Ref<Node>> roots, const BackwardOptions& optio
 // <chorus/autograd/tape_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_TAPE_IMPL_HPP
-/// How backward walks.
+/// The backward walk.
 
 namespace chorus {
 
 namespace detail {
-/// A backward run that is no part of another one.
+/// An outermost backward run.
 struct BackwardRun {
   std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
   std::vector<Ref<Node>>* scaled;
-  std::uint64_t node = 0;  // the sequence number of the one that runs
+  std::uint64_t node = 0;  // the sequence number of the running node
 };
-/// That of this thread; null outside of one.
+/// This thread's run; null outside of one.
 inline BackwardRun*& current_backward() {
   thread_local BackwardRun* run = nullptr;
   return run;
 }
 
-/// Who watches this thread's backward runs; null where nobody has ever wanted to.
+/// Observers of this thread's backward runs; null if there have never been any.
 struct BackwardWatchers;
 inline thread_local constinit BackwardWatchers* backward_watchers = nullptr;
 struct BackwardWatchers {
@@ -8323,7 +8315,7 @@ struct BackwardWatchers {
     throw;
   }
 }
-/// Runs a node and throws NonFiniteError where what it sends to an input is not finite.
+/// Runs a node and throws NonFiniteError if it sends a non-finite gradient to an input.
 [[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
   check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient by the output of '",
                         node.operation(), "': that with which backward began, or what a hook made of it");
@@ -8396,7 +8388,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   static std::atomic<std::uint64_t> runs{0};
   const std::uint64_t run = runs.fetch_add(1, std::memory_order_relaxed) + 1;
 
-  // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
+  // Nested runs (DataParallel's replicas) have their own lists. All lists are kept for the next run.
   struct Lists {
     std::vector<Ref<Node>> nodes, means, scaled;
     std::vector<Node*> final_leaves, final_far_leaves;
@@ -8405,7 +8397,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       int pending;
       bool reached;
     };
-    std::vector<Count> outer_counts;  // what the run around this one still waits for
+    std::vector<Count> outer_counts;  // pending counts of the enclosing run
     std::uint64_t run = 0;
     bool count = true, nested = false;
 
@@ -8467,7 +8459,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.nodes.begin(), lists.nodes.end(), later);
   std::sort(lists.means.begin(), lists.means.end(), later);
 
-  // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
+  // If an operator's backward runs another one, gradients are complete only when the outermost has ended.
   detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means, .scaled = &lists.scaled};
   struct Scope {
     detail::BackwardRun* outer;
@@ -8490,12 +8482,12 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::optional<trace::Span> span(std::in_place, trace::Lane::backward, "backward", "backward");
   for (Ref<Node>& node : lists.nodes) {
     if (node->is_leaf()) {
-      if (!lists.count) node->set_reached();  // in the run around this one
+      if (!lists.count) node->set_reached();  // in the enclosing run
       continue;
     }
     outermost.node = node->sequence();
     if (node->gradient_hooks_) node->run_gradient_hooks();
-    // Counted before the node runs, since it then forgets its inputs.
+    // Counted before the node runs, since it then drops its inputs.
     if (lists.count) {
       node->for_each_input(
           [](Node& input, void* context) {
@@ -8533,20 +8525,20 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
 // <chorus/autograd/wide_later.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_WIDE_LATER_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_WIDE_LATER_HPP
-/// Float copies of bf16 and half numbers that are made when somebody reads them: a loss or a gradient that can take the
-/// numbers as they are never does.
+/// Lazy float copies of bf16 and half numbers, made at the first read. Losses and gradients that accept 2 bytes never
+/// make them.
 
 namespace chorus::detail {
 
-/// Where the float numbers of one tensor come from. Several threads may ask.
+/// The source of a lazy float tensor. Several threads may read it.
 template <Narrow T, int Rank, Device D>
 class WideLater final : public Residence {
  public:
-  /// `home` is what the float tensor's handles count, and what owns this object.
+  /// `home`, the block that the float tensor's handles count, owns this object.
   WideLater(Tensor<T, Rank, D> narrow, Block<D>& home)
       : narrow_(std::move(narrow)), version_(narrow_.storage().version()), home_(home) {}
 
-  /// Throws UsageError where the narrow numbers have been written since.
+  /// Throws UsageError if the narrow numbers were written since.
   void touch(std::size_t) override {
     if (present(0)) return;
     const std::lock_guard lock(mutex_);
@@ -8560,7 +8552,7 @@ class WideLater final : public Residence {
     present_.store(true, std::memory_order_release);
   }
   bool present(std::size_t) const override { return present_.load(std::memory_order_acquire); }
-  /// The narrow numbers; undefined once there are float ones, which may be others by now.
+  /// The narrow numbers; undefined once the float copy exists, since that may have been changed.
   Tensor<T, Rank, D> narrow() {
     const std::lock_guard lock(mutex_);
     return narrow_;
@@ -8574,8 +8566,8 @@ class WideLater final : public Residence {
   std::mutex mutex_;
 };
 
-/// While one lives, it knows which float copies this thread has promised; for who will not be asked for them in time,
-/// as a captured step.
+/// Collects the lazy float copies of this thread while it lives. A captured step needs it, since nobody reads them in
+/// time.
 class WidePromises {
  public:
   WidePromises() : before_(std::exchange(current(), this)) {}
@@ -8591,7 +8583,7 @@ class WidePromises {
     std::erase_if(promises_, [](const auto& known) { return known.expired(); });
     promises_.push_back(promise);
   }
-  /// Makes the copies that somebody still has a handle to.
+  /// Makes the copies that are still referenced.
   void keep() {
     for (const auto& known : promises_)
       if (const auto promise = known.lock()) promise->touch(0);
@@ -8603,7 +8595,7 @@ class WidePromises {
   std::vector<std::weak_ptr<Residence>> promises_;
 };
 
-/// Dense numbers in float, to be made of `narrow` when somebody reads them.
+/// A contiguous float tensor that is made from `narrow` at the first read.
 template <Narrow T, int Rank, Device D>
 Tensor<float, Rank, D> wide_later(const Tensor<T, Rank, D>& narrow) {
   auto storage = Storage<D>::home_in({}, nullptr, static_cast<std::size_t>(narrow.numel()) * sizeof(float));
@@ -8614,7 +8606,7 @@ Tensor<float, Rank, D> wide_later(const Tensor<T, Rank, D>& narrow) {
   return {std::move(storage), nullptr, narrow.shape(), row_major(narrow.shape())};
 }
 
-/// What a tensor of `wide_later` is to be made of; undefined for other tensors, and where it has been made.
+/// The source of a `wide_later` tensor; undefined for other tensors and after the copy was made.
 template <Narrow T, int Rank, Device D>
 Tensor<T, Rank, D> narrow_of(const Tensor<float, Rank, D>& wide) {
   const auto* const block = wide.storage().block();
@@ -8644,11 +8636,11 @@ class Variable {
   Variable() = default;
   Variable(const Variable&) = default;
   Variable(Variable&&) noexcept = default;
-  /// Of a name alone: nothing comes of `slice(x, 0, 0, 1) = y`.
+  /// For lvalues only: `slice(x, 0, 0, 1) = y` would have no effect.
   Variable& operator=(const Variable&) & = default;
   Variable& operator=(Variable&&) & noexcept = default;
-  void operator=(const Variable&) && = delete;  // a view's numbers would be lost: concat or where puts values together
-  /// A leaf: with `requires_grad`, backward leaves the gradient in `grad()`.
+  void operator=(const Variable&) && = delete;  // it would not write through a view; use concat or where
+  /// A leaf. With `requires_grad`, backward stores the gradient in `grad()`.
   explicit Variable(tensor_type value, bool requires_grad = false) : value_(std::move(value)) {
     if (requires_grad) node_ = Ref<node_type>(new LeafNode<T, Rank, D>(value_));
   }
@@ -8659,8 +8651,8 @@ class Variable {
     value_.storage().touch();
     return value_;
   }
-  /// The numbers in a type of 2 bytes, of which those of the value are to be made if somebody reads them; undefined
-  /// where there are none. For library code.
+  /// The 2-byte values from which this value will be made when somebody reads it; undefined if there are none. For
+  /// library code.
   template <Narrow From>
   Tensor<From, Rank, D> narrow() const {
     return detail::narrow_of<From>(value_);
@@ -8671,7 +8663,7 @@ class Variable {
   void zero_grad() const {
     if (node_) node_->zero_grad();
   }
-  /// The same numbers, cut off from the tape.
+  /// The same values without the tape.
   Variable detach() const { return Variable(value_); }
 
   const Shape<Rank>& shape() const { return value_.shape(); }
@@ -8680,14 +8672,13 @@ class Variable {
   D device() const { return value_.device(); }
   T item() const { return value().item(); }
 
-  /// Gradients of this scalar by all leaves behind it are added to the leaves. With `retain_graph` it can be done
-  /// again.
+  /// Adds the gradients of this scalar to all leaves behind it. `retain_graph` allows another backward.
   [[gnu::noinline]] void backward(bool retain_graph = false) const requires(Rank == 0) {
     auto one = tensor_type::empty({}, value_.device());
-    kernels::fill(value_.device(), 1, one.data(), T{1});  // nothing comes from the host: the step may be captured
+    kernels::fill(value_.device(), 1, one.data(), T{1});  // no copy from the host: a GPU can capture the step
     backward(one, retain_graph);
   }
-  /// The same for a value of any shape; `seed` is the gradient by this value.
+  /// The same for a value of any shape; `seed` is the gradient w.r.t. this value.
   [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");
     check<ShapeError>(seed.shape() == shape(), "backward: the seed's shape is ", seed.shape(), ", the value's is ",
@@ -8697,10 +8688,10 @@ class Variable {
     run_backward({&root, 1}, {.retain_graph = retain_graph});
   }
 
-  /// `hook` runs in each backward, but not in `grad`, as soon as the gradient by this value is complete; a leaf's
-  /// includes what was there before. `hook(gradient)` sees it, and what it returns, a Tensor of the same shape, goes on
-  /// in its place, if it returns anything. `hook()` is for leaves alone and runs after those. Throws UsageError where
-  /// no gradient is required.
+  /// `hook` runs in each backward, but not in `grad`, as soon as the gradient of this value is complete; a leaf's
+  /// gradient includes what was accumulated before. `hook(gradient)` may return a Tensor of the same shape, which
+  /// replaces the gradient. `hook()` is for leaves only and runs after those. Throws UsageError if the value requires
+  /// no gradient.
   template <class Hook>
   void register_hook(Hook hook) const {
     if constexpr (std::is_invocable_v<Hook>) {
@@ -8729,7 +8720,7 @@ inline constexpr bool is_graph_variable = false;
 template <Real T, int Rank, Device D>
 class GraphVariable;
 
-/// A Variable, or what converts to one by `as_variable` (a Parameter).
+/// A Variable, or a type with `as_variable` (a Parameter).
 template <class X>
 concept AnyVariable = detail::is_variable<std::remove_cvref_t<X>> || requires(const std::remove_cvref_t<X>& x) {
   x.as_variable();
@@ -8742,11 +8733,11 @@ concept Operand = AnyTensor<X> || AnyVariable<X>;
 /// Columns of an operand that ranks share: see <chorus/ops/columns.hpp>.
 template <Operand X>
 class Columns;
-/// Places of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
+/// Positions of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
 template <Operand X>
 class SequencePart;
 
-/// The numbers of an operand.
+/// The Tensor of an operand.
 template <AnyTensor X>
 const X& value_of(const X& x) {
   x.storage().touch();
@@ -8757,7 +8748,7 @@ const auto& value_of(const X& x) {
   return x.value();
 }
 
-/// The node that wants an operand's gradient; null where none is wanted.
+/// The node that collects an operand's gradient; null if none is wanted.
 template <class T, int Rank, class D>
 Ref<GradNode<T, Rank, D>> node_of(const Variable<T, Rank, D>& x) {
   return x.node();
@@ -8770,7 +8761,7 @@ Ref<GradNode<T, Rank, D>> node_of(const Tensor<T, Rank, D>&) {
   return {};
 }
 
-/// The Tensor type of an operand, which may be a Tensor, a Variable, a Parameter or what converts to one.
+/// The Tensor type of an operand.
 template <Operand X>
 using tensor_of = std::remove_cvref_t<decltype(value_of(std::declval<const X&>()))>;
 
@@ -8781,7 +8772,7 @@ inline constexpr bool of_one_type =
 
 namespace detail {
 
-/// How many operations have ended in this thread: those that had taken numbers before have read them.
+/// Number of finished operations in this thread: earlier reads of their inputs are complete.
 inline thread_local constinit std::uint64_t operations_ended = 0;
 
 template <class N>
@@ -8789,7 +8780,7 @@ N* unless_skipped(N* node) {
   return node != nullptr && !node->skipped() ? node : nullptr;
 }
 
-/// A backward function with another one for the last time.
+/// A backward function with a separate version for its last call.
 template <class Backward, class Grad, class... Inputs>
 concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
 
@@ -8830,7 +8821,7 @@ class OperationNode : public GradNode<T, Rank, D> {
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto grad = this->take_grad();
     const auto send = [&](auto*... inputs) {
-      if (!(inputs || ...)) return;  // of a DataParallel's copies `grad` runs all operations
+      if (!(inputs || ...)) return;  // `grad` over DataParallel's copies runs all operations
       go_back(*saved_, keep, grad, inputs...);
     };
     std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
@@ -8879,7 +8870,7 @@ constexpr Node::Form form_of() {
   if constexpr (requires { requires Operation::pointwise; }) return Node::Form::pointwise;
   return Node::Form::other;
 }
-/// What a loss's terms go by: see Node::form.
+/// Tells the node what LossTerms needs: see Node::form.
 template <int Rank, class Operation>
 void tell_form(Node& node, const Operation& operation) {
   if constexpr (requires { operation.index; } || requires { operation.labels; })
@@ -8909,11 +8900,11 @@ template <class Operation, class Value, class... Inputs>
 }
 }  // namespace detail
 
-/// Gives an operation's result a place on the tape. `backward(dy, dx...)` gets the gradient by the result, and for each
-/// input a pointer to the node that collects its gradient (null where none is wanted). What it captures is what is
-/// saved; where it has a `last(dy, dx...)`, that is called in its place when nothing of it is needed any more. Where
-/// all inputs are Tensors the result is the Tensor itself. `operation` is its name, or an object with a `name` and what
-/// else <chorus/ops/higher_order.hpp> has to know of it.
+/// Puts an operation's result on the tape. `backward(dy, dx...)` gets the gradient of the result, and for each input a
+/// pointer to the node that collects its gradient (null if none is wanted). Its captures are the saved values. If it
+/// has `last(dy, dx...)`, that is called instead when the saved values are no longer needed. If all inputs are Tensors,
+/// returns the Tensor. `operation` is a name, or an object with a `name` and the facts that
+/// <chorus/ops/higher_order.hpp> needs.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
@@ -8942,21 +8933,21 @@ struct FirstOf {
   using device_type = typename tensor_of<First>::device_type;
 };
 
-/// The same value, whose node says that it is a mean, and over how much.
+/// Returns the value and marks its node as a mean with divisor `over`.
 template <class Y>
 Y as_mean(Y value, double over, bool is_loss = true) {
   if constexpr (AnyVariable<Y>)
     if (value.node()) value.node()->set_mean(over, is_loss);
   return value;
 }
-/// The same value, whose node says that it is a sum: see Node::set_sum.
+/// Returns the value and marks its node as a sum: see Node::set_sum.
 template <class Y>
 Y as_sum(Y value, bool is_one = true, double divisor = 0, double counted = 0) {
   if constexpr (AnyVariable<Y>)
     if (is_one && value.node()) value.node()->set_sum(divisor, counted);
   return value;
 }
-/// As `as_mean`, for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
+/// As `as_mean`, for a divisor `count()` that device `D` computes: a GPU is asked only when it is needed.
 template <Device D, class Y, class Count>
 Y as_counted_mean(Y value, const Count& count) {
   if constexpr (AnyVariable<Y>) {
@@ -8969,7 +8960,7 @@ Y as_counted_mean(Y value, const Count& count) {
   return value;
 }
 
-// 0: a Tensor, of any scalar type; 1: a Variable; 2: a GraphVariable.
+// 0: a Tensor of any scalar type; 1: a Variable; 2: a GraphVariable.
 template <int Kind, class T, int Rank, class D>
 struct RecordedAs {
   using type = Tensor<T, Rank, D>;
@@ -8983,7 +8974,7 @@ struct RecordedAs<2, T, Rank, D> {
   using type = GraphVariable<T, Rank, D>;
 };
 
-// A class of its own, so that no expression is a part of functions' names: compilers spell those in different ways.
+// A class, so that function names contain no expression: compilers mangle those differently.
 template <int Rank, Operand... Inputs>
 struct RecordedFrom {
   using type = typename RecordedAs<(is_graph_variable<Inputs> || ...)    ? 2
@@ -8992,13 +8983,13 @@ struct RecordedFrom {
                                    typename FirstOf<Inputs...>::value_type, Rank,
                                    typename FirstOf<Inputs...>::device_type>::type;
 };
-/// What `record` gives for a result of this rank and these inputs.
+/// The result type of `record` for this rank and these inputs.
 template <int Rank, Operand... Inputs>
 using Recorded = typename RecordedFrom<Rank, Inputs...>::type;
 
 template <class Like, Operand... Inputs>
 struct RecordedFromLike : RecordedFrom<tensor_of<Like>::rank, Inputs...> {};
-/// The same for a result of the rank of `Like`.
+/// The same for the rank of `Like`.
 template <class Like, Operand... Inputs>
 using RecordedLike = typename RecordedFromLike<Like, Inputs...>::type;
 
@@ -9016,12 +9007,12 @@ decltype(auto) variable_of(const X& x) {
   return x.as_variable();
 }
 
-/// Calls `operation` with Variables in the place of all operands, so that it is compiled once for all mixtures of
-/// Tensors, Variables and Parameters. For Tensors alone it gives a Tensor, too.
+/// Calls `operation` with all operands as Variables, so that it is compiled once for all mixtures of Tensors, Variables
+/// and Parameters. Returns a Tensor if all inputs are Tensors.
 template <class Operation, Operand... Inputs>
 auto with_variables(const Operation& operation, const Inputs&... inputs) {
   if constexpr ((is_graph_variable<Inputs> || ...) || !(Real<typename tensor_of<Inputs>::value_type> && ...))
-    return operation(inputs...);  // integers and truth values have no gradients
+    return operation(inputs...);  // integers and bools have no gradients
   else if constexpr ((AnyTensor<Inputs> && ...))
     return operation(variable_of(inputs)...).value();
   else
@@ -9318,7 +9309,7 @@ namespace chorus {
 
 namespace detail {
 
-/// The same numbers, dense, with a home of their own.
+/// A contiguous tensor of the same values in storage that policies can move.
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
   if (!numbers.defined()) return numbers;
@@ -9327,31 +9318,30 @@ Tensor<T, Rank, D> at_home(const Tensor<T, Rank, D>& numbers) {
           row_major(dense.shape())};
 }
 
-/// What a parameter or a buffer has that does not depend on its type: a home, whose numbers are written and moved; and
-/// what whole it is a part of, where this process has a part of it.
+/// The type-independent part of a parameter or buffer: its storage, and the part of a sharded whole that this process
+/// holds.
 template <Device D>
 class AtHome {
  public:
   virtual ~AtHome() = default;
   virtual DType dtype() const = 0;
-  /// The whole one's, also where a part of it, or nothing, is here.
+  /// The shape of the whole, even if only a part of it, or nothing, is here.
   virtual std::span<const Index> extents() const = 0;
-  /// The shape of what is here: some entries of the axis that ranks share out, or a run of numbers.
+  /// The shape of the local part: a slice of the sharded axis, or a flat range of elements.
   virtual std::span<const Index> extents_here() const { return extents(); }
   virtual D where() const = 0;
-  /// Where the numbers are, for library code: to read, or to write and then call `touch`. Throws UsageError where they
-  /// are not there, under a policy that keeps a part of them on each rank.
+  /// A pointer for library code, which calls `touch` after writing. Throws UsageError if the values are not here, as
+  /// under a policy that shards them.
   void* memory() const {
     if (!is_here() || !storage().present()) [[unlikely]]
       check_readable();
     return place();
   }
-  /// The same, whether they are there or not.
+  /// The same without the check.
   virtual void* place() const = 0;
-  /// The home.
   virtual const Storage<D>& storage() const = 0;
-  /// Where the numbers are, for anybody: from the first call on, what is written through it on the CPU is found by
-  /// comparing the numbers with what they were. On a GPU each call counts as one write.
+  /// A pointer for user code. After the first call, writes through it on the CPU are detected by comparing the values.
+  /// On a GPU each call counts as one write.
   void* watched_memory() const {
     if constexpr (std::is_same_v<D, Cpu>) {
       if (is_here()) storage().watch();
@@ -9360,55 +9350,55 @@ class AtHome {
     }
     return memory();
   }
-  /// Grows whenever the numbers change, so that copies know that they are old.
+  /// Grows with each write, so that copies can tell that they are stale.
   std::uint64_t version() const { return storage().version(); }
-  /// To be called by library code that writes into the memory.
+  /// Library code calls it after writing into the memory.
   void touch() const {
     if (auto* const writes = storage().writes()) writes->add();
   }
-  /// The same where the program says what is to be written, as in `assign` and when a file is read.
+  /// The same for writes that the program asks for: `assign`, or reading a file.
   void touch_by_hand() const {
     if (auto* const writes = storage().writes()) writes->add_by_hand();
   }
-  /// The path in the model, for messages; the longest one known.
+  /// The path in the model, for messages. Keeps the longest known one.
   void set_name(std::string_view name) const {
     if (auto* const writes = storage().writes(); writes != nullptr && name.size() > writes->name.size())
       writes->name = name;
   }
 
-  /// Whether the numbers are this process's.
+  /// Whether this process owns the values.
   bool is_here() const {
     const auto* const writes = storage().writes();
     return writes == nullptr || writes->elsewhere.empty();
   }
-  /// Throws UsageError where they are another one's.
+  /// Throws UsageError if another process owns them.
   void check_here() const {
     if (const auto* const writes = storage().writes()) writes->check_here();
   }
-  /// How many numbers there are at `place()`: where this is a part, fewer than a tensor of `extents()` has.
+  /// Number of elements at `place()`; for a part fewer than `extents()` has.
   Index count() const { return numel(extents_here()); }
-  /// Whether it is a run of a parameter's numbers, of which other processes have the rest, or all.
+  /// Whether this is a flat range of a parameter. Other processes hold the rest, or all of it.
   virtual bool is_part() const { return false; }
-  /// Where the run begins among the numbers of the parameter, in elements.
+  /// Where the range begins in the parameter, in elements.
   virtual Index part_begin() const { return 0; }
   std::size_t size_bytes() const { return static_cast<std::size_t>(count()) * size_of(dtype()); }
 
  protected:
-  /// Moves the numbers to `to`, within `whole`.
+  /// Moves the values to `to`, inside of `whole`.
   void move_numbers(const Storage<D>& whole, void* to) const {
     const Storage<D>& home = storage();
     if (!promised(to)) copy_bytes(whole.device(), to, where(), memory(), size_bytes());
     home.move_home(whole, to);
-    if (home.owners() == 1) home.writes()->end_watch();  // pointers to where they were are no good any more
+    if (home.owners() == 1) home.writes()->end_watch();  // pointers to the old place are invalid now
   }
-  // Whether the numbers are yet to be drawn: then they will be at `to`.
+  // Whether the values have not been drawn yet. They will be drawn at `to`.
   bool promised([[maybe_unused]] void* to) const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const promises = PromisedNumbers::current())
         return promises->move(place(), to);
     return false;
   }
-  // What a process has of a part it has at all times.
+  // A process's own part is always readable.
   [[gnu::noinline, gnu::cold]] void check_readable() const {
     if (is_part()) return;
     check_here();
@@ -9417,7 +9407,7 @@ class AtHome {
                      "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
                      "while net.gathered() lives, which all ranks call");
   }
-  /// Moves them to memory of their own on another device.
+  /// Moves the values to new memory on another device.
   void move_numbers(D device) const {
     const MemoryScope scope(trace::Memory::parameters);
     const Storage<D> near(device, size_bytes());
@@ -9433,18 +9423,18 @@ class AtHome {
 // <chorus/autograd/buffer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BUFFER_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_BUFFER_HPP
-/// Buffer: numbers that a model owns and no gradient goes to.
+/// Buffer: values that a model owns but does not train.
 
 namespace chorus {
 
-/// A buffer whose scalar type and rank are known at run time only.
+/// A buffer whose scalar type and rank are known only at run time.
 template <Device D>
 class BufferOn : public detail::AtHome<D> {
  public:
-  /// The numbers, to read or write: see Buffer::value.
+  /// The values, to read or write: see Buffer::value.
   void* data() const { return this->watched_memory(); }
   virtual Ref<Node> copy_to(D device) const = 0;
-  /// Moves the numbers to another device. Handles stay.
+  /// Moves the values to another device. Handles stay valid.
   virtual void move_to_device(D device) = 0;
 };
 
@@ -9482,10 +9472,10 @@ class AnyBuffer {
  public:
   explicit operator bool() const { return static_cast<bool>(node_); }
   const Ref<Node>& shared() const { return node_; }
-  /// Makes this handle stand for another buffer of the same type; for policies that make replicas.
+  /// Makes this handle refer to another buffer of the same type. Policies use it to make replicas.
   void replace(Ref<Node> node) { node_ = std::move(node); }
 
-  /// Throws DeviceError where the buffer is not on a device of kind `D`.
+  /// Throws DeviceError if the buffer is not on a device of kind `D`.
   template <Device D>
   BufferOn<D>& on() const {
     auto* buffer = dynamic_cast<BufferOn<D>*>(node_.get());
@@ -9497,19 +9487,19 @@ class AnyBuffer {
   Ref<Node> node_;
 };
 
-/// Numbers that belong to a model and are saved with it, but are not trained (batch norm's running mean). The value of
-/// an empty one is undefined.
+/// Values that a model owns and saves but does not train, such as batch norm's running mean. An empty buffer's value is
+/// undefined.
 template <Scalar T, int Rank, Device D = Cpu>
 class Buffer : public AnyBuffer {
  public:
   Buffer() = default;
   explicit Buffer(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(value)); }
-  /// The numbers, to read or write: as Parameter::value.
+  /// The values, to read or write: see Parameter::value.
   const Tensor<T, Rank, D>& value() const {
     if (node_) typed().storage().watch();
     return value_of(*this);
   }
-  /// Copies numbers into the buffer. Throws ShapeError where the shapes differ.
+  /// Copies values into the buffer. Throws ShapeError if the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
     const auto& own = value_of(*this);
     check<ShapeError>(node_ && numbers.shape() == own.shape() && numbers.is_contiguous(),
@@ -9519,7 +9509,7 @@ class Buffer : public AnyBuffer {
     typed().touch_by_hand();
   }
 
-  /// For reading; library code that writes calls `touch` of the node.
+  /// For reading. Library code that writes calls the node's `touch`.
   friend const Tensor<T, Rank, D>& value_of(const Buffer& buffer) {
     static const Tensor<T, Rank, D> none;
     return buffer.node_ ? buffer.typed().value() : none;
@@ -9591,51 +9581,49 @@ class Ledger {
 
 namespace chorus {
 
-/// The ranks that have a model's parameters together, each a part of them, or some: what they decide by these they
-/// decide together. All make the same calls, in one order. They throw CommError where one is lost.
+/// The ranks that hold parts of one model. They decide together: all make the same calls in the same order. Calls throw
+/// CommError if a rank is lost.
 class ModelRanks {
  public:
   virtual ~ModelRanks() = default;
-  /// Over all ranks, in place; the same bits on each.
+  /// Sums over all ranks, in place. All ranks get the same bits.
   virtual void sum(std::span<double> numbers) = 0;
   virtual void max(std::span<double> numbers) = 0;
 };
 
-/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
-/// with.
+/// A parameter whose scalar type and rank are known only at run time. Policies, optimizers and checkpoints use it.
 template <Device D>
 class ParameterOn : public detail::AtHome<D> {
  public:
-  /// The numbers that are here, `count()` of them, to read or write: see Parameter::value.
+  /// The local values, `count()` of them, to read or write: see Parameter::value.
   void* value_data() const { return this->watched_memory(); }
-  /// The gradient's memory, of as many; null where there has been none yet. Throws UsageError where each process has a
-  /// part of it alone.
+  /// The gradient's memory, with as many elements; null if there has been none yet. Throws UsageError if each process
+  /// has only a part of the gradient.
   void* grad_data() const {
     check_grad_whole();
     return grad_place();
   }
-  /// The same for library code, which knows what it has of it.
+  /// The same without the check, for library code.
   virtual void* grad_place() const = 0;
-  /// Throws UsageError where each process has a part of the gradient alone: of the whole parameter, under
-  /// FullyShardedDataParallel, whose `parameters()` know their parts; and where a policy has said so.
+  /// Throws UsageError if each process has only a part of the gradient: for a whole parameter under
+  /// FullyShardedDataParallel (its `parameters()` can read their parts), or after `set_grad_in_parts`.
   void check_grad_whole() const {
     if (parts_at_ == 0 && !this->storage().in_parts()) [[likely]]
       return;
     if (parts_at_ == times_forgotten() + 1 || (this->storage().in_parts() && !this->is_part())) raise_grad_in_parts();
   }
-  /// Holds until the gradient is forgotten.
+  /// Valid until the gradient is cleared.
   void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
-  /// The block of memory that the gradient lies in; null where it is not known.
+  /// The memory block of the gradient; null if unknown.
   virtual const void* grad_block() const { return nullptr; }
-  /// Whether a gradient has arrived since the last `clear_grad`.
+  /// Whether a gradient has arrived since it was last cleared.
   virtual bool grad_arrived() const = 0;
   virtual void set_grad_arrived(bool arrived) = 0;
   /// Changes with each `set_grad_arrived(false)` and each `zero_grad`.
   virtual std::uint32_t times_forgotten() const = 0;
   virtual bool wants_grad() const = 0;
   virtual void set_wants_grad(bool wants) = 0;
-  /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes
-  /// it.
+  /// A 2-byte copy of the value, valid while `version` is the value's. MixedPrecision stores it, `to` returns it.
   struct NarrowCopy {
     Storage<D> storage;
     void* data = nullptr;
@@ -9643,63 +9631,63 @@ class ParameterOn : public detail::AtHome<D> {
     std::uint64_t version = 0;
   };
   NarrowCopy narrow_copy;
-  /// Moves value and gradient, contents included, to these places, which stay.
+  /// Moves value and gradient, contents included, to these permanent places.
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
-  /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.
+  /// For policies: `hook` runs when the gradient is complete, after all user hooks.
   virtual void on_grad(std::function<void()> hook) = 0;
-  /// Moves value and gradient to another device. Handles, hooks and optimizers stay.
+  /// Moves value and gradient to another device. Handles, hooks and optimizers stay valid.
   virtual void move_to_device(D device) = 0;
   /// A new parameter with the same value on another device.
   virtual Ref<Node> copy_to(D device) const = 0;
-  /// Adds the gradient of a copy on another device to this one's.
+  /// Adds the gradient of a copy on another device to this gradient.
   virtual void add_grad_of(const ParameterOn& copy) = 0;
-  /// For a copy: puts the operation that made it, a GradNode of this parameter's type, in this leaf's place on the
-  /// tape; null: the leaf itself stands there.
+  /// For a copy: `operation`, a GradNode of this parameter's type that made the copy, replaces this leaf on the tape.
+  /// Null restores the leaf.
   virtual void set_origin(Ref<Node> operation) = 0;
-  /// A leaf that may stand in this one's place, by `set_origin`, with a gradient of its own.
+  /// A leaf with its own gradient that can replace this one on the tape, by `set_origin`.
   virtual Ref<Node> make_stand_in() const = 0;
-  /// Where the gradient of such a leaf lies; null where there is none.
+  /// The memory of such a leaf's gradient; null if there is none.
   virtual const void* grad_data_of(const Node& stand_in) const = 0;
-  /// Forgets it, with its memory.
+  /// Drops that gradient and its memory.
   virtual void drop_grad_of(Node& stand_in) const = 0;
 
-  /// Makes this a parameter of other extents, of the same number of axes, with these numbers. Handles, hooks and
-  /// optimizers that have not stepped yet stay; gradients go, and tensors of its numbers from before are no longer its.
+  /// Changes the extents, but not the rank, and the values of this parameter. Handles, hooks and optimizers that have
+  /// not stepped yet stay valid. Gradients are dropped, and older tensors no longer share its values.
   virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
-  /// How a policy has shared the parameter out along an axis, where it has; else null.
+  /// How a policy has sharded the parameter along an axis; null if it has not.
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
-  /// Throws UsageError for numbers that are one rank's entries of an axis, unless a layer reads them that knows of it.
+  /// Throws UsageError for a part of a sharded axis, unless the calling layer supports parts.
   void check_reader() const {
     if (part_ != nullptr && !detail::reads_parts) [[unlikely]]
       raise_part();
   }
-  /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One
-  /// that is another process's, all of it, is in no pieces.
+  /// Whether processes hold pieces of its values. Functions of whole parameters, such as a norm, then refuse it. A
+  /// parameter that one process holds completely is not in pieces.
   bool in_pieces() const { return part_ != nullptr || (this->is_part() && this->is_here()); }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
-  /// Where the policy of several processes that has it wants to know of its optimizers' steps; else null.
+  /// Set if a policy of several processes wants to know of optimizer steps; else null.
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
   void set_ledger(std::shared_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
 
-  /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
-  /// not averaged. A policy says so, and takes it back when it has averaged; a gradient that is forgotten is none.
-  /// Optimizers and what else reads gradients for a step refuse it.
+  /// Whether the gradient is this process's own, accumulated under `no_sync` and not averaged. The policy sets the mark
+  /// and clears it after averaging; clearing the gradient clears it, too. Optimizers and others that read gradients for
+  /// a step refuse such a gradient.
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
-  /// Who has the rest of the model, where this process has a part: a norm over the parameters that are here is not the
-  /// model's. Null where it has all.
+  /// The ranks that hold the rest of the model, if this process has only a part. A norm over local parameters is then
+  /// not the model's. Null if this process has all.
   const std::shared_ptr<ModelRanks>& ranks() const { return ranks_; }
-  /// Of the ranks that have the same numbers of this parameter, whether this is the one whose numbers count.
+  /// Whether this rank's copy is the one that counts, of the ranks with the same values.
   bool counts() const { return counts_; }
   void set_ranks(std::shared_ptr<ModelRanks> ranks, bool counts) {
     ranks_ = std::move(ranks);
     counts_ = counts;
   }
 
-  /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
-  /// none here is no mistake.
+  /// Whether the last gradient was sent to another process that steps for this one. A missing gradient is then no
+  /// mistake.
   bool grad_sent() const { return grad_sent_; }
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
@@ -9719,14 +9707,14 @@ class ParameterOn : public detail::AtHome<D> {
                      "call");
   }
   bool grad_sent_ = false, counts_ = true;
-  std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was said
+  std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was set
   std::shared_ptr<const PartOfParameter> part_;
   std::shared_ptr<ModelRanks> ranks_;
   std::shared_ptr<Ledger> ledger_;
 };
 
 namespace detail {
-/// Is told of each parameter that an operation of this thread takes, while it is set: its ParameterOn, its node.
+/// While set, it is told of each parameter (its ParameterOn and its node) that this thread's operations use.
 class ParameterWatch {
  public:
   virtual void saw(const void* parameter, Node& node, std::span<const Index> extents, bool wants_grad) = 0;
@@ -9737,7 +9725,7 @@ class ParameterWatch {
 inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
 }  // namespace detail
 
-/// The leaf of the tape that a Parameter stands for: its numbers, and the gradient.
+/// The leaf node of a Parameter: its values and its gradient.
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
@@ -9751,7 +9739,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     this->check_reader();
     return value_;
   }
-  /// For shape and device, wherever the numbers are.
+  /// For shape and device, even if the values are elsewhere.
   const Tensor<T, Rank, D>& described() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
@@ -9843,10 +9831,10 @@ class AnyParameter {
  public:
   explicit operator bool() const { return static_cast<bool>(node_); }
   const Ref<Node>& shared() const { return node_; }
-  /// Makes this handle stand for another parameter of the same type; for policies that make replicas.
+  /// Makes this handle refer to another parameter of the same type. Policies use it to make replicas.
   void replace(Ref<Node> node) { node_ = std::move(node); }
 
-  /// Throws DeviceError where the parameter is not on a device of kind `D`.
+  /// Throws DeviceError if the parameter is not on a device of kind `D`.
   template <Device D>
   ParameterOn<D>& on() const {
     auto* parameter = dynamic_cast<ParameterOn<D>*>(node_.get());
@@ -9858,8 +9846,8 @@ class AnyParameter {
   Ref<Node> node_;
 };
 
-/// A leaf Variable that a model owns. An empty one stands for "there is none" (a layer without bias): its value is
-/// undefined, and what needs more than that throws UsageError.
+/// A leaf Variable that a model owns. An empty one means that there is none (a layer without bias): its value is
+/// undefined, and other uses throw UsageError.
 template <Real T, int Rank, Device D = Cpu>
 class Parameter : public AnyParameter {
   static_assert(std::floating_point<T>,
@@ -9873,10 +9861,10 @@ class Parameter : public AnyParameter {
   Parameter() = default;
   explicit Parameter(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(value)); }
 
-  /// The numbers, to read or write. From the first call on, each pass that uses them compares them with what they were,
-  /// for the program may write through a pointer that it has kept: all devices compute with what is written, and
-  /// backward refuses to go on with other numbers than the forward pass saw. `value_of(parameter)` is for reading
-  /// alone and `assign` for writing; neither needs that. On a GPU only `assign` is noticed.
+  /// The values, to read or write. The program may keep the pointer and write through it. After the first call each
+  /// pass therefore compares the values with the previous ones: all devices use what was written, and backward throws
+  /// if the values changed after forward. `value_of(parameter)` for reading and `assign` for writing avoid the
+  /// comparison. On a GPU only `assign` is detected.
   const Tensor<T, Rank, D>& value() const {
     if (node_) {
       typed().storage().touch();
@@ -9884,8 +9872,8 @@ class Parameter : public AnyParameter {
     }
     return numbers();
   }
-  /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
-  /// (`zero_grad`); a pointer to its numbers doesn't. Throws UsageError where each rank has a part of it.
+  /// The gradient; undefined if there is none. The returned tensor keeps its values when the parameter's gradient is
+  /// cleared (`zero_grad`); a raw pointer does not. Throws UsageError if each rank has a part of it.
   Tensor<T, Rank, D> grad() const {
     typed().check_grad_whole();
     typed().check_reader();
@@ -9894,10 +9882,10 @@ class Parameter : public AnyParameter {
   const Shape<Rank>& shape() const { return described().shape(); }
   D device() const { return described().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
-  /// Without, no gradient is computed for it and optimizers leave it alone.
+  /// If false, no gradient is computed and optimizers skip the parameter.
   void set_requires_grad(bool requires_grad) const { typed().set_wants_grad(requires_grad); }
   void zero_grad() const { typed().zero_grad(); }
-  /// Copies numbers into the parameter. Throws ShapeError where the shapes differ.
+  /// Copies values into the parameter. Throws ShapeError if the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
     typed().check_reader();
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
@@ -9911,7 +9899,7 @@ class Parameter : public AnyParameter {
     Variable<T, Rank, D>(described(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
   }
 
-  /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
+  /// The cached 2-byte copy of this parameter; undefined if there is none or it is stale.
   template <Narrow N>
   Tensor<N, Rank, D> narrow_copy() const {
     if (!node_ || typed().narrow_copy.version != typed().version() || typed().narrow_copy.dtype != chorus::dtype<N>)
@@ -9922,7 +9910,6 @@ class Parameter : public AnyParameter {
 
   Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
-  /// For reading.
   friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) {
     const auto& numbers = parameter.numbers();
     numbers.storage().touch();
@@ -9949,16 +9936,16 @@ class Parameter : public AnyParameter {
 // <chorus/autograd/print.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_PRINT_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_PRINT_HPP
-/// Variables and parameters as text: their numbers, as tensors are written.
+/// Prints the values of variables and parameters, in the format of tensors.
 
 // <chorus/kernels/to_device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TO_DEVICE_HPP
-/// Tensors on other devices, of the same kind or of another one.
+/// Copies of tensors on other devices, of the same or another kind.
 
 namespace chorus {
 
-/// A dense copy of `x` on `device`; `x` itself if it is there already.
+/// A contiguous copy of `x` on `device`; `x` itself if it is there already.
 template <Scalar T, int Rank, Device From, Device To>
 Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
   if constexpr (std::is_same_v<From, To>)
@@ -11227,26 +11214,25 @@ constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::
 // <chorus/kernels/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
-/// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
+/// Counter-based random numbers: number i of a stream depends only on (seed, stream, i), so that any part of the stream
+/// can be drawn anywhere. Each purpose, such as a parameter or an epoch, has a stream.
 
 // <chorus/kernels/dropout_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// The choice of the elements that dropout keeps: a pure function of the seed, the step, the layer and the element's
-/// place in the global batch. It is the same on every device and for every division of the batch.
+/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's position in the
+/// global batch. It is the same on every device and for every division of the batch.
 
 namespace chorus::kernels {
 
-/// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
-/// the key is the seed. The constant separates these words from those of initialisation with the same seed.
+/// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its index in the global batch, modulo 2^32);
+/// the key is the seed. The constant separates these words from those of initialisation.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
           key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept if the upper 24 bits of its word, the number of `unit_float`, reach this: if unit_float(word) >=
-/// p.
+/// An element is kept if the upper 24 bits of its word reach this threshold, i.e. if unit_float(word) >= p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;
   const auto below = static_cast<std::uint32_t>(scaled);
@@ -11272,26 +11258,26 @@ template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation);
 
-// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
+// The numbers of a random operation. A row's numbers are a pure function of the key and of the row's index in the
+// global batch, `key.first_sample` + its index here, on any device. `out`: [rows, inner].
 
-/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
+/// Uniform in [0, 1), at most `last`, with as many bits as above. Floats have the same bits on every device.
 template <class T>
 void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key);
 
-/// From N(0, 1).
+/// Standard normal.
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
+/// Uniform integers in [low, low + range). The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 with probability p, else 0; NaN if p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is not in [0, 1].
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 
-/// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
+/// A random permutation of 0 to n - 1 (Fisher and Yates; Durstenfeld 1964).
 std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
 
 }  // namespace chorus::kernels
@@ -11307,7 +11293,7 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
+/// Turns Philox words into random numbers, on every device. Each functor makes `count` numbers from four words.
 
 #include <numbers>
 
@@ -11358,7 +11344,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
+/// Integers in [low, low + range), from 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;
@@ -11384,7 +11370,7 @@ constexpr PhiloxWords stream_words(std::uint64_t seed, std::uint64_t stream, std
                        static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)});
 }
 
-/// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: N numbers from each draw.
+/// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: each draw gives N numbers.
 template <class T, class Numbers>
 void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out,
                       const Numbers& numbers) {
@@ -11397,7 +11383,7 @@ void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, In
   }
 }
 
-/// The same for rows, each of which begins with a draw of its own.
+/// The same for rows, each of which starts with a new draw.
 template <class T, class Numbers>
 void draw(Index rows, Index inner, T* out, const RandomKey& key, const Numbers& numbers) {
   std::array<T, Numbers::count> drawn;
@@ -11451,7 +11437,7 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
   for (std::size_t i = order.size(); i > 1; --i) {
     const PhiloxWords words = detail::stream_words(seed, stream, i);
     const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
-    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), but for 2^-64
+    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
     std::swap(order[i - 1], order[j]);
   }
   return order;
@@ -11465,13 +11451,13 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
 // <chorus/kernels/cuda/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
-/// Random numbers on GPUs: the words, and the uniform floats, are those of the CPU.
+/// Random numbers on GPUs: words and uniform floats are identical to the CPU's.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// One draw of four words, from which `numbers` makes `Numbers::count` numbers.
+/// One draw of four words, which `numbers` turns into `Numbers::count` numbers.
 template <class T, class Numbers>
 struct FillFromStream {
   std::uint64_t seed, stream;
@@ -11501,7 +11487,7 @@ void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::ui
            FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
 }
 
-/// The same for a draw of a row.
+/// The same for one draw of a row.
 template <class T, class Numbers>
 struct Draw {
   Index inner, draws;
@@ -12949,7 +12935,7 @@ void check_names_differ(std::string_view path, std::vector<std::string_view> nam
 // <chorus/nn/module.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_MODULE_HPP
 #define CHORUS_SINGLE_CHORUS_NN_MODULE_HPP
-/// Module: a struct of layers and parameters that knows their names.
+/// Module: a struct of layers and parameters with names.
 
 // <chorus/core/layer_watch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
@@ -13054,20 +13040,20 @@ namespace chorus::nn {
 
 class Module;
 
-/// Sees the members of a module, in the order in which they were listed. It may replace the handles.
+/// Visits the members of a module in the order of their declaration in CHORUS_MODULE. It may replace the handles.
 class Visitor {
  public:
   virtual ~Visitor() = default;
   virtual void module(std::string_view name, Module& module) = 0;
-  /// A model inside of the one that is seen, which has the same members and no name of its own, as in MixedPrecision.
+  /// A wrapped model with the same members and no name of its own, as in MixedPrecision.
   virtual void inner(Module&) {}
   virtual void parameter(std::string_view name, AnyParameter& parameter) = 0;
-  /// A parameter that ranks may share out, and how: to most visitors one like any other.
+  /// A parameter that ranks may shard, and how. By default visited as any other.
   virtual void split_parameter(std::string_view name, AnyParameter& handle, const Split&) { parameter(name, handle); }
   virtual void buffer(std::string_view name, AnyBuffer& buffer) = 0;
 };
 
-/// Base of layers and models. A model lists its members once, by CHORUS_MODULE; names are paths as in PyTorch:
+/// Base of layers and models. A model lists its members once, with CHORUS_MODULE. Names are paths as in PyTorch:
 /// `conv1.weight`, `blocks.3.norm.running_mean`.
 class Module {
  public:
@@ -13082,16 +13068,16 @@ class Module {
   /// The type and its sizes, for the summary: `Conv2d(3, 6, kernel=5)`.
   virtual std::string describe() const { return "Module"; }
 
-  /// What a layer goes by. In what backward computes again (`checkpoint`) it is what it was the first time.
+  /// Whether the layer is in training mode. In a recomputation (`checkpoint`) it is the mode of the first run.
   bool training() const {
     if (chorus::detail::first_run != nullptr) [[unlikely]]
       return chorus::detail::first_run->found(this, 0, training_);
     return training_;
   }
-  /// Switches this module and all below it; dropout and batch norm behave differently in evaluation.
+  /// Sets the mode of this module and its submodules. Dropout and batch norm depend on it.
   void train(bool training = true);
   void eval() { train(false); }
-  /// Switches this module alone, not those below it.
+  /// Sets the mode of this module only.
   void set_own_training(bool training) { training_ = training; }
 
  private:
@@ -13100,7 +13086,7 @@ class Module {
 
 namespace detail {
 
-// A layer's output for people: the shape of a tensor, of each member of a tuple, or of what has `fields()`.
+// A layer's output as text: the shape of a tensor, of each tuple member, or of each of `fields()`.
 template <class Y>
 [[gnu::cold]] std::string shape_text(const Y& y) {
   if constexpr (requires { value_of(y).shape(); }) {
@@ -13119,7 +13105,7 @@ template <class Y>
   }
 }
 
-/// `call()`, which is what `layer` does; who watches layers is told.
+/// Runs `call()`, the computation of `layer`, and tells the observer of layers.
 template <class Call>
 auto watched(const Module& layer, const Call& call) {
   auto* const watch = chorus::detail::layer_watch;
@@ -13137,13 +13123,13 @@ auto watched(const Module& layer, const Call& call) {
   }
 }
 
-// The same of a model, which `call` gets: clang 14 takes `this->forward` in a lambda for a call of what comes later.
+// The same for a model, which is passed to `call`: clang 14 rejects `this->forward` in the lambda.
 template <class Model, class Call>
 auto watched_model(const Model& model, const Call& call) {
   return watched(model, [&] { return call(model); });
 }
 
-// The listed members' names come as one text, "conv1, conv2": the preprocessor's `#__VA_ARGS__`.
+// The member names come as one text, "conv1, conv2", from the preprocessor's `#__VA_ARGS__`.
 inline std::string_view next_name(std::string_view& names) {
   const auto comma = names.find(',');
   auto name = names.substr(0, comma);
@@ -13157,7 +13143,7 @@ template <class Member>
 void visit_member(Visitor& visitor, std::string_view name, Member& member) {
   if constexpr (std::is_base_of_v<Module, Member>) {
     visitor.module(name, member);
-  } else if constexpr (requires { member.has_value(); *member; }) {  // a layer that a model may do without
+  } else if constexpr (requires { member.has_value(); *member; }) {  // an optional layer
     if (member.has_value()) visit_member(visitor, name, *member);
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
@@ -13191,7 +13177,7 @@ struct DeviceOf<First, Rest...> {
 template <class... Members>
 DeviceOf<Members...> device_of(const Members&... members);
 
-// A model's `device_type`. Of one without CHORUS_MODULE, which policies refuse, some: so that they say just that.
+// A model's `device_type`. Models without CHORUS_MODULE get Cpu, so that policies can report the missing macro only.
 template <class Model>
 struct DeviceOfModel {
   using type = Cpu;
@@ -13212,7 +13198,7 @@ struct NamedParameter {
   ParameterOn<D>* parameter;
 };
 
-/// Throws UsageError where the parameter is one rank's part of what `who` has to see whole; `instead`: what to do.
+/// Throws UsageError if the parameter is a shard and `who` needs the whole one; `instead` is the advice.
 template <Device D>
 void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
   if (named.parameter->in_pieces())
@@ -13230,7 +13216,7 @@ struct NamedBuffer {
 
 namespace detail {
 
-/// Walks a module and all below it; what is shared is seen at each of its places.
+/// Walks a module and all its submodules. Shared members are visited at each place.
 class Walker : public Visitor {
  public:
   void walk(Module& module) { module.visit(*this); }
@@ -13249,16 +13235,16 @@ class Walker : public Visitor {
 };
 
 [[gnu::cold]] bool any_layer_trains(Module& model);
-/// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
+/// Whether the model or any of its layers is in training mode: a layer's flag may differ from the model's.
 inline bool any_training(Module& model) { return model.training() || any_layer_trains(model); }
 
 }  // namespace detail
 
-/// All parameters of a model with their paths, in the order in which members are listed; a shared one once.
+/// All parameters of a model with their paths, in declaration order; a shared one once.
 template <Device D>
 std::vector<NamedParameter<D>> named_parameters(Module& module);
 
-/// All buffers of a model with their paths, likewise.
+/// All buffers of a model with their paths, in declaration order.
 template <Device D>
 std::vector<NamedBuffer<D>> named_buffers(Module& module);
 
@@ -13268,7 +13254,7 @@ std::vector<NamedBuffer<D>> named_buffers(Module& module);
 // <chorus/nn/module_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_MODULE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_NN_MODULE_IMPL_HPP
-/// How the names of a model's parameters are found.
+/// Collects the named parameters of a model.
 
 namespace chorus::nn {
 
@@ -13340,8 +13326,8 @@ CHORUS_INLINE void Module::train(bool training) {
 
 #endif
 
-/// Inside a model: lists its layers, submodules, parameters and buffers, whose names become paths, and makes the model
-/// callable as its `forward` is.
+/// Inside a model: lists its layers, submodules, parameters and buffers, whose names become paths. Makes the model
+/// callable with the arguments of its `forward`.
 #define CHORUS_MODULE(TYPE, ...)                                                                         \
   using device_type = typename decltype(::chorus::nn::detail::device_of(__VA_ARGS__))::type;            \
   void visit(::chorus::nn::Visitor& visitor) override {                                                 \
@@ -13360,15 +13346,9 @@ namespace chorus::io {
 namespace detail {
 const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
-<<<<<<< HEAD
 [[gnu::cold]] std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
-[[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
-=======
-std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
 /// Records the names of tensors that the file has under another name, like safetensors' `save_model`.
-void note_tied(Metadata& metadata, nn::Module& model);
->>>>>>> w_text2
+[[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
@@ -13872,16 +13852,10 @@ namespace detail {
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-<<<<<<< HEAD
-/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
-/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                                     const Metadata& metadata = {});
-=======
 /// UsageError, and changes nothing, if a name repeats or is invalid, or if the size of data differs from shape and
 /// dtype. Computes the checksum in `metadata`, see data_hash_key.
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
->>>>>>> w_text2
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata = {});
 
 }  // namespace chorus::io
 
@@ -15251,19 +15225,11 @@ struct ConnectOptions {
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
 /// arrived. Throws UsageError for an invalid World, for a backend that this program was built without, and for an
-<<<<<<< HEAD
-/// all-reduce algorithm that can't run there. Throws CommError if the port is in use, if a rank is refused, for example
-/// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
-/// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
-/// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
-[[gnu::cold]] AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
-=======
 /// all-reduce algorithm that can't run there; CommError if the port is in use, if a rank is refused, for example
 /// because it chose another backend or algorithm, or if requested shared memory is not available; TimeoutError with the
 /// missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no socket.
 /// Ranks that are threads (Backend::thread) meet within the process; those with one master_port form a group.
-AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
->>>>>>> w_text2
+[[gnu::cold]] AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
 Backend backend_of(std::string_view name);
@@ -15748,15 +15714,9 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-<<<<<<< HEAD
-/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
-/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
-[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
-=======
 /// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
 /// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
-inline void monitored_barrier(const Collective& c) {
->>>>>>> w_text2
+[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);
@@ -18584,13 +18544,8 @@ class Socket {
     return Socket();
   }
   /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
-<<<<<<< HEAD
-  /// listener can be connected to itself: that does not count.
-  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
-=======
   /// listener can be connected to itself, which is not accepted.
-  static Socket connect(const Address& address, Deadline deadline) {
->>>>>>> w_text2
+  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
     int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
@@ -18808,13 +18763,8 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-<<<<<<< HEAD
-  /// Accepts all connections that wait at the listener. False if some may be left.
-  [[gnu::cold]] bool accept_all() {
-=======
   /// Accepts all connections that wait at the listener. Returns false if some may be left.
-  bool accept_all() {
->>>>>>> w_text2
+  [[gnu::cold]] bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
@@ -18834,13 +18784,8 @@ class Acceptor {
     }
   }
 
-<<<<<<< HEAD
-  /// Closes the connections whose time is over; they are in the order of arrival.
-  [[gnu::cold]] bool make_room() {
-=======
   /// Closes the connections whose time is over; they are in order of arrival.
-  bool make_room() {
->>>>>>> w_text2
+  [[gnu::cold]] bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
@@ -18850,13 +18795,8 @@ class Acceptor {
     return some;
   }
 
-<<<<<<< HEAD
-  /// Waits until a connection has data. True if it is time to return.
-  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
-=======
   /// Waits until a connection has data. Returns true if `next` must return.
-  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
->>>>>>> w_text2
+  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
     auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
@@ -19181,13 +19121,8 @@ class Host {
     return meeting;
   }
 
-<<<<<<< HEAD
-  /// If there is none: false, and a notice; an error if it was requested.
-  [[gnu::cold]] bool make_region(Meeting& meeting) {
-=======
   /// Returns false, with a notice, if there is no shared memory; throws if it was requested.
-  bool make_region(Meeting& meeting) {
->>>>>>> w_text2
+  [[gnu::cold]] bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
       return true;
@@ -19638,17 +19573,10 @@ namespace chorus::comm {
 
 class HybridTransport final : public Transport {
  public:
-<<<<<<< HEAD
-  /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
-  /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
-  /// region, for example under another user, none of them uses it. Throws CommError.
-  [[gnu::cold]] explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
-=======
   /// `tcp` joins all ranks. They exchange their machines' ids, and the ranks of one machine map a region.
   /// CHORUS_HOST_ID replaces a process's machine id, for tests. If one of a machine's ranks can't map the region, for
   /// example under another user, none of them uses it. Throws CommError.
-  explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
->>>>>>> w_text2
+  [[gnu::cold]] explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
         tcp_(std::move(tcp)),
@@ -20402,13 +20330,8 @@ struct LaunchOptions {
   /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
   [[gnu::cold]] static LaunchOptions from(Arguments& arguments);
 
-<<<<<<< HEAD
-  /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
-  [[gnu::cold]] void complete();
-=======
   /// Throws UsageError for invalid options; fills in the timeout, the backend and the all-reduce.
-  void complete();
->>>>>>> w_text2
+  [[gnu::cold]] void complete();
 
   /// The requested number of devices, given as a number or a list; of one machine.
   std::optional<int> asked_devices() const {
@@ -20533,15 +20456,9 @@ struct Seat {
 
 inline constexpr int most_ranks = 1 << 20;
 
-<<<<<<< HEAD
-/// Reads the variables of one launcher; nothing if neither rank nor size is there.
+/// Reads the variables of one launcher; nothing if neither rank nor size is set.
 [[gnu::cold]] inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name,
                                                    const char* local_rank_name, const char* local_size_name) {
-=======
-/// Reads the variables of one launcher; nothing if neither rank nor size is set.
-inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
-                                     const char* local_size_name) {
->>>>>>> w_text2
   const auto rank = env_number(rank_name, 0, most_ranks), size = env_number(size_name, 1, most_ranks);
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
@@ -20559,13 +20476,8 @@ inline std::optional<Seat> read_seat(const char* rank_name, const char* size_nam
   return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
 
-<<<<<<< HEAD
-/// mpirun or srun: a rank and a size, and something that tells jobs apart.
-[[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
-=======
 /// mpirun or srun: rank, size, and an id of the job.
-inline std::optional<Seat> seat_of_mpi_or_slurm() {
->>>>>>> w_text2
+[[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
   if (auto seat = read_seat("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE")) {
     const char* job = env("PMIX_NAMESPACE");
@@ -20720,15 +20632,9 @@ CHORUS_INLINE std::string Arguments::unused() const {
 }
 
 namespace detail {
-<<<<<<< HEAD
-/// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
-/// alignment distance (Damerau 1964).
-[[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
-=======
 /// The number of letters that are inserted, deleted, changed, or swapped with a neighbour between two words: the
 /// optimal string alignment distance (Damerau 1964).
-inline std::size_t misspellings(std::string_view a, std::string_view b) {
->>>>>>> w_text2
+[[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -21351,15 +21257,9 @@ struct RankDescriptors {
   int output, err;  ///< stdout and stderr; -1: the supervisor's
 };
 
-<<<<<<< HEAD
-/// The variables of rank `local_rank` of this machine that are not those of the supervisor.
+/// The variables of local rank `local_rank` that differ from the supervisor's.
 [[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
                                                                const std::string& token, const RankDescriptors& given) {
-=======
-/// The variables of local rank `local_rank` that differ from the supervisor's.
-inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
-                                                 const std::string& token, const RankDescriptors& given) {
->>>>>>> w_text2
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
       format("RANK=%d", rank),
@@ -21411,16 +21311,9 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
 }
 
-<<<<<<< HEAD
-/// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
-/// it can't be started.
+/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
 [[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
                                       const RankDescriptors& given) {
-=======
-/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
-inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
-                        const RankDescriptors& given) {
->>>>>>> w_text2
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
   for (char** old = environ; *old != nullptr; ++old) {
@@ -21819,15 +21712,9 @@ class Supervisor {
     return token;
   }
 
-<<<<<<< HEAD
-  /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
-  /// that nobody can take the port in between.
-  [[gnu::cold]] void start_all() {
-=======
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks and passed to rank 0, so that no
   /// other process can take the port in between.
-  void start_all() {
->>>>>>> w_text2
+  [[gnu::cold]] void start_all() {
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
@@ -21918,13 +21805,8 @@ class Supervisor {
     if (!deadline_ || until < *deadline_) deadline_ = until;
   }
 
-<<<<<<< HEAD
-  /// Names the rank that failed first, and stops the others.
-  [[gnu::cold]] void judge() {
-=======
   /// Names the rank that failed first and stops the others.
-  void judge() {
->>>>>>> w_text2
+  [[gnu::cold]] void judge() {
     const bool lost_peer = lost_others(*suspect_);
     for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
@@ -22027,15 +21909,9 @@ inline bool worth_a_restart(const GroupOutcome& outcome) {
 /// process end the job at once. The ranks of other machines notice the loss, fail, and are restarted by their own
 /// supervisors; they meet again at the same address. Returns the status of the last attempt.
 ///
-<<<<<<< HEAD
-/// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
-/// it is waited for, after a signal for `group.grace` at most.
-[[gnu::cold]] inline int run_job(RankGroup group) {
-=======
 /// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
 /// waits for the reader; after a signal for at most `group.grace`.
-inline int run_job(RankGroup group) {
->>>>>>> w_text2
+[[gnu::cold]] inline int run_job(RankGroup group) {
   detail::Console console;
   for (group.restart = 0;; ++group.restart) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
@@ -22154,13 +22030,8 @@ struct LaunchOrder {
     return format("%d %d %s %s", call, devices, list.empty() ? "-" : list.c_str(), policy.c_str());
   }
 
-<<<<<<< HEAD
-  /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
-  [[gnu::cold]] static std::optional<LaunchOrder> take() {
-=======
   /// Reads it and removes it from the environment, so that processes started here don't inherit it. Empty if not set.
-  static std::optional<LaunchOrder> take() {
->>>>>>> w_text2
+  [[gnu::cold]] static std::optional<LaunchOrder> take() {
     const char* found = env("CHORUS_LAUNCH");
     if (found == nullptr) return std::nullopt;
     const std::string text = found;
@@ -22199,13 +22070,8 @@ struct LaunchCalls {
     return calls;
   }
 
-<<<<<<< HEAD
-  /// The number of a call that begins; `passed` is its status where it is not to run.
-  [[gnu::cold]] int begin(std::optional<int>& passed) {
-=======
   /// The number of a call that begins; `passed` is its status if it must not run.
-  int begin(std::optional<int>& passed) {
->>>>>>> w_text2
+  [[gnu::cold]] int begin(std::optional<int>& passed) {
     const std::lock_guard lock(mutex);
     if (!std::exchange(ordered, true)) order = LaunchOrder::take();
     const auto number = static_cast<int>(statuses.size());
@@ -22472,14 +22338,14 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
 // <chorus/nn/activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_ACTIVATIONS_HPP
-/// Functions as layers, for Sequential: activations, pooling, flatten, dropout.
+/// Functions as layers for Sequential: activations, pooling, flatten, dropout.
 
 // <chorus/nn/function_layer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FUNCTION_LAYER_HPP
 #define CHORUS_SINGLE_CHORUS_NN_FUNCTION_LAYER_HPP
 /// A function of one operand as a layer.
 
-/// Inside a namespace: the layer `LAYER`, which calls `FUNCTION`.
+/// Defines the layer `LAYER`, which calls `FUNCTION`. For use inside of a namespace.
 #define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)                    \
   struct LAYER : Module {                                         \
     template <Operand X>                                          \
@@ -22497,40 +22363,40 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
 // <chorus/ops/activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ACTIVATIONS_HPP
-/// Activation functions, element by element, with PyTorch's definitions and defaults; formulas stand with the functors.
+/// Element-wise activation functions with PyTorch's definitions and defaults; the formulas are in the functors.
 
 // <chorus/ops/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_POINTWISE_HPP
-/// Element-wise functions of any functor, the library's own or a user's, with broadcasting.
+/// Element-wise functions of the library's or a user's functor, with broadcasting.
 
 // <chorus/autograd/saved.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_SAVED_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_SAVED_HPP
-/// Saved: numbers that an operation keeps for backward, which have to be the same then.
+/// Saved: a tensor saved for backward, with a check that it has not changed.
 
 namespace chorus::detail {
 
-/// Blocks of memory that may be somebody else's.
+/// Memory blocks that may be lent.
 template <class B>
 concept Lendable = requires(const B& block) { block.lent; };
 
-/// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
+/// Backward functions capture `Saved(tensor)` and call `read` when they need the values.
 template <AnyTensor X>
 class Saved {
  public:
-  /// Where nothing is recorded nobody will read it, and no numbers are looked at.
+  /// Without recording nobody reads it, so the version is not computed.
   explicit Saved(X tensor)
       : tensor_(std::move(tensor)), version_(grad_enabled() ? tensor_.storage().version() : 0) {}
 
-  /// Throws UsageError where the tensor has been written since it was saved: a parameter, a buffer, or in place.
+  /// Throws UsageError if the tensor was written since it was saved: a parameter, a buffer, or in place.
   const X& read(const char* operation) const {
     tensor_.storage().touch();
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
       refuse(operation, now);
     return tensor_;
   }
-  /// Whether nobody else has a handle to the numbers, so that they may be written after they were last read.
+  /// Whether this is the only handle to the values, so that their memory may be reused after the last read.
   bool alone() const {
     const auto* const block = tensor_.storage().block();
     if (block == nullptr || block->home || tensor_.storage().owners() != 1) return false;
@@ -22539,12 +22405,12 @@ class Saved {
     else
       return true;
   }
-  /// `read`, for the last time: the tensor is the caller's.
+  /// The last `read`: the caller gets the tensor.
   X take(const char* operation) {
     read(operation);
     return std::move(tensor_);
   }
-  /// The tensor, for its shape and device.
+  /// The tensor, for its shape and device only.
   const X& tensor() const { return tensor_; }
 
  private:
@@ -22570,25 +22436,25 @@ class Saved {
 // <chorus/kernels/functors.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_FUNCTORS_HPP
-/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on
-/// Packs and, for its gradient, on Duals. Options are members.
+/// The library's element-wise functions, with PyTorch's definitions. Each is written once for numbers, Packs and, for
+/// gradients, Duals. Options are members.
 
 // <chorus/autograd/functor_gradient.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_FUNCTOR_GRADIENT_HPP
-/// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
+/// The gradient of an element-wise functor at one element: the functor's own `gradient`, or Dual numbers.
 
 // <chorus/autograd/dual.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_DUAL_HPP
-/// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
-/// differentiation of one element, inside the fused backward pass of an element-wise operation).
+/// Dual: a value and its derivatives (forward-mode automatic differentiation). A functor called with Duals computes its
+/// own gradient inside the fused backward pass of an element-wise operation.
 
 // <chorus/kernels/scalar_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SCALAR_MATH_HPP
-/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
-/// Dual bring the same functions; all three are in one namespace.
+/// The math functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack
+/// and Dual have the same functions in the same namespace.
 
 namespace chorus::math {
 
@@ -22600,11 +22466,11 @@ struct RealOf {
 template <class S>
 using real_of = typename RealOf<S>::type;
 
-/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
+/// Types that may appear beside a Pack or a Dual in an expression, as in `0.5 * x`.
 template <class A>
 concept Arithmetic = std::is_arithmetic_v<A>;
 
-/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
+/// `a` if `condition` is true, else `b`: functors use it instead of `if`.
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
@@ -22618,12 +22484,12 @@ template <std::floating_point T>
 CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {
   return std::pow(x, exponent);
 }
-/// The larger one; NaN if either is, as PyTorch's maximum.
+/// The maximum; NaN if either is NaN, as in PyTorch.
 template <std::floating_point T>
 CHORUS_HD T max(T a, std::type_identity_t<T> b) {
   return a > b || a != a ? a : b;
 }
-/// The smaller one; NaN if either is.
+/// The minimum; NaN if either is NaN.
 template <std::floating_point T>
 CHORUS_HD T min(T a, std::type_identity_t<T> b) {
   return a < b || a != a ? a : b;
@@ -22633,7 +22499,7 @@ template <std::floating_point T>
 CHORUS_HD T sigmoid(T x) {
   return 1 / (1 + std::exp(-x));
 }
-/// log(1 + exp(x)), without overflow.
+/// log(1 + exp(x)) without overflow.
 template <std::floating_point T>
 CHORUS_HD T softplus(T x) {
   return max(x, T{0}) + std::log1p(std::exp(-std::fabs(x)));
@@ -22644,14 +22510,14 @@ CHORUS_HD T softplus(T x) {
 
 namespace chorus::math {
 
-/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. Kinks follow the branch that `where`
-/// takes; the branch not taken has no influence, not even as NaN. `Dual<S, 0>` is a plain number with this interface.
+/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. At kinks the derivative is that of
+/// the branch that `where` takes; the other branch has no influence, not even as NaN. `Dual<S, 0>` has no derivatives.
 template <class S, int N>
 struct Dual {
   S value;
   S d[N == 0 ? 1 : N];
 
-  // What stands for no derivatives is copied with the rest, so it has a value.
+  // For N = 0 the placeholder is copied, too, so it is initialised.
   CHORUS_HD Dual() {
     if constexpr (N == 0) d[0] = S(0);
   }
@@ -22674,8 +22540,8 @@ inline constexpr bool is_dual = false;
 template <class S, int N>
 inline constexpr bool is_dual<Dual<S, N>> = true;
 
-/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
-/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
+/// slope * d. With several directions, d = 0 gives 0 even if the slope is infinite. A d that is itself a Dual may be 0
+/// and still have derivatives, so it is multiplied.
 template <int N, class S>
 CHORUS_HD S along(const S& slope, const S& d) {
   if constexpr (N > 1 && !is_dual<S>)
@@ -22684,7 +22550,7 @@ CHORUS_HD S along(const S& slope, const S& d) {
     return slope * d;
 }
 
-/// The chain rule: a result `value` whose derivative by `x` is `slope`.
+/// The chain rule: the result `value` has the derivative `slope` with respect to `x`.
 template <class S, int N>
 CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
   Dual<S, N> out;
@@ -22737,7 +22603,7 @@ CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
   return out;
 }
 
-// A plain number on one side has no derivatives to carry along.
+// A plain number has no derivatives.
 template <class S, int N, Arithmetic A>
 CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, A b) {
   Dual<S, N> out = a;
@@ -22786,7 +22652,7 @@ CHORUS_HD Dual<S, N> operator/(A a, const Dual<S, N>& b) {
   return detail::chain<S, N>(value, -value / b.value, b);
 }
 
-// Comparisons look at the value alone.
+// Comparisons use the value only.
 #define CHORUS_DUAL_COMPARISON(OP)                                       \
   template <class S, int N>                                              \
   CHORUS_HD auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
@@ -22836,7 +22702,7 @@ template <class S, int N>
 CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
   Dual<S, N> out;
   out.value = log(x.value);
-  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
+  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x would overflow for subnormal x
   return out;
 }
 template <class S, int N>
@@ -22880,7 +22746,7 @@ template <class S, int N>
 CHORUS_HD Dual<S, N> softplus(const Dual<S, N>& x) {
   return detail::chain<S, N>(softplus(x.value), sigmoid(x.value), x);
 }
-/// At 0 the derivative is 0.
+/// The derivative at 0 is 0.
 template <class S, int N>
 CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
   Dual<S, N> out;
@@ -22889,7 +22755,7 @@ CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
   return out;
 }
 
-/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
+/// At a tie each side gets half of the derivative. If one is NaN, each side gets all of it, as in PyTorch.
 template <class S, int N>
 CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
@@ -22920,8 +22786,8 @@ CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
   return min(Dual<S, N>(a), b);
 }
 
-/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent
-/// is.
+/// The derivative w.r.t. the exponent is 0 if the base is 0 and the exponent is not negative. The derivative w.r.t. the
+/// base is 0 if the exponent is 0.
 template <class S, int N>
 CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
   const S y = pow(x.value, exponent.value);
@@ -22929,7 +22795,7 @@ CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
   const S by_exponent = where(x.value == 0, where(exponent.value >= 0, S(0), y * log(x.value)), y * log(x.value));
   Dual<S, N> out;
   out.value = y;
-  // A negative base is no NaN for the base's gradient, although the exponent's does not exist.
+  // For a negative base the derivative w.r.t. the exponent is NaN; it must not spoil that w.r.t. the base.
   for (int i = 0; i < N; ++i)
     out.d[i] =
         where(x.d[i] == 0, S(0), by_base * x.d[i]) + where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);
@@ -22951,15 +22817,15 @@ using math::Dual;
 
 namespace chorus::math {
 
-/// What `gradient` returns: one number for each input of a functor.
+/// The result of `gradient`: one derivative for each input of the functor.
 template <class S, int N>
 struct Partials {
   S d[N];
 };
 
-/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor
-/// that knows a cheaper or more exact way than Dual numbers brings it along: `template <class S> Partials<S, 2>
-/// gradient(const S& dy, const S& a, const S& b) const`.
+/// The gradients of `y = f(x...)` at one element (or Pack); `dy` is the gradient w.r.t. y. A functor with a cheaper or
+/// more exact gradient than Dual numbers defines `template <class S> Partials<S, 2> gradient(const S& dy, const S& a,
+/// const S& b) const`.
 template <class F, class S, class... X>
 CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
   constexpr int n = static_cast<int>(sizeof...(X));
@@ -22990,10 +22856,10 @@ using math::Partials;
 
 namespace chorus::functors {
 
-// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
-// alone. Backward ignores changes of numbers that it does not need.
+// `linear`: constant derivatives. `bilinear`: each derivative depends only on the other input. Backward does not check
+// inputs that it does not need for writes.
 
-using namespace math;  // for plain numbers, which no argument-dependent lookup finds
+using namespace math;  // for plain numbers, which have no argument-dependent lookup
 
 struct Add {
   static constexpr bool linear = true;
@@ -23042,7 +22908,7 @@ struct Div {
   }
 };
 
-/// The larger one; for equal ones each gets half of the gradient.
+/// The maximum; a tie gives half of the gradient to each side.
 struct Maximum {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -23120,7 +22986,7 @@ struct Reciprocal {
   }
 };
 
-// Functors that are one call of a function of all number types.
+// Functors that call one function of all number types.
 #define CHORUS_FUNCTOR(NAME, FUNCTION)         \
   struct NAME {                                \
     template <class S>                         \
@@ -23141,7 +23007,7 @@ CHORUS_FUNCTOR(Erf, erf);
 CHORUS_FUNCTOR(Sigmoid, sigmoid);
 #undef CHORUS_FUNCTOR
 
-/// max(x, 0); NaN stays. The gradient at 0 is 0.
+/// max(x, 0); NaN propagates. The gradient at 0 is 0.
 struct Relu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -23149,7 +23015,7 @@ struct Relu {
   }
 };
 
-/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
+/// x clipped to [min, max]; the gradient passes at the limits. NaN propagates without a gradient.
 struct Clamp {
   double min = 0, max = 1;
   template <class S>
@@ -23162,7 +23028,7 @@ struct Clamp {
   }
 };
 
-/// The same without a gradient at the limits, as PyTorch's hardtanh.
+/// The same with gradient 0 at the limits, as PyTorch's hardtanh.
 struct Hardtanh {
   double min = -1, max = 1;
   template <class S>
@@ -23204,7 +23070,7 @@ struct Silu {
   }
 };
 
-/// x Φ(x), Φ being the normal distribution function (Hendrycks, Gimpel 2016).
+/// x Φ(x); Φ is the standard normal distribution function (Hendrycks, Gimpel 2016).
 struct Gelu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -23221,7 +23087,7 @@ struct GeluTanh {
   }
 };
 
-/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+/// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold.
 struct Softplus {
   double beta = 1, threshold = 20;
   template <class S>
@@ -23265,7 +23131,7 @@ struct Hardsigmoid {
   }
 };
 
-/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
+/// x relu6(x + 3) / 6. The gradient is 0 for x <= -3 and 1 for x >= 3.
 struct Hardswish {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -23283,29 +23149,29 @@ struct Hardswish {
 // <chorus/kernels/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_POINTWISE_HPP
-/// Element-wise functors over arrays: one fused pass forward, one backward. The backward pass reads the inputs again,
-/// and nothing else is saved.
+/// Element-wise functors over arrays: one fused pass in forward, one in backward. Backward reads the inputs again;
+/// nothing else is saved.
 
 namespace chorus::kernels {
 
-/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; `out` may be one of the inputs.
+/// out[i] = f(in_0[i], in_1[i], ...) for contiguous arrays of one size; `out` may be one of the inputs.
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, T* out);
 
-/// dx_k[i] = (or += with `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). A null `dx[k]` is not computed. A `dx[k]` may
-/// be `dy` or an input.
+/// dx_k[i] = (or += with `accumulate[k]`) dy[i] * df/dx_k(in_0[i], ...). Null `dx[k]` are skipped. `dx[k]` may be `dy`
+/// or an input.
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate);
 
 /// The same with broadcasting: input k is read with `in_strides[k]` (0 along broadcast axes, as from `Tensor::expand`);
-/// `out` is dense in `shape` and overlaps no input. Throws ShapeError.
+/// `out` is contiguous in `shape` and overlaps no input. Throws ShapeError.
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out);
 
-/// Backward with broadcasting: `dy` is dense in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it sums,
-/// and is dense in its own shape (or, with `accumulate[k]` or without sums, any view).
+/// Backward with broadcasting: `dy` is contiguous in `shape`; dx_k has `dx_strides[k]`, 0 along the axes over which it
+/// sums, and is contiguous in its own shape (or, with `accumulate[k]` or without sums, any view).
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
@@ -23322,13 +23188,12 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/cpu/in_float.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IN_FLOAT_HPP
-/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
-/// rounded once.
+/// Kernels for bf16 and half on the CPU: converts the arrays, runs the float kernel and rounds its results once.
 
 // <chorus/kernels/cpu/scratch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
-/// Working memory of a kernel.
+/// Temporary memory of kernels.
 
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
@@ -23484,8 +23349,8 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
-/// order of the stream: the next kernel may have them at once.
+/// `count` uninitialised numbers from the device's cache, released at the end of the scope. On a GPU the release is
+/// stream-ordered: the next kernel may reuse the memory at once.
 template <class T, Device D = Cpu>
 class Scratch {
  public:
@@ -23496,8 +23361,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
-/// does not depend on the number of threads that take part. Without `one_each` all share one.
+/// The same for each thread of a team. The caller allocates all of it at once, so that the amount does not depend on
+/// how many threads take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:
@@ -23535,7 +23400,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
+/// An argument of the float kernel: unchanged, or a float copy of an array. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -23573,10 +23438,10 @@ detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// An array of float is written in place.
+/// Float arrays are written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
+/// Calls `kernel(device, arguments...)` with float copies of the arrays, and stores the results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {
@@ -23592,14 +23457,14 @@ void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
 // <chorus/kernels/strided_runs.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_STRIDED_RUNS_HPP
-/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// StridedRuns: iterates over a strided or broadcast array in the row-major order of a shape, in few long runs of
 /// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
-/// Elements from a view's first to its last, if no axis is empty.
+/// The number of elements from a view's first to its last, if no axis is empty.
 inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
   Index count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
@@ -23608,7 +23473,7 @@ inline Index extent(std::span<const Index> shape, std::span<const Index> strides
 
 class StridedRuns {
  public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
+  /// `strides` in elements, one per axis of `shape`; 0 along broadcast axes. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
@@ -23629,15 +23494,15 @@ class StridedRuns {
     }
   }
 
-  /// True if the array's order in memory is that of the shape, without gaps.
+  /// Whether the array is contiguous in the shape's order.
   bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
 
-  // The axes after merging, the innermost first.
+  // The axes after merging, innermost first.
   std::size_t rank() const { return rank_; }
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
-  /// The walk without the innermost of several axes.
+  /// The iteration without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
     std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
@@ -23646,7 +23511,7 @@ class StridedRuns {
     return out;
   }
 
-  /// Moves to an element, counted in the shape's order. No axis is empty.
+  /// Seeks to an element, by its index in the shape's order. No axis is empty.
   void go_to(Index element) {
     offset_ = 0;
     for (std::size_t axis = 0; axis < rank_; ++axis) {
@@ -23656,10 +23521,10 @@ class StridedRuns {
     }
   }
 
-  /// The number of elements left of a long run; `otherwise` if runs are short.
+  /// The number of elements left in a long run; `otherwise` if runs are short.
   Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
 
-  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
+  /// If the next `count` elements are contiguous: skips them and returns the offset of the first.
   std::optional<Index> neighbours(Index count) {
     if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
     const Index first = offset_;
@@ -23667,7 +23532,7 @@ class StridedRuns {
     return first;
   }
 
-  /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
+  /// Iterates over the next `count` elements: `run(offset of the first, step, number)`.
   template <class Run>
   void next(Index count, const Run& run) {
     while (count > 0) {
@@ -23745,7 +23610,7 @@ void pointwise_backward(Cpu device, const F& f, Index count, const std::array<co
   });
 }
 
-/// With broadcasting whole arrays are converted.
+/// With broadcasting, whole arrays are converted.
 template <class F, Narrow T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
@@ -23761,7 +23626,7 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   run(std::make_index_sequence<N>());
 }
 
-/// The same; sums over repeated axes stay in float until their end.
+/// The same; sums over repeated axes are rounded only at the end.
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
@@ -23799,25 +23664,25 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
-/// blocks for it.
+/// Element-wise functors on the CPU. A functor is compiled once for forward and once for backward; for broadcasting,
+/// blocks are gathered first.
 
 // <chorus/kernels/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
-/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
+/// Pack: a few adjacent elements of an array as one number. Its storage is a plain array, so that nvcc accepts it in
+/// functors for host and device. Every operation uses SIMD registers, and compilers keep values there.
 
 // <chorus/kernels/cpu/packet_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
-/// accurate enough, our own, or element by element.
+/// Math functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are accurate
+/// enough, else our own or scalar ones.
 
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: eight floats at a time with AVX2, else scalar.
 
 namespace chorus::math::packets {
 
@@ -23833,8 +23698,8 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
-/// other (Estrin's scheme).
+/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
+/// independent.
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
   __m256d y[(N + 1) / 2];
@@ -23853,8 +23718,8 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
-  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // added, it leaves an integer in the lowest bits
-  // x = 2^k m, with m from sqrt(1/2) to sqrt(2); log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
+  // x = 2^k m, with m in [sqrt(1/2), sqrt(2)]; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
   const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
   const __m256d m = _mm256_castsi256_pd(
       _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
@@ -23864,7 +23729,7 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
   constexpr double a = 2 / ln2;
   const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
-  // 2^t = 2^n e^f; no float is larger than 2^128, or as small as 2^-150.
+  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
   const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
   const __m256d n = _mm256_add_pd(t, c(round));
   const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
@@ -23874,8 +23739,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
-/// infinities, NaN and negative bases with exponents that are no integers.
+/// Correctly rounded, except for about one result in 100,000 that lies almost in the middle of two floats. Zeros,
+/// infinities, NaN, and negative bases with non-integer exponents use the standard library.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
@@ -23923,7 +23788,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for functions that Eigen lacks for registers.
+/// Applies `function` to each lane, for functions that Eigen lacks.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -23932,8 +23797,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
-/// two comes from adding a large number, which puts the integer part into the lowest bits.
+/// exp in float, to about 1 ulp; 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts the
+/// integer part into the lowest bits, which become the exponent.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -23976,7 +23841,7 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
-/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// erf in double, to 3 ulp: a rational function of x² below 1, above it 1 - exp(-x²) times a rational function of |x|
 /// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
 template <class P>
 P erf_double(const P& x) {
@@ -24003,11 +23868,11 @@ P erf_double(const P& x) {
                                 3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
                                 2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
   const P outer = psub(c(1.0), far);
-  // NaN is in neither comparison, and stays in `near`.
+  // Both comparisons are false for NaN, which `near` propagates.
   return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
 }
 
-/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+/// log(1 + x) in float for x in [0, 1], to 3 ulp: twice the series of artanh(x / (2 + x)).
 template <class P>
 P log1p_of_unit(const P& x) {
   using namespace Eigen::internal;
@@ -24018,8 +23883,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
-/// take the same step would drift apart), and which takes longer if a division follows.
+/// The processor's exact square root. Eigen's is an approximation that other processors round differently, so ranks
+/// would drift apart; it is also slower before a division.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -24045,7 +23910,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
+/// log. Eigen treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
@@ -24104,8 +23969,8 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
 }  // namespace chorus::math::packets
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 
-// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
-// declared so, never mention a register, and call host functions, which the pragma permits.
+// Functors are for host and device, and nvcc requires the same of everything they call. Pack's functions are declared
+// so, do not mention registers, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -24139,7 +24004,7 @@ struct alignas(sizeof(kernels::Packet<T>)) Pack {
   /// The same number in all lanes.
   CHORUS_PACK_TEMPLATE(Arithmetic A)
   Pack(A value) { packets::splat(static_cast<T>(value), v); }  // NOLINT: converts as numbers do
-  // Copied as a register: compilers copy the array piece by piece, through memory.
+  // Copied as a register: compilers would copy the array piecewise through memory.
   CHORUS_PACK_MEMBER Pack(const Pack& other) { packets::copy(other.v, v); }
   CHORUS_PACK_MEMBER Pack& operator=(const Pack& other) {
     packets::copy(other.v, v);
@@ -24159,7 +24024,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
+/// The result of a comparison: for each lane all bits set, or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -24167,7 +24032,7 @@ struct Mask {
 
 namespace packets {
 
-/// `Op`, one of the operations of packet_math.hpp.
+/// Applies `Op`, one of the operations in packet_math.hpp.
 template <class Op, class T, class... Packs>
 Pack<T> apply(const Pack<T>& a, const Packs&... b) {
   Pack<T> out;
@@ -24178,7 +24043,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// The functions that functors call. A plain number may be on either side.
+// The math functions for functors. Either side may be a plain number.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -24238,7 +24103,7 @@ Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::
 
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
-/// The usual exponents are products, quotients and roots.
+/// Common exponents use products, quotients and roots.
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(const Pack<T>& x, A exponent) {
   const auto e = static_cast<T>(exponent);
@@ -24268,15 +24133,14 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
-// differently there.
+// GCC would clone the functions below for the tail, whose count is constant, and round sums of products differently.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
 #define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
 #endif
 
-/// Full Packs only: `count` is a multiple of the width.
+/// Whole Packs only: `count` is a multiple of the width.
 template <class F, class T, std::size_t... K>
 CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
                                    T* out, std::index_sequence<K...>) {
@@ -24322,7 +24186,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
+/// The next `count` elements of a strided array: in place if contiguous, else gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -24330,8 +24194,8 @@ const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   return buffer;
 }
 
-/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
-/// lie within one, so that the order of sums doesn't depend on the ranges.
+/// The outermost axis along which no gradient is summed; threads split this axis. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums does not depend on the split.
 template <class T, std::size_t N>
 class UnsummedAxis {
  public:
@@ -24345,7 +24209,7 @@ class UnsummedAxis {
     };
     for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
     inner_ = numel(shape) / outer_;
-    if (axis == shape.size()) {  // none: all is one entry
+    if (axis == shape.size()) {  // none: everything is one entry
       inner_ = outer_;
       outer_ = 1;
     } else {
@@ -24354,7 +24218,7 @@ class UnsummedAxis {
     }
   }
 
-  /// The number of elements of the block that begins with `start`.
+  /// The number of elements in the block that starts at `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -24363,7 +24227,7 @@ class UnsummedAxis {
   /// Calls `f(begin, end)` for ranges of all elements.
   template <class F>
   void for_ranges(Index count, const F& f) const {
-    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    constexpr Index least_in_a_row = 256;  // per range, so that seeking its start costs little
     const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
     const auto range = [&](Index first, Index n) {
       if (n == size_) return f(Index{0}, count);
@@ -24388,7 +24252,7 @@ void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, 
     detail::forward_packs(f, n, from, out + first, each);
   });
   if (tail == 0) return;
-  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
+  // The tail is padded to one Pack, so that an element's result does not depend on its position.
   const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
   Pack<T> padded[N + 1];
   std::array<const T*, N> pointers;
@@ -24522,14 +24386,14 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/kernels/cuda/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POINTWISE_HPP
-/// Element-wise functors on GPUs: one fused kernel forward, one backward. The same functors as on the CPU, called with
-/// plain numbers (bf16 and half in float); the gradient by a broadcast input is summed separately.
+/// Element-wise functors on GPUs: one fused kernel in forward, one in backward. The functors are those of the CPU,
+/// called with plain numbers (bf16 and half as float). Gradients of broadcast inputs are summed separately.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// f of plain numbers. They are passed as Duals without derivatives, so that the functions that `f` calls are found.
+/// f of plain numbers, passed as Duals without derivatives, so that argument-dependent lookup finds functions.
 template <class C, class F, class... X>
 __device__ C call(const F& f, X... x) {
   return f(Dual<C, 0>(x)...).value;
@@ -24664,7 +24528,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
   Index step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
 
-  // A gradient that is summed is first written in full, then summed.
+  // A gradient to be summed is first written in full, then summed.
   std::array<std::optional<cuda::Scratch<T>>, N> whole;
   std::array<T*, N> targets = dx;
   std::array<bool, N> add = accumulate;
@@ -24699,7 +24563,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class F>
 struct Pointwise {
@@ -24714,18 +24578,18 @@ struct Pointwise {
 
 namespace detail {
 
-/// Dense in the shape.
+/// x broadcast to the shape, contiguous.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
   return contiguous(x.expand(shape));
 }
 
-/// How each input of an element-wise function lies in the output: by strides, which are 0 along axes that are repeated.
+/// The layout of broadcast inputs: strides in the output's shape, 0 along repeated axes.
 template <std::size_t Rank, std::size_t Inputs>
 struct BroadcastLayout {
   std::array<Index, Rank> shape{};
   std::array<std::array<Index, Rank>, Inputs> strides{};
-  bool same = true;  // all inputs have the output's shape
+  bool same = true;  // whether all inputs have the output's shape
 
   template <std::size_t InputRank>
   void add(const char* operation, const std::array<Index, InputRank>& input, std::size_t i) {
@@ -24787,8 +24651,7 @@ typename RecordedBroadcast<First, Rest...>::type map(const char* operation, cons
       [operation, f, saved, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
-        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after
-        // that.
+        // Kernels need distinct outputs. An operand that occurs twice gets a temporary, which is added afterwards.
         std::array<Storage<D>, count> again{};
         const auto want = [&](std::size_t i, auto node) {
           if (!node) return;
@@ -24832,15 +24695,15 @@ auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
   if constexpr (of_one_type<Inputs...>)
     return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
   else
-    return typename RecordedBroadcast<Inputs...>::type();  // nothing but the sentence above is an error then
+    return typename RecordedBroadcast<Inputs...>::type();  // so that the message above is the only error
 }
 
 }  // namespace detail
 
-/// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A
-/// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`,
-/// with `where(condition, a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast
-/// as in NumPy. Throws UsageError where one is undefined.
+/// `f` of each element, with one fused pass in forward and one in backward, which calls `f` with Dual numbers. A
+/// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`. It
+/// uses `where(condition, a, b)` instead of branches and calls math functions without a namespace. Operands broadcast
+/// as in NumPy. Throws UsageError if one is undefined.
 template <class F, Operand... Xs>
 auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);
@@ -24852,18 +24715,17 @@ auto pointwise(const F& f, const Xs&... xs) {
 // <chorus/ops/intercepted.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_INTERCEPTED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_INTERCEPTED_HPP
-/// What operators ask the interceptor of their forward pass: of operands that it may have changed, and results that it
-/// follows.
+/// How operators ask the interceptor of their forward pass to replace operands and to follow results.
 
 // <chorus/autograd/interceptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_INTERCEPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_INTERCEPTOR_HPP
-/// The point at which others change what layers and operators compute in a forward pass, as nn::QuantizationAware does:
-/// layers and operators ask the pass's interceptor, and know none.
+/// A hook for code that changes how layers and operators compute in a forward pass, such as nn::QuantizationAware.
+/// Layers and operators ask the pass's interceptor and know no implementation.
 
 namespace chorus {
 
-/// A float Variable on the CPU, of a rank that is known at run time.
+/// A float Variable on the CPU whose rank is known at run time.
 struct FloatVariable {
   const void* variable;
   int rank;
@@ -24876,31 +24738,31 @@ struct FloatVariable {
   }
 };
 
-/// A result goes where `void* result` points: a Variable<float, rank, Cpu> of the operand's rank.
+/// `void* result` points to a Variable<float, rank, Cpu> of the operand's rank, which receives the result.
 class Interceptor {
  public:
   virtual ~Interceptor() = default;
 
-  /// This pass's part in a layer, by the layer's address; null where it has none.
+  /// The interceptor's state for a layer, found by the layer's address; null if it has none.
   virtual const void* find(const void* layer) const = 0;
-  /// A layer of which this has a part computes with other numbers than float on the CPU: throws UsageError.
+  /// Called if an intercepted layer computes with other types than float on the CPU. Throws UsageError.
   [[noreturn]] virtual void refuse_numbers(const void* part) const = 0;
 
-  /// What a layer with a weight computes: `apply(f, x, weight, bias, result)`, all of one rank but the bias.
+  /// The computation of a layer with a weight: `apply(f, x, weight, bias, result)`. All but the bias have one rank.
   struct LayerCall {
     FloatVariable x, weight;
-    const Variable<float, 1, Cpu>& bias;  ///< maybe empty
+    const Variable<float, 1, Cpu>& bias;  ///< may be empty
     const void* f;
     void (*apply)(const void* f, const FloatVariable& x, const FloatVariable& weight,
                   const Variable<float, 1, Cpu>& bias, void* result);
   };
   virtual void layer(const void* part, const LayerCall& call, void* result) = 0;
-  /// The table of which `rows` rows are looked up.
+  /// The embedding table from which `rows` rows are looked up.
   virtual Variable<float, 2, Cpu> table(const void* part, const Variable<float, 2, Cpu>& weight, Index rows) = 0;
 
-  /// The attention that is computed from now on, or null; returns that before.
+  /// Makes `part` the current attention (null: none); returns the previous one.
   virtual const void* begin_attention(const void* part) = 0;
-  /// The weight, and inputs, of attention's first projection; the results of its parts 0, 1, 2; the weights of values.
+  /// Attention's projection weight, its inputs, the projection's results (part 0, 1, 2), and the attention weights.
   virtual Variable<float, 2, Cpu> attention_weight(const void* part, const Variable<float, 2, Cpu>& weight,
                                                    bool any) = 0;
   virtual void attention_input(const void* part, const FloatVariable& x, void* result) = 0;
@@ -24908,38 +24770,38 @@ class Interceptor {
   virtual bool takes_attention_weights() const = 0;
   virtual void attends_by(const Storage<Cpu>& weights) = 0;
 
-  /// A batch norm of which this has a part takes x; gives y, `relu`: after a ReLU; has been added to a residual.
+  /// An intercepted batch norm reads x; returns y, with `relu` after a ReLU; or y is added to a residual.
   virtual void norm_takes(const void* norm, const void* part, const Storage<Cpu>& x) = 0;
   virtual void norm_gives(const void* part, const Storage<Cpu>& y, bool relu) = 0;
   virtual void norm_adds(const void* part, const Storage<Cpu>& sum) = 0;
 
-  /// An operator takes x: false, or what it takes in its place.
+  /// An operator reads x. Returns false, or writes the replacement for x to `result`.
   virtual bool take(const FloatVariable& x, void* result) = 0;
-  /// `result` was made of `from`, out of whose numbers it is, where it is `exact`.
+  /// `result` was computed from `from`; `exact`: its values are values of `from`.
   virtual void derived(const Storage<Cpu>& from, const Storage<Cpu>& result, bool exact) = 0;
-  /// Operands come together in one result.
+  /// How an operation joins operands into one result.
   enum class Joint : std::uint8_t { sum, concatenation };
   struct JointOperand {
     const Storage<Cpu>& storage;
     const float* numbers;
     Index count;
   };
-  /// Whether this has a part in it: then each operand is taken, and `joined` follows. `alike`: they have one shape.
+  /// Whether it handles this operation. If so, each operand is read and `joined` follows. `alike`: equal shapes.
   virtual bool joins(Joint how, std::span<const JointOperand> operands, bool alike) = 0;
   virtual void joined(const Storage<Cpu>& result) = 0;
-  /// Whether means of x are to be taken of its integers: writes those to `integers`, [x.numel()], and turns the sums of
-  /// `count` of them each, [numel], into means.
+  /// Whether means of x are computed from its integers. Writes the integers to `integers`, [x.numel()]. The other turns
+  /// sums of `count` integers each, [numel], into means.
   virtual bool integers_of(const Storage<Cpu>& x, const float* numbers, Index numel, float* integers) = 0;
   virtual void means_of_integers(const Storage<Cpu>& x, const float* sums, Index numel, Index count, float* means) = 0;
 };
 
 namespace detail {
 
-/// That of this thread's forward pass; null where there is none.
+/// The interceptor of this thread's forward pass; null if there is none.
 inline thread_local constinit Interceptor* interceptor = nullptr;
 
-/// The interceptor, where it has a part in `layer`; `part` gets that. Throws UsageError where a checkpoint computes a
-/// layer again outside of the pass.
+/// The interceptor if it handles `layer`, and its state in `part`. Throws UsageError if a checkpoint recomputes a layer
+/// outside of the pass.
 inline Interceptor* interceptor_of(const void* layer, const void*& part) {
   if (first_run != nullptr) [[unlikely]]
     check<UsageError>(first_run->found(layer, 2, interceptor != nullptr) == (interceptor != nullptr),
@@ -24951,7 +24813,7 @@ inline Interceptor* interceptor_of(const void* layer, const void*& part) {
   return part != nullptr ? interceptor : nullptr;
 }
 
-/// Whether an interceptor may be asked of X: it knows float numbers on the CPU alone.
+/// Whether X can be intercepted: float on the CPU only.
 template <class X>
 inline constexpr bool may_be_intercepted =
     std::is_same_v<typename tensor_of<X>::value_type, float> &&
@@ -24965,7 +24827,7 @@ inline constexpr bool may_be_intercepted =
 
 namespace chorus::detail {
 
-/// What an operator takes for x.
+/// The operand that an operator uses for x: x, or the interceptor's replacement.
 template <Operand X>
 std::conditional_t<may_be_intercepted<X>, X, const X&> taken(const X& x) {
   if constexpr (may_be_intercepted<X>)
@@ -24981,7 +24843,7 @@ std::conditional_t<may_be_intercepted<X>, X, const X&> taken(const X& x) {
   return x;
 }
 
-/// `result`, which was made of `x`: see Interceptor::derived.
+/// Reports that `result` was computed from `x` and returns it: see Interceptor::derived.
 template <Operand X, Operand Y>
 Y derived(const X& x, Y result, bool exact) {
   if constexpr (may_be_intercepted<X> && may_be_intercepted<Y>)
@@ -24990,7 +24852,7 @@ Y derived(const X& x, Y result, bool exact) {
   return result;
 }
 
-/// What operands are joined to: `f(x...)`, of what is taken for them.
+/// A joint operation `f(x...)` on the replaced operands.
 template <class F, Operand... X>
 auto joined(Interceptor::Joint how, const F& f, const X&... x) {
   if constexpr ((may_be_intercepted<X> && ...)) {
@@ -25010,7 +24872,7 @@ auto joined(Interceptor::Joint how, const F& f, const X&... x) {
   return f(x...);
 }
 
-/// The same of a list that is concatenated.
+/// The same for a list that is concatenated.
 template <class F, Operand X>
 X joined_list(const F& f, std::span<const X> list) {
   if constexpr (may_be_intercepted<X>) {
@@ -25030,14 +24892,15 @@ X joined_list(const F& f, std::span<const X> list) {
   return f(list);
 }
 
-/// While it lives, nobody watches what this thread computes, and nothing is recorded.
+/// While it lives, this thread's operations are neither observed nor recorded.
 class Unobserved {
   const NoGrad no_grad_;
   const Replaced<OperationWatch*> unwatched_{operation_watch, nullptr};
   const Replaced<LayerWatch*> uncounted_{layer_watch, nullptr};
 };
 
-/// y, the means of x, each of `count` numbers; where the interceptor says so, of integers: `sums(integers)` are theirs.
+/// y, the means of x over `count` elements each. If the interceptor wants, computed from integers, with
+/// `sums(integers)`.
 template <Operand X, Operand Y, class F>
 Y exact_means(const X& x, Y y, Index count, const F& sums) {
   if constexpr (may_be_intercepted<X> && may_be_intercepted<Y>)
@@ -25070,17 +24933,17 @@ auto relu(const X& x) {
   auto NAME(const X& x) {                                    \
     return detail::pointwise(#NAME, functors::FUNCTOR{}, x); \
   }
-/// x limited to [0, 6].
+/// x clipped to [0, 6].
 CHORUS_UNARY(relu6, Relu6)
 /// 1 / (1 + exp(-x))
 CHORUS_UNARY(sigmoid, Sigmoid)
-/// log(sigmoid(x)), without underflow.
+/// log(sigmoid(x)) without underflow.
 CHORUS_UNARY(log_sigmoid, LogSigmoid)
 /// x sigmoid(x), also called swish.
 CHORUS_UNARY(silu, Silu)
-/// x Φ(x), Φ being the normal distribution function.
+/// x Φ(x); Φ is the distribution function of the standard normal distribution.
 CHORUS_UNARY(gelu, Gelu)
-/// The approximation of gelu by tanh.
+/// The tanh approximation of gelu.
 CHORUS_UNARY(gelu_tanh, GeluTanh)
 /// x tanh(softplus(x))
 CHORUS_UNARY(mish, Mish)
@@ -25102,15 +24965,14 @@ auto elu(const X& x, double alpha = 1) {
   return detail::pointwise("elu", functors::Elu{alpha}, x);
 }
 
-/// log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold. Throws UsageError unless beta is
-/// positive.
+/// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold. Throws UsageError unless beta is positive.
 template <Operand X>
 auto softplus(const X& x, double beta = 1, double threshold = 20) {
   check<UsageError>(beta > 0, "softplus: beta is positive, got ", beta);
   return detail::pointwise("softplus", functors::Softplus{beta, threshold}, x);
 }
 
-/// x limited to [min, max], without gradient at the limits themselves. Throws UsageError unless min < max.
+/// x clipped to [min, max]; the gradient is 0 at the limits. Throws UsageError unless min < max.
 template <Operand X>
 auto hardtanh(const X& x, double min = -1, double max = 1) {
   check<UsageError>(min < max, "hardtanh: the limits are [", min, ", ", max, "]");
@@ -25128,26 +24990,25 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
 // <chorus/kernels/dropout.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_HPP
-/// Dropout (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again instead of
-/// keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
+/// Dropout (Srivastava et al., JMLR 15, 2014), with scaling in training. Backward draws the mask again instead of
+/// storing it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
 
 // <chorus/kernels/dropout_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_KEY_HPP
-/// The choice of the elements that dropout keeps: a pure function of the seed, the step, the layer and the element's
-/// place in the global batch. It is the same on every device and for every division of the batch.
+/// Which elements dropout keeps: a pure function of the seed, the step, the layer and the element's position in the
+/// global batch. It is the same on every device and for every division of the batch.
 
 namespace chorus::kernels {
 
-/// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its place in the global batch, modulo 2^32);
-/// the key is the seed. The constant separates these words from those of initialisation with the same seed.
+/// The Philox counter of elements 4 * quad to 4 * quad + 3 of a sample (its index in the global batch, modulo 2^32);
+/// the key is the seed. The constant separates these words from those of initialisation.
 CHORUS_HD constexpr PhiloxWords dropout_counter(const RandomKey& key, std::int64_t sample, std::int64_t quad) {
   return {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(sample),
           key.replays == nullptr ? key.step : key.step + *key.replays, key.operation ^ 0x64726F70u};
 }
 
-/// An element is kept if the upper 24 bits of its word, the number of `unit_float`, reach this: if unit_float(word) >=
-/// p.
+/// An element is kept if the upper 24 bits of its word reach this threshold, i.e. if unit_float(word) >= p.
 CHORUS_HD constexpr std::uint32_t dropout_threshold(double p) {
   const double scaled = p * 0x1p24;
   const auto below = static_cast<std::uint32_t>(scaled);
@@ -25163,8 +25024,8 @@ CHORUS_HD constexpr double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) 
 
 namespace chorus::kernels {
 
-/// y = x / (1 - p) for kept elements, else 0; an element is kept with probability 1 - p, by the RandomKey. x, y:
-/// [samples, inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
+/// y = x / (1 - p) for kept elements, else 0; `key` keeps an element with probability 1 - p. x, y: [samples, inner];
+/// `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
 void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key);
 
@@ -25217,8 +25078,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   using detail::philox_multipliers, detail::philox_steps;
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
 #if defined(__AVX2__)
-  // Four counters in a register, each number in the lower half of 64 bits: the instruction multiplies the lower halves,
-  // and other data in the upper halves meet only upper halves.
+  // Each register holds four counters, in the lower halves of 64-bit lanes: the instruction multiplies lower halves,
+  // and other data in upper halves only affect upper halves.
   constexpr std::size_t n = philox_block / 4;
   __m256i a[n], b[n], c[n], d[n];
   const auto* from = reinterpret_cast<const __m256i*>(counters);
@@ -25286,8 +25147,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
 namespace chorus::kernels {
 
 namespace detail {
-/// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the
-/// samples, each of which has ceil(inner / 4) of them.
+/// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, in blocks of Philox counters. Counters run through the samples,
+/// with ceil(inner / 4) counters each.
 template <bool accumulate, class T>
 void dropout(Index samples, Index inner, const T* in, T* out, double p, const RandomKey& key) {
   check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);
@@ -25297,7 +25158,7 @@ void dropout(Index samples, Index inner, const T* in, T* out, double p, const Ra
   const T scale = static_cast<T>(dropout_scale(p));
   const auto apply = [&](Index i, T factor) { out[i] = accumulate ? out[i] + in[i] * factor : in[i] * factor; };
 
-  constexpr Index least = 1024;  // some 10 us
+  constexpr Index least = 1024;  // about 10 us
   parallel_ranges(counters, at_once, least, [&](Index begin_counter, Index count) {
     std::array<PhiloxWords, philox_block> counter{};
     std::array<std::uint32_t, 4 * philox_block> words;
@@ -25353,7 +25214,7 @@ void dropout_backward(Cpu, Index samples, Index inner, const T* dy, T* dx, doubl
 // <chorus/kernels/cuda/dropout.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_HPP
-/// Dropout on GPUs: the same mask as on the CPU.
+/// Dropout on GPUs, with the same mask as on the CPU.
 
 namespace chorus::kernels {
 
@@ -25415,12 +25276,12 @@ void dropout_backward(Cuda device, Index samples, Index inner, const T* dy, T* d
 // <chorus/kernels/dropout_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
-/// Dropout of some columns of a value, with the random numbers of the whole.
+/// Dropout of a range of columns, with the random numbers of the whole value.
 
 // <chorus/kernels/cpu/dropout_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
-/// Dropout of some columns on the CPU.
+/// Dropout of a range of columns on the CPU.
 
 // <chorus/kernels/cpu/philox_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PHILOX_BLOCK_HPP
@@ -25445,8 +25306,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   using detail::philox_multipliers, detail::philox_steps;
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
 #if defined(__AVX2__)
-  // Four counters in a register, each number in the lower half of 64 bits: the instruction multiplies the lower halves,
-  // and other data in the upper halves meet only upper halves.
+  // Each register holds four counters, in the lower halves of 64-bit lanes: the instruction multiplies lower halves,
+  // and other data in upper halves only affect upper halves.
   constexpr std::size_t n = philox_block / 4;
   __m256i a[n], b[n], c[n], d[n];
   const auto* from = reinterpret_cast<const __m256i*>(counters);
@@ -25513,13 +25374,13 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
 
 namespace chorus::kernels {
 
-/// Neighbouring columns of a row of `width`.
+/// A range of columns in a row of `width`.
 struct ColumnsOfRow {
   Index width, begin, count;
 };
 
-/// `out = in / (1 - p)` for kept elements, else 0; or +=. in, out: [samples, rows, columns.count]. The kept elements
-/// are those that dropout of [samples, rows, columns.width] keeps there.
+/// `out = in / (1 - p)` for kept elements, else 0; or +=. in, out: [samples, rows, columns.count]. Keeps the same
+/// elements as dropout of [samples, rows, columns.width].
 template <class T>
 void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
                      const RandomKey& key, bool accumulate) {
@@ -25564,19 +25425,18 @@ void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, doub
 // <chorus/ops/shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SHAPE_HPP
-/// The same numbers in another shape or order: reshape, flatten, permute, transpose, expand, slice,
-/// concat, stack.
+/// reshape, flatten, permute, transpose, expand, slice, concat, stack.
 
 // <chorus/kernels/axis_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
-/// A range of an axis, taken out or put in: the data movement of slice and concat. The whole has the shape [outer,
-/// axis, inner], the block [outer, count, inner], both dense.
+/// Reads or writes a range of an axis: the data movement of slice and concat. The whole has shape [outer, axis, inner],
+/// the block [outer, count, inner], both contiguous.
 
 // <chorus/kernels/axis_shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_AXIS_SHAPE_HPP
-/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
+/// How kernels see a contiguous tensor of any rank: one axis, the axes outside of it and those inside.
 
 namespace chorus::kernels {
 
@@ -25585,16 +25445,16 @@ struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result without the axis: [outer, inner].
+  /// Number of elements without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
+/// A row-major tensor as [batch, channels, inner], for normalisation per channel.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 
   constexpr Index numel() const { return batch * channels * inner; }
-  /// Elements of one channel.
+  /// Number of elements of one channel.
   constexpr Index per_channel() const { return batch * inner; }
 };
 
@@ -25612,7 +25472,7 @@ void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 
-/// whole[:, start : start + count, :] = block, and 0 beside it.
+/// whole[:, start : start + count, :] = block; 0 elsewhere.
 template <class T>
 void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to);
 
@@ -25627,10 +25487,10 @@ void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 namespace chorus::kernels {
 
 namespace detail {
-/// Blocks of fewer bytes are moved number by number: a call for each would take longer than the copy.
+/// Blocks of fewer bytes are copied in a loop: a call for each would take longer than the copy.
 inline constexpr Index short_block_bytes = 64;
 
-/// For each step of `outer`: copies or adds `count` numbers from `from`, whose steps are `from_step` apart, to `to`.
+/// For each of `outer` steps: copies or adds `count` numbers; `from_step` and `to_step` are the strides.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
@@ -25647,7 +25507,7 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
   }
 }
 
-/// The same on several threads: by steps, or, if these are few and long, each by parts.
+/// The same on several threads, which share the steps, or the parts of each step if steps are few and long.
 template <class T>
 void move_blocks_together(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                           bool accumulate) {
@@ -25682,7 +25542,7 @@ template <class T>
 void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to) {
   const Index step = whole.axis * whole.inner, row = count * whole.inner, before = start * whole.inner;
   if (step == 0) return;
-  // Short steps are zeroed in groups that stay in the first-level cache until the block's numbers arrive.
+  // Short steps are zeroed in groups that stay in the first-level cache until the block's numbers are written.
   const Index group = std::max(Index{1}, 4096 / step);
   parallel_ranges(whole.outer, group, thread_elements / step + 1, [&](Index first, Index outers) {
     for (Index o = first; o < first + outers; o += group) {
@@ -25707,17 +25567,17 @@ void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 // <chorus/kernels/cuda/axis_block.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_AXIS_BLOCK_HPP
-/// Ranges of an axis, taken out or put in, on GPUs.
+/// Reads and writes ranges of an axis on GPUs.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// One of the two places is inside of the whole, the other in the block.
+/// One side of the copy is the range in the whole, the other is the block.
 template <class T>
 struct MoveBlock {
   AxisShape whole;
-  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  Index start, row;  ///< `row`: elements of the block per step of `outer`
   const T* from;
   T* to;
   bool take, accumulate;
@@ -25731,11 +25591,11 @@ struct MoveBlock {
   }
 };
 
-/// Elements beside the block are 0.
+/// Elements outside of the block are 0.
 template <class T>
 struct PadBlock {
   AxisShape whole;
-  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  Index start, row;  ///< `row`: elements of the block per step of `outer`
   const T* block;
   T* to;
   __device__ void operator()(Index i) const {
@@ -25776,7 +25636,7 @@ void pad_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Reshape {
   static constexpr const char* name = "reshape";
@@ -25805,7 +25665,7 @@ struct Concat {
 }  // namespace operations
 
 namespace detail {
-/// A shape seen from one of its axes: what lies outside, the axis, what lies inside.
+/// The sizes around one axis: outer, axis, inner.
 template <std::size_t N>
 kernels::AxisShape around_axis(const std::array<Index, N>& shape, std::size_t axis) {
   kernels::AxisShape out;
@@ -25824,7 +25684,7 @@ detail::Recorded<static_cast<int>(NewRank), X> reshape(const X& x, const std::ar
 }
 }  // namespace operations
 
-/// Another shape with as many elements; one size may be -1. Throws ShapeError where it doesn't fit.
+/// A new shape with as many elements; one size may be -1. Throws ShapeError if it doesn't fit.
 template <Operand X, std::size_t NewRank>
 auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
   return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
@@ -25871,7 +25731,7 @@ auto transpose(const X& x, Index a, Index b) {
   return permute(x, axes);
 }
 
-/// Repeats axes of size 1, and new axes in front. Throws ShapeError where x doesn't expand to the shape.
+/// Repeats axes of size 1, and adds leading axes. Throws ShapeError if x doesn't expand to the shape.
 template <Operand X, std::size_t NewRank>
 auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
@@ -25906,7 +25766,7 @@ auto slice(const X& x, Index axis, Index start, Index stop) {
 }
 
 namespace detail {
-/// concat, whoever rounds.
+/// concat without the interceptor.
 template <Operand First, Operand... Rest>
 auto plain_concat(Index axis, const First& first, const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
@@ -25951,7 +25811,7 @@ X plain_concat(Index axis, std::span<const X> list) {
 }
 }  // namespace detail
 
-/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+/// Joins operands along an axis; their other sizes are equal. Throws ShapeError if they are not.
 template <Operand First, Operand... Rest>
 auto concat(Index axis, const First& first, const Rest&... rest) {
   return detail::joined(
@@ -25959,7 +25819,7 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
       first, rest...);
 }
 
-/// Joins a list of any length. Throws UsageError for an empty one.
+/// Joins the operands of a list. Throws UsageError for an empty one.
 template <Operand X>
 X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: the list is empty");
@@ -25984,18 +25844,18 @@ auto stack(Index axis, const First& first, const Rest&... rest) {
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Dropout {
   static constexpr const char* name = "dropout";
-  double p;  // 0: nothing was dropped
+  double p;  // 0: no dropout
   RandomKey key;
 };
 }  // namespace operations
 
 namespace detail {
 
-/// The axis of a tensor along which this pass's samples lie: the policy's `dim` where the first axis is none.
+/// The axis of this pass's samples: the policy's `dim` if the first axis does not have their number, but `dim` has.
 template <std::size_t Rank>
 int samples_axis(const std::array<Index, Rank>& shape) {
   const auto* context = random_context();
@@ -26004,7 +25864,7 @@ int samples_axis(const std::array<Index, Rank>& shape) {
   return shape[0] != samples && shape[static_cast<std::size_t>(context->dim)] == samples ? context->dim : 0;
 }
 
-/// Dropout where samples lie along the first axis.
+/// Dropout with samples along the first axis.
 template <Operand X>
 auto dropout_of_rows(const X& x, double p, bool drops) {
   const auto input = contiguous(value_of(x));
@@ -26025,8 +25885,8 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
       x);
 }
 
-/// Of a value that ranks share: [samples, ...] with `row.count` of each `row.width` neighbouring numbers of the whole
-/// one. What goes is what goes of that.
+/// Dropout of a sharded value: [samples, ...], with `row.count` of each `row.width` neighbouring elements of the whole.
+/// Drops the same elements as dropout of the whole.
 template <Operand X>
 X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
   if constexpr (is_graph_variable<X>) {
@@ -26052,18 +25912,18 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
 
 }  // namespace detail
 
-/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
-/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
-/// batch, not on the device that holds it. Samples lie along the policy's `dim` where that axis has their number and
-/// the first one has not. Of a Parameter, and of what has another number of rows, the same go on all devices. Throws
-/// UsageError unless 0 <= p < 1.
+/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else returns x. x: [batch,
+/// ...], or [batch * n, ...]. The choice depends on the seed, the pass and the sample's index in the global batch, not
+/// on the device. Samples lie along the policy's `dim` if that axis has their number and the first one does not. A
+/// Parameter, or a value with another number of rows, drops the same elements on all devices. Throws UsageError unless
+/// 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
   check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
-  // With fake quantisation x is rounded first, so that its range is that of evaluation, where nothing is dropped.
+  // Fake quantisation rounds x first, so that its range is that of evaluation.
   const auto& input = detail::taken(x);
   auto y = axis == 0 ? detail::dropout_of_rows(input, p, drops)
                      : transpose(detail::dropout_of_rows(transpose(input, 0, axis), p, drops), 0, axis);
@@ -26076,7 +25936,7 @@ auto dropout(const X& x, double p, bool training = true) {
 // <chorus/ops/elementary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ELEMENTARY_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ELEMENTARY_HPP
-/// Elementary functions, element by element, of Tensors, Variables and Parameters of any rank.
+/// Element-wise elementary functions of Tensors, Variables and Parameters of any rank.
 
 namespace chorus {
 
@@ -26095,7 +25955,7 @@ CHORUS_UNARY(rsqrt, Rsqrt)
 CHORUS_UNARY(reciprocal, Reciprocal)
 CHORUS_UNARY(exp, Exp)
 CHORUS_UNARY(log, Log)
-/// log(1 + x), exact for small x.
+/// log(1 + x), accurate for small x.
 CHORUS_UNARY(log1p, Log1p)
 CHORUS_UNARY(sin, Sin)
 CHORUS_UNARY(cos, Cos)
@@ -26126,7 +25986,7 @@ struct Pool2dShape {
   Index dilation_h = 1, dilation_w = 1;
   bool ceil_mode = false;
 
-  /// Rows and columns from a window's first to its last.
+  /// The extent of a window from its first to its last row or column.
   Index span_h() const { return dilation_h * (kernel_h - 1) + 1; }
   Index span_w() const { return dilation_w * (kernel_w - 1) + 1; }
 
@@ -26136,15 +25996,15 @@ struct Pool2dShape {
   Index out_width() const { return windows(width, span_w(), stride_w, padding_w); }
 
  private:
-  // With `ceil_mode` a window beyond the end counts if it begins before the end.
+  // With `ceil_mode` a window may extend beyond the end if it starts before it.
   Index windows(Index size, Index span, Index stride, Index padding) const {
     const Index room = size + 2 * padding - span, whole = room / stride + 1;
     return ceil_mode && room % stride != 0 && whole * stride < size + padding ? whole + 1 : whole;
   }
 };
 
-/// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first
-/// of equal ones. NaN counts as largest.
+/// y = the maximum of each window; `argmax` (null, or as large as y) is its index within the plane, the first in a tie.
+/// NaN counts as largest.
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax);
 
@@ -26152,7 +26012,7 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
 template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate);
 
-/// y = the mean of each window, padding counted as zeros (PyTorch's count_include_pad).
+/// y = the mean of each window; padding counts as zeros (PyTorch's count_include_pad).
 template <class T>
 void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y);
 
@@ -26194,16 +26054,16 @@ void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, b
 namespace chorus::kernels {
 
 namespace detail {
-/// The least number of planes for a thread.
+/// The minimum number of planes per thread.
 inline Index least_planes(const Pool2dShape& s) { return thread_elements / std::max<Index>(1, s.height * s.width) + 1; }
 
-/// The first of a window's rows or columns inside of the image.
+/// A window's first row or column inside of the image.
 inline Index first_inside(Index start, Index dilation) {
   return start >= 0 ? start : start + (dilation - 1 - start) / dilation * dilation;
 }
 
 /// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window,
-/// cut to the image.
+/// clipped to the image.
 template <class F>
 void for_windows(const Pool2dShape& s, F f) {
   parallel_ranges(s.planes, 1, least_planes(s), [&](Index first, Index planes) {
@@ -26220,8 +26080,8 @@ void for_windows(const Pool2dShape& s, F f) {
 }
 
 #if defined(__AVX512F__)
-/// The largest of 16 windows of 2 x 2 side by side, the first of equal ones; a NaN is larger than all. `argmax`, unless
-/// it is null: `position`, that of the first window, plus the number's distance from there.
+/// The maxima of 16 adjacent 2 x 2 windows; in a tie the first element wins, and NaN is larger than all. `argmax`,
+/// unless null: `position`, that of the first window, plus the element's distance from it.
 inline void max_of_windows(const float* upper, const float* lower, Index width, Index position, float* y,
                            std::int32_t* argmax) {
   const auto even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -26246,9 +26106,8 @@ inline void max_of_windows(const float* upper, const float* lower, Index width, 
 }
 #endif
 
-/// Windows of 2 x 2 side by side: those of a row's `n` that can be computed in whole packets without reading beyond
-/// `x_end` or writing beyond `y_end`. Results are written up to a packet beyond n. Returns the number of finished
-/// windows.
+/// Max pooling of a row's `n` adjacent 2 x 2 windows, as far as whole packets neither read beyond `x_end` nor write
+/// beyond `y_end`. May write up to a packet beyond n. Returns the number of finished windows.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {
@@ -26289,8 +26148,8 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }  // namespace detail
 
 namespace detail {
-/// A row of windows from `from` on, place by place for all of them at once: y the largest numbers, the first of equal
-/// ones, and argmax their positions in the image. A NaN is larger than all.
+/// Max pooling of a row of windows from `from` on, one tap at a time for all windows: maxima in y, the first of equal
+/// ones, and their positions in the image in argmax. NaN is larger than all.
 template <class T, class Stride>
 void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
   const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;
@@ -26300,7 +26159,7 @@ void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, I
     argmax[j] = static_cast<std::int32_t>(first * width + first_inside(j * stride - s.padding_w, s.dilation_w));
   for (Index h = first; h < bottom; h += s.dilation_h)
     for (Index k = 0; k < s.kernel_w; ++k) {
-      const Index left = k * s.dilation_w - s.padding_w;  // of the first window
+      const Index left = k * s.dilation_w - s.padding_w;  // in the first window
       const Index begin = std::max(from, left >= 0 ? 0 : (stride - 1 - left) / stride);
       const Index end = left >= width ? 0 : std::min(columns, (width - 1 - left) / stride + 1);
       const T* row = image + h * width + left;
@@ -26390,14 +26249,14 @@ void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool acc
 // <chorus/kernels/cuda/pooling.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POOLING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_POOLING_HPP
-/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image reads the windows over it, so that
-/// no two threads add to one number.
+/// Max and average pooling on GPUs. Gradients are gathered: each pixel reads the windows over it, so that no two
+/// threads add to the same number.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// Pool2dShape with the computed sizes of its windows and of its result.
+/// Pool2dShape with window and result sizes precomputed.
 struct PoolSizes {
   Index planes, height, width, span_h, span_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w,
       out_height, out_width;
@@ -26411,7 +26270,7 @@ struct PoolSizes {
 struct Window {
   Index plane, top, bottom, left, right;
 };
-/// The pixels of the window of result i, cut to the image.
+/// The pixels of result i's window, clipped to the image.
 inline __device__ Window window_of(const PoolSizes& s, Index i) {
   const Index row = i / s.out_width, plane = row / s.out_height;
   const Index top = (row - plane * s.out_height) * s.stride_h - s.padding_h;
@@ -26541,9 +26400,9 @@ void avg_pool2d_backward(Cuda device, const Pool2dShape& shape, const T* dy, T* 
 // <chorus/ops/arithmetic.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ARITHMETIC_HPP
-/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast
-/// as in NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't
-/// broadcast, UsageError where an operand is undefined.
+/// Element-wise arithmetic of operands and numbers: + - * / and pow, maximum, minimum, clamp. Operands broadcast as in
+/// NumPy. Returns a Tensor for Tensors, else a Variable. Throws ShapeError if shapes don't broadcast, UsageError if an
+/// operand is undefined.
 
 namespace chorus {
 
@@ -26580,18 +26439,18 @@ struct DivideInto {
 
 }  // namespace functors
 
-/// What may stand beside an operand in an expression: converted to its scalar type.
+/// Numbers allowed in an expression beside an operand; they are converted to its scalar type.
 using math::Arithmetic;
 
 namespace detail {
-/// a + b, whoever rounds.
+/// a + b without the interceptor.
 template <Operand A, Operand B>
 auto plain_sum(const A& a, const B& b) {
   return pointwise("add", functors::Add{}, a, b);
 }
 }  // namespace detail
 
-/// a + b, element by element; shapes are broadcast as in NumPy. Throws ShapeError where they do not fit.
+/// a + b, element-wise; shapes broadcast as in NumPy. Throws ShapeError if they don't.
 template <Operand A, Operand B>
 auto add(const A& a, const B& b) {
   return detail::joined(
@@ -26605,9 +26464,9 @@ auto add(const A& a, const B& b) {
 CHORUS_BINARY(sub, Sub)
 CHORUS_BINARY(mul, Mul)
 CHORUS_BINARY(div, Div)
-/// The larger of two; a tie gives half of the gradient to each, NaN wins.
+/// The element-wise maximum. A tie gives half of the gradient to each side; NaN propagates.
 CHORUS_BINARY(maximum, Maximum)
-/// The smaller of two, likewise.
+/// The element-wise minimum, with the same rules.
 CHORUS_BINARY(minimum, Minimum)
 /// a to the power of b.
 CHORUS_BINARY(pow, Pow)
@@ -26627,7 +26486,7 @@ CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
 CHORUS_WITH_NUMBER(div, DivScalar, DivideInto)
 #undef CHORUS_WITH_NUMBER
 
-/// x - y, or one of them a number.
+/// x - y; one of them may be a number.
 template <Operand X>
 auto sub(const X& x, Arithmetic auto number) {
   return detail::pointwise("sub", functors::AddScalar{-static_cast<double>(number)}, x);
@@ -26649,7 +26508,7 @@ auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);
 }
 
-/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws
+/// x clipped to [min, max]; an infinite limit leaves that side open. At the limits the gradient passes. Throws
 /// UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
@@ -26681,8 +26540,8 @@ auto operator-(const X& x) {
   return neg(x);
 }
 
-/// `x = x + y` of a Variable, recorded as that is. An undefined x becomes y: a sum of losses may begin with
-/// `Variable<float, 0> total;`. Of Tensors, in place: see ops/in_place.hpp.
+/// `x = x + y` for a Variable; recorded as such. An undefined x becomes y, so that a sum of losses may begin with
+/// `Variable<float, 0> total;`. For Tensors it works in place: see ops/in_place.hpp.
 template <AnyVariable X, class Y>
 X& operator+=(X& x, const Y& y) {
   if constexpr (std::is_constructible_v<X, const Y&>)
@@ -26705,14 +26564,14 @@ CHORUS_ASSIGNMENT(/)
 // <chorus/ops/size2d.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SIZE2D_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SIZE2D_HPP
-/// Height and width options, given as one number or two.
+/// Height and width options, given as one or two numbers.
 
 namespace chorus {
 
 /// `{.kernel = 5}` or `{.kernel = {5, 3}}`: height, then width.
 struct Size2d {
   Index height = 0, width = 0;
-  constexpr Size2d(Index both) : height(both), width(both) {}  // NOLINT: one number stands for both
+  constexpr Size2d(Index both) : height(both), width(both) {}  // NOLINT: one number for both
   constexpr Size2d(Index h, Index w) : height(h), width(w) {}
 };
 
@@ -26721,7 +26580,7 @@ struct Size2d {
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct MaxPool2d {
@@ -26736,14 +26595,14 @@ struct AvgPool2d {
 };
 }  // namespace operations
 
-/// `stride` 0 stands for the window's own size.
+/// Options of pooling. `stride` 0 means the window size.
 struct PoolOptions {
   Size2d stride = 0, padding = 0;
-  /// Whether padding counts in a mean.
+  /// Whether padding counts in means.
   bool count_include_pad = true;
-  /// Whether windows that reach over the end count, if they begin before it.
+  /// Whether windows may extend beyond the end if they start inside, as PyTorch's ceil_mode.
   bool ceil_mode = false;
-  /// The distance of a window's pixels from one another; of max_pool2d alone.
+  /// The distance between a window's pixels; only for max_pool2d.
   Size2d dilation = 1;
 };
 
@@ -26805,9 +26664,9 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 }
 }  // namespace operations
 
-/// x: [batch, channels, height, width] -> the largest number of each window: [batch, channels, out_h, out_w] with
-/// out_h = (height + 2 padding - dilation (window - 1) - 1) / stride + 1, rounded down, or up with `ceil_mode`. Where
-/// several are largest, the first gets the gradient.
+/// x: [batch, channels, height, width] -> the maximum of each window: [batch, channels, out_h, out_w] with out_h =
+/// (height + 2 padding - dilation (window - 1) - 1) / stride + 1, rounded down, or up with `ceil_mode`. In a tie the
+/// first pixel gets the gradient.
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   const auto pool = [&](const auto& v) { return operations::max_pool2d(v, window, options); };
@@ -26816,8 +26675,7 @@ auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
 }
 
 namespace detail {
-// For each window its size divided by the pixels that count in it, of the padding too or of the image alone:
-// [out_h, out_w].
+// For each window: window size / number of counted pixels, with or without padding: [out_h, out_w].
 template <Real T, Device D>
 Tensor<T, 2, D> window_correction(const kernels::Pool2dShape& s, bool with_padding, D device) {
   const auto inside = [with_padding](Index i, Index stride, Index padding, Index window, Index size) {
@@ -26834,7 +26692,7 @@ Tensor<T, 2, D> window_correction(const kernels::Pool2dShape& s, bool with_paddi
   return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
 }
 
-// The sum of each window divided by its whole size, whatever of it is in the image.
+// The sum of each window divided by the full window size.
 template <Operand X>
 auto mean_of_windows(const X& x, const kernels::Pool2dShape& shape) {
   const auto input = contiguous(value_of(x));
@@ -26852,8 +26710,8 @@ auto mean_of_windows(const X& x, const kernels::Pool2dShape& shape) {
 }
 }  // namespace detail
 
-/// The mean of each window, padding counted as zeros or, without `count_include_pad`, left out; shapes as for
-/// max_pool2d. What `ceil_mode` has reach over the padded end does not count.
+/// The mean of each window. Padding counts as zeros, or not at all without `count_include_pad`. Pixels beyond the
+/// padding, which `ceil_mode` reaches, never count. Shapes as for max_pool2d.
 template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
@@ -26885,9 +26743,9 @@ auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
 // <chorus/kernels/softmax.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SOFTMAX_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SOFTMAX_HPP
-/// Softmax, its logarithm and logsumexp along one axis. Results overwrite; gradients overwrite or, with `accumulate`,
-/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch, a NaN, and a line of
-/// only -inf, give NaN.
+/// Softmax, log_softmax and logsumexp along one axis. Results are overwritten; gradients are overwritten or, with
+/// `accumulate`, added. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch, a NaN,
+/// and a line of only -inf, give NaN.
 
 namespace chorus::kernels {
 
@@ -26958,16 +26816,16 @@ void log_softmax_backward(Cpu device, AxisShape shape, const T* y, const T* dy, 
 // <chorus/kernels/cpu/axis_lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
-/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
-/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, in registers. A kernel over an axis is written once for `Row` and `Columns`:
+/// `reduce` gives each lane its line's result, `each` visits the line's packets.
 
 namespace chorus::kernels {
 
-/// One line whose elements are neighbours: packets lie along it.
+/// One line with adjacent elements: packets lie along it.
 template <class T>
 struct Row {
-  Index at;      ///< of the first element in [outer, axis, inner]
-  Index result;  ///< of the line's place in [outer, inner]
+  Index at;      ///< index of the first element in [outer, axis, inner]
+  Index result;  ///< index of the line in [outer, inner]
   Index length;
 
   /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
@@ -26981,7 +26839,7 @@ struct Row {
   void each(const F& f) const {
     for_packets<T>(length, [&](Index i, auto count) { f(at + i, count); });
   }
-  /// A scalar function of a result.
+  /// Applies a scalar function to a result.
   template <class F>
   Packet<T> map(Packet<T> value, const F& f) const {
     return splat(f(Eigen::internal::pfirst(value)));
@@ -26998,7 +26856,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
+/// As many adjacent lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -27034,8 +26892,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
-/// `first` (of inner) on.
+/// Calls `f` with every Row, or, if `inner` is not 1, with every Columns from `first` (of inner) on; on several threads
+/// if it pays.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {
@@ -27066,21 +26924,21 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
 // <chorus/kernels/cpu/column_blocks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
-/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
-/// second pass finds them in the cache.
+/// Blocks of adjacent columns, for kernels that pass over an axis several times: row segments are contiguous, and the
+/// second pass hits the cache.
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: the kept numbers of each stay in the first-level cache.
+/// The largest number of columns in a block: their intermediate values fit into the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
 template <class T>
 struct ColumnBlock {
-  Index at;       ///< of the first element in [outer, axis, inner]
-  Index result;   ///< of the first column's place in [outer, inner]
-  Index length;   ///< of the axis
-  Index stride;   ///< from row to row
+  Index at;       ///< index of the first element in [outer, axis, inner]
+  Index result;   ///< index of the first column in [outer, inner]
+  Index length;   ///< size of the axis
+  Index stride;   ///< row stride
   Index columns;  ///< at most block_columns
 
   /// Calls f(j, count) for the packets of the block's columns.
@@ -27124,8 +26982,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
-/// together with another array of its size.
+/// Calls `f` with the blocks of all columns, on several threads if it pays. The second-level cache holds a block and
+/// another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
@@ -27147,18 +27005,18 @@ void for_column_blocks(AxisShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
+/// exp(x) for x not far above 0. Eigen's exp never returns 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line; each lane has that of its own line.
+/// log(sum(exp(x))) of a line; each lane has the result of its line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf, so the shift of such lines is 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -27166,8 +27024,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
-/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
+/// The maximum of a line, and log(sum(exp(x - maximum))); each lane has the results of its line. They are kept apart,
+/// since the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -27290,25 +27148,25 @@ void log_softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, 
 // <chorus/kernels/cuda/softmax.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SOFTMAX_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SOFTMAX_HPP
-/// Softmax, its logarithm and logsumexp along one axis, on GPUs: one block reads a line up to three times, from cache.
+/// Softmax, log_softmax and logsumexp along one axis on GPUs. One block reads a line up to three times, from the cache.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// log(sum(exp(x))) of a line, the same in all its threads.
+/// log(sum(exp(x))) of a line, the same in all of its threads.
 template <class T>
 __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   using C = compute_type<T>;
   const C infinity = std::numeric_limits<C>::infinity();
   const C maximum = line.reduce(-infinity, Larger{}, [&](Index i) { return get(x, i); });
-  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf, so the shift of such lines is 0.
   const C shift = maximum > -infinity && maximum < infinity ? maximum : C(0);
   const double total = line.sum([&](Index i) { return std::exp(get(x, i) - shift); });
   return shift + static_cast<C>(std::log(total));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact, while their sum is not.
+/// The maximum of a line, and log(sum(exp(x - maximum))). Kept apart, since their sum would be rounded.
 template <class C>
 struct LogSumBelowMaximum {
   C maximum, log_sum;
@@ -27358,7 +27216,7 @@ struct Softmax {
   }
 };
 
-/// For scores of `queries` by keys, where query i sees only keys 0 to i: the others' weights are 0.
+/// For scores of `queries` by keys: query i attends to keys 0 to i only; the other weights are 0.
 template <class T>
 struct CausalSoftmax {
   const T* x;
@@ -27422,8 +27280,8 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
   cuda::for_lines(device, "logsumexp gradient", shape, cuda::LogSumExpGradient<T>{x, y, dy, dx, accumulate});
 }
 
-/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees only keys 0 to
-/// i; a line of only -inf then gives zeros.
+/// With `causal_queries` x has attention scores, [matrices * causal_queries, keys, 1], and query i attends to keys 0 to
+/// i only; a line of only -inf then gives zeros.
 template <class T>
 void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false,
                      Index causal_queries = 0) {
@@ -27456,7 +27314,7 @@ void log_softmax_backward(Cuda device, AxisShape shape, const T* y, const T* dy,
 // <chorus/ops/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_REDUCTION_HPP
-/// Sums, means, extremes and variances, of all elements or along one axis.
+/// Sums, means, extremes and variances over all elements or along one axis.
 
 // <chorus/kernels/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_REDUCTION_HPP
@@ -27475,22 +27333,22 @@ void sum(Cpu, AxisShape shape, const T* x, T* y, bool accumulate = false);
 template <class T>
 void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate = false);
 
-/// dx = dy * scale, for every element of the axis: the gradient of a sum, and with scale = 1 / axis that of a mean.
+/// dx = dy * scale for every element of the axis: the gradient of a sum, and with scale = 1 / axis that of a mean.
 template <class T>
 void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale = T{1});
 
 template <class T>
 void mean_backward(Cpu cpu, AxisShape shape, const T* dy, T* dx, bool accumulate);
 
-/// y = max(x); NaN wins. -inf for an empty axis.
+/// y = max(x); NaN propagates. -inf for an empty axis.
 template <class T>
 void amax(Cpu, AxisShape shape, const T* x, T* y);
 
-/// y = min(x); NaN wins. +inf for an empty axis.
+/// y = min(x); NaN propagates. +inf for an empty axis.
 template <class T>
 void amin(Cpu, AxisShape shape, const T* x, T* y);
 
-/// The gradient of amax: elements that equal the result divide dy evenly, as in PyTorch.
+/// The gradient of amax: elements that equal the result share dy evenly, as in PyTorch.
 template <class T>
 void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
@@ -27498,12 +27356,12 @@ void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T*
 template <class T>
 void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
-/// y: the index of the maximum in its line; of several the first, and a NaN counts as the maximum. 0 for an empty axis.
+/// y: the index of the maximum in its line; the first in a tie, and NaN counts as the maximum. 0 for an empty axis.
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y);
 
-/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN if there are no
-/// more elements than that.
+/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN if there are not
+/// more elements than `correction`.
 template <class T>
 void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 
@@ -27511,7 +27369,7 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-// bf16 and half on the CPU, summed in float; a sum may be float, too.
+// bf16 and half on the CPU, summed in float. A sum may be float.
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, float* y, bool accumulate = false) {
   in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()), y, accumulate);
@@ -27580,12 +27438,12 @@ void var_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* dx, I
 namespace chorus::kernels {
 
 namespace detail {
-/// The number of columns that are summed at a time: rows of them are worth fetching, and their sums stay in the
-/// first-level cache.
+/// The number of columns summed at a time: enough for efficient row reads, and their sums fit into the first-level
+/// cache.
 template <class T>
 inline constexpr Index sum_columns = 2048 / static_cast<Index>(sizeof(T));
 
-/// total[j] = the sum of x[i, j] over the rows [begin, end), which are `stride` apart, in the order of reduce_rows.
+/// total[j] = the sum of x[i, j] over the rows [begin, end) with row stride `stride`, in the order of reduce_rows.
 template <class T>
 void sum_rows(Index begin, Index end, Index columns, const T* x, Index stride, T* total) {
   constexpr Index block = 64;
@@ -27699,7 +27557,7 @@ void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T*
     };
     const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1}), zero); });
     const auto share = Eigen::internal::pdiv(gradient, ties);
-    const auto none = pmul(zero, share);  // NaN if the extremum is NaN, which equals nothing
+    const auto none = pmul(zero, share);  // NaN if the extremum is NaN, which equals no element
     line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share, none), count, accumulate); });
   });
 }
@@ -27710,7 +27568,7 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
 }
 
 namespace detail {
-/// argmax of rows whose places `T` can count: the least place of a number that equals the largest, or is NaN.
+/// argmax of rows whose indices `T` can represent: the smallest index of an element that equals the maximum, or is NaN.
 template <class T>
 void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
   const auto lane = Eigen::internal::plset<Packet<T>>(T{0}), none = splat(Min<T>::neutral);
@@ -27777,8 +27635,8 @@ void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index co
 // <chorus/kernels/cuda/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_REDUCTION_HPP
-/// Reductions over one axis, and their gradients, on GPUs. Sums are made in double, in an order that depends on the
-/// shape alone.
+/// Reductions over one axis, and their gradients, on GPUs. Sums are in double, in an order that depends only on the
+/// shape.
 
 namespace chorus::kernels {
 
@@ -27809,7 +27667,7 @@ void sum_axis(Cuda device, AxisShape shape, const T* x, Out* y, bool accumulate,
                  SumAxis<T, Out>{shape, x, y, accumulate, divisor});
 }
 
-/// The place in [outer, inner] of an element of [outer, axis, inner].
+/// The index in [outer, inner] of an element of [outer, axis, inner].
 inline __device__ Index reduced_place(const AxisShape& shape, Index i) {
   const Index row = i / shape.inner;
   return row / shape.axis * shape.inner + (i - row * shape.inner);
@@ -27846,7 +27704,7 @@ struct ExtremumGradient {
     const double ties = line.sum([&](Index i) { return get(x, i) == best ? 1.0 : 0.0; });
     line.each([&](Index i) {
       const auto share = get(dy, line.result) / static_cast<compute_type<T>>(ties);
-      // NaN if the extremum is NaN, which equals nothing.
+      // NaN if the extremum is NaN, which equals no element.
       put(dx, i, get(x, i) == best ? share : share * compute_type<T>(0), accumulate);
     });
   }
@@ -27978,7 +27836,7 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Cast {
   static constexpr const char* name = "to";
@@ -27990,7 +27848,7 @@ template <Scalar To, Operand X>
 auto to(const X& x);
 
 namespace detail {
-/// The numbers of an operand in another scalar type, dense; a parameter's copy, where it has one.
+/// The operand in another scalar type, contiguous; a parameter's cached copy if it has one.
 template <Scalar To, Operand X>
 auto numbers_in(const X& x) {
   const auto input = contiguous(value_of(x));
@@ -28007,7 +27865,7 @@ auto numbers_in(const X& x) {
   return out;
 }
 
-/// The conversion of x to the numbers `out`.
+/// Records that `out` is x converted.
 template <Real To, Operand X, AnyTensor Out>
 auto record_cast(const X& x, Out out) {
   using From = typename tensor_of<X>::value_type;
@@ -28023,9 +27881,9 @@ auto record_cast(const X& x, Out out) {
 }
 }  // namespace detail
 
-/// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
-/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is,
-/// an undefined one undefined.
+/// x in another scalar type, converted as by `static_cast`: `to<bf16>(x)`. Between floating-point types the gradient is
+/// converted back; integers and bool get none. Returns x itself if it has the type already; an undefined x stays
+/// undefined.
 template <Scalar To, Operand X>
 auto to(const X& x) {
   using From = typename tensor_of<X>::value_type;
@@ -28051,8 +27909,8 @@ template <class X, class Y>
 concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
 
 namespace detail {
-/// to<float>(x). On GPUs, which have all of their memory's speed to lose, the numbers are made when somebody reads them
-/// first, so that a loss can take the narrow ones.
+/// to<float>(x). On GPUs, where memory bandwidth limits, the copy is made only when somebody reads it, so that a loss
+/// can use the narrow numbers.
 template <NarrowOperand X>
 auto widened(const X& x) {
   using From = typename tensor_of<X>::value_type;
@@ -28060,7 +27918,7 @@ auto widened(const X& x) {
   constexpr int rank = tensor_of<X>::rank;
   if constexpr (!std::is_same_v<D, Cpu> && std::is_same_v<X, Variable<From, rank, D>>) {
     const auto narrow = contiguous(x.value());
-    // Numbers of a parameter's copy change with the parameter. Who looks at operations looks at numbers.
+    // A parameter's narrow copy changes with the parameter. Observers of operations read values at once.
     const bool watched = operation_watch != nullptr || detects_anomalies();
     if (narrow.numel() > 0 && narrow.storage().writes() == nullptr && !watched)
       return record_cast<float>(x, wide_later(narrow));
@@ -28068,7 +27926,7 @@ auto widened(const X& x) {
   return to<float>(x);
 }
 
-/// Whether an operation on x of 2 bytes gives the gradients by its float weights in float: one of the first order.
+/// Whether an operation on a 2-byte x gives float weights a float gradient: not for gradients of gradients.
 template <class X, class... Weights>
 inline constexpr bool has_float_gradients =
     !(is_graph_variable<X> || ... || is_graph_variable<Weights>) &&
@@ -28081,40 +27939,40 @@ inline constexpr bool has_float_gradients =
 // <chorus/ops/mean_of_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MEAN_OF_PARTS_HPP
-/// Means over a batch that its policy computes in parts, and adds up in an order of its own (SameBits): the losses of
-/// the library ask here before they take a mean.
+/// Means over a batch that its policy computes in parts and sums in a fixed order (SameBits). The library's losses use
+/// these functions for their means.
 
 namespace chorus {
 
-/// How the batch of one forward pass is cut into parts, of which this process has some.
+/// How the batch of one forward pass is split into parts; this process has some of them.
 class BatchParts {
  public:
   virtual ~BatchParts() = default;
 
-  /// Of this process: how many parts and samples it has, and where part `i` begins among its samples.
+  /// The number of local parts and samples, and the index of part `i`'s first local sample.
   virtual std::size_t parts() const = 0;
   virtual std::int64_t samples() const = 0;
   virtual std::int64_t begin(std::size_t i) const = 0;
 
-  /// Of the whole batch: a sum, and its divisor.
+  /// A sum over the global batch, and its divisor.
   struct Mean {
     double sum = 0, over = 0;
     double value() const { return over == 0 ? 0 : sum / over; }
   };
-  /// Adds up this process's parts with those of all others, which all call it. Throws UsageError, on all of them, where
+  /// Adds this process's parts and those of all others. All processes must call it. Throws UsageError on all of them if
   /// one has other samples than its parts of the batch.
   virtual Mean add_up(std::span<const double> sums, std::span<const double> overs) const = 0;
 };
 
 namespace detail {
 
-/// Finds the parts of the batch from which a node was made; null while no policy computes in parts.
+/// Finds the batch parts that a node depends on; null while no policy computes in parts.
 inline std::atomic<std::shared_ptr<const BatchParts> (*)(Node*)> find_parts{nullptr};
 
-/// The operation that `mean_of_parts` records.
+/// The name of the operation that `mean_of_parts` records.
 inline constexpr const char* mean_of_parts_name = "mean_of_parts";
 
-/// The parts of the batch of which these are losses, as many for each sample; null where they are not.
+/// The batch parts of these losses, if there are equally many losses for each sample; else null.
 template <Operand X>
 std::shared_ptr<const BatchParts> parts_of(const X& losses) {
   const auto find = find_parts.load(std::memory_order_relaxed);
@@ -28130,8 +27988,8 @@ std::shared_ptr<const BatchParts> parts_of(const X& losses) {
   }
 }
 
-/// sum(losses) / over of all parts, on all processes. `over_of(begin, end)`: the divisor of the losses in that range of
-/// the flat `losses`; those of all parts add up, unless `over` is given.
+/// sum(losses) / over, for all parts of all processes. `over_of(begin, end)`: the divisor for that range of the flat
+/// `losses`; the divisors of all parts are added, unless `over` is given.
 template <AnyVariable X, class OverOf>
 auto mean_of_parts(const X& losses, const BatchParts& parts, const OverOf& over_of, double over = 0) {
   using T = typename tensor_of<X>::value_type;
@@ -28165,7 +28023,7 @@ auto mean_of_parts(const X& losses, const BatchParts& parts, const OverOf& over_
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Sum {
   static constexpr const char* name = "sum";
@@ -28194,13 +28052,13 @@ struct Var {
 };
 }  // namespace operations
 
-/// As the last argument of a reduction: the axis stays, with size 1.
+/// Last argument of a reduction: the reduced axis keeps size 1.
 struct KeepAxis {};
 inline constexpr KeepAxis keep_axis{};
 
 namespace detail {
 
-// The reduced axis goes away.
+// The shape without the reduced axis.
 template <int Rank>
 Shape<Rank - 1> without_axis(const Shape<Rank>& shape, std::size_t axis) {
   Shape<Rank - 1> out{};
@@ -28231,27 +28089,27 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
       x);
 }
 
-// Along the first axis samples lie.
+// Samples lie along the first axis.
 template <int Rank>
 bool is_first_axis(Index axis) {
   return axis == 0 || axis == -Rank;
 }
 
-// An extremum of no numbers is none.
+// An empty axis has no extremum.
 template <Operand X>
 void check_not_empty(const char* operation, const X& x, Index axis) {
   check<ShapeError>(value_of(x).size(axis) != 0, operation, ": axis ", axis, " of shape ", value_of(x).shape(),
                     " has no elements");
 }
 
-// The same over all elements.
+// The reduction over all elements.
 template <Operand X, class Reduce>
 auto reduce_all(const char* operation, const X& x, Reduce along_axis) {
   check_defined(operation, value_of(x));
   return along_axis(reshape(x, Shape<1>{-1}), 0);
 }
 
-// The same, and the axis stays.
+// The reduction with the axis kept.
 template <Operand X, class Reduce>
 auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
   auto shape = value_of(x).shape();
@@ -28261,7 +28119,7 @@ auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
 
 }  // namespace detail
 
-/// The sum along an axis, which goes away. Of integers and truth values of less than 64 bits it has 64, as in PyTorch.
+/// The sum along an axis, which is removed. Smaller integers and bools are summed in 64 bits, as in PyTorch.
 template <Operand X>
 auto sum(const X& x, Index axis) {
   using T = typename tensor_of<X>::value_type;
@@ -28278,7 +28136,7 @@ auto sum(const X& x, Index axis) {
         detail::is_first_axis<tensor_of<X>::rank>(axis), 0, static_cast<double>(value_of(x).numel()));
 }
 
-/// The mean along an axis, which goes away.
+/// The mean along an axis, which is removed.
 template <Operand X>
 auto mean(const X& x, Index axis) {
   if constexpr (tensor_of<X>::rank == 1 && AnyVariable<X> && !detail::is_graph_variable<X>)
@@ -28297,8 +28155,8 @@ auto mean(const X& x, Index axis) {
              : y;
 }
 
-/// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.
-/// Throws ShapeError for an axis without elements.
+/// The maximum along an axis, which is removed. Tied elements share the gradient evenly, as in PyTorch. Throws
+/// ShapeError for an empty axis.
 template <Operand X>
 auto amax(const X& x, Index axis) {
   detail::check_not_empty("amax", x, axis);
@@ -28310,7 +28168,7 @@ auto amax(const X& x, Index axis) {
       });
 }
 
-/// The smallest element along an axis, which goes away; ties and errors as for amax.
+/// The minimum along an axis, which is removed; ties and errors as for amax.
 template <Operand X>
 auto amin(const X& x, Index axis) {
   detail::check_not_empty("amin", x, axis);
@@ -28337,8 +28195,7 @@ CHORUS_REDUCTION_FORMS(amax)
 CHORUS_REDUCTION_FORMS(amin)
 #undef CHORUS_REDUCTION_FORMS
 
-/// The variance along an axis, which goes away: squared distances from the mean, divided by size - `correction`
-/// (1: the unbiased estimate).
+/// The variance along an axis, which is removed: the sum of squared deviations / (size - `correction`) (1: unbiased).
 template <Operand X>
 auto var(const X& x, Index axis, Index correction = 1) {
   return detail::reduce(
@@ -28356,14 +28213,13 @@ template <Operand X>
 auto var(const X& x) {
   return detail::reduce_all("var", x, [](const auto& flat, Index axis) { return var(flat, axis); });
 }
-/// The variance along an axis, which stays with size 1.
+/// The variance along an axis, which keeps size 1.
 template <Operand X>
 auto var(const X& x, Index axis, KeepAxis, Index correction = 1) {
   return detail::reduce_keeping(x, axis, [correction](const auto& in, Index a) { return var(in, a, correction); });
 }
 
-/// The position of the largest element along an axis; of several, the first. Throws ShapeError for an axis without
-/// elements.
+/// The index of the maximum along an axis; in a tie the first. Throws ShapeError for an empty axis.
 template <Operand X>
 Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -28381,7 +28237,7 @@ Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Softmax {
   static constexpr const char* name = "softmax";
@@ -28399,7 +28255,7 @@ struct LogSumExp {
 }  // namespace operations
 
 namespace detail {
-// Both need only their result for the way back.
+// Both need only their result in backward.
 template <class Operation, Operand X, class Forward, class Backward>
 auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Backward backward) {
   const auto input = contiguous(value_of(x));
@@ -28417,7 +28273,7 @@ auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Ba
 }  // namespace detail
 
 namespace detail {
-// With `none_is_zero` a line of -inf alone gives zeros, not NaN.
+// With `none_is_zero` a line of only -inf gives zeros instead of NaN.
 template <Operand X>
 auto softmax(const X& x, Index axis, bool none_is_zero) {
   return along_axis(
@@ -28448,7 +28304,7 @@ auto log_softmax(const X& x, Index axis) {
       });
 }
 
-/// log(sum(exp(x))) along an axis, which goes away.
+/// log(sum(exp(x))) along an axis, which is removed.
 template <Operand X>
 auto logsumexp(const X& x, Index axis) {
   return detail::reduce(
@@ -28464,7 +28320,7 @@ template <Operand X>
 auto logsumexp(const X& x) {
   return detail::reduce_all("logsumexp", x, [](const auto& flat, Index axis) { return logsumexp(flat, axis); });
 }
-/// The same along an axis, which stays with size 1.
+/// The same along an axis, which keeps size 1.
 template <Operand X>
 auto logsumexp(const X& x, Index axis, KeepAxis) {
   return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return logsumexp(in, a); });
@@ -28520,7 +28376,7 @@ struct Softmax : Module {
   std::string describe() const override { return cat("Softmax(", axis, ")"); }
 };
 
-/// The largest number of each window.
+/// The maximum of each window.
 struct MaxPool2d : Module {
   Size2d window;
   PoolOptions options;
@@ -28573,13 +28429,13 @@ struct Dropout : Module {
 // <chorus/nn/init.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_INIT_HPP
 #define CHORUS_SINGLE_CHORUS_NN_INIT_HPP
-/// The numbers that parameters start with.
+/// Initialisation of parameters.
 
 // <chorus/kernels/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_HPP
-/// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
+/// Counter-based random numbers: number i of a stream depends only on (seed, stream, i), so that any part of the stream
+/// can be drawn anywhere. Each purpose, such as a parameter or an epoch, has a stream.
 
 namespace chorus::kernels {
 
@@ -28593,26 +28449,26 @@ template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation);
 
-// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
+// The numbers of a random operation. A row's numbers are a pure function of the key and of the row's index in the
+// global batch, `key.first_sample` + its index here, on any device. `out`: [rows, inner].
 
-/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
+/// Uniform in [0, 1), at most `last`, with as many bits as above. Floats have the same bits on every device.
 template <class T>
 void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key);
 
-/// From N(0, 1).
+/// Standard normal.
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
+/// Uniform integers in [low, low + range). The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 with probability p, else 0; NaN if p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is not in [0, 1].
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 
-/// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
+/// A random permutation of 0 to n - 1 (Fisher and Yates; Durstenfeld 1964).
 std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
 
 }  // namespace chorus::kernels
@@ -28623,12 +28479,12 @@ std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n
 // <chorus/kernels/cuda/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RANDOM_HPP
-/// Random numbers on GPUs: the words, and the uniform floats, are those of the CPU.
+/// Random numbers on GPUs: words and uniform floats are identical to the CPU's.
 
 // <chorus/kernels/random_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RANDOM_NUMBERS_HPP
-/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
+/// Turns Philox words into random numbers, on every device. Each functor makes `count` numbers from four words.
 
 #include <numbers>
 
@@ -28679,7 +28535,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
+/// Integers in [low, low + range), from 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;
@@ -28700,7 +28556,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// One draw of four words, from which `numbers` makes `Numbers::count` numbers.
+/// One draw of four words, which `numbers` turns into `Numbers::count` numbers.
 template <class T, class Numbers>
 struct FillFromStream {
   std::uint64_t seed, stream;
@@ -28730,7 +28586,7 @@ void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::ui
            FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
 }
 
-/// The same for a draw of a row.
+/// The same for one draw of a row.
 template <class T, class Numbers>
 struct Draw {
   Index inner, draws;
@@ -28816,8 +28672,8 @@ void is_below(Cuda device, Index count, const T* p, T* out) {
 namespace chorus::nn::init {
 
 namespace detail {
-/// Initial numbers come from a stream that knows nothing of samples and devices: in a forward pass all ranks would draw
-/// the same ones, and threads in any order.
+/// Initial values come from a random stream that is independent of samples and devices. In a forward pass all ranks
+/// would draw the same numbers, and threads in any order.
 inline void check_no_pass(const char* function, const char* instead) {
   check<UsageError>(chorus::detail::random_context() == nullptr, "nn::init::", function,
                     ": makes initial parameters, got called within a forward pass of a policy (layers are made before "
@@ -28827,7 +28683,7 @@ inline void check_no_pass(const char* function, const char* instead) {
 }  // namespace detail
 
 namespace detail {
-/// A tensor of the numbers that `draw(out, first, count)` gives: drawn here, or promised where a model is deferred.
+/// A tensor filled by `draw(out, first, count)`: drawn here, or later for a deferred model.
 template <class T, Device D, int Rank, class Draw>
 Tensor<T, Rank, D> drawn(const Shape<Rank>& shape, D device, const Draw& draw) {
   const MemoryScope scope(trace::Memory::parameters);
@@ -28839,8 +28695,8 @@ Tensor<T, Rank, D> drawn(const Shape<Rank>& shape, D device, const Draw& draw) {
 }
 }  // namespace detail
 
-/// Uniform in [-bound, bound), from the next random stream: the same numbers on every device. Throws UsageError within
-/// a forward pass of a policy: see rand.
+/// Uniform in [-bound, bound), from the next random stream: the same on every device. Throws UsageError within a
+/// policy's forward pass: use rand there.
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}) {
   detail::check_no_pass("uniform", "rand or ch::rand_like");
@@ -28850,8 +28706,7 @@ Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}
       });
 }
 
-/// From N(mean, deviation²), from the next random stream. Throws UsageError within a forward pass of a policy: see
-/// randn.
+/// N(mean, deviation²), from the next random stream. Throws UsageError within a policy's forward pass: use randn there.
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation, D device = {}) {
   detail::check_no_pass("normal", "randn or ch::randn_like");
@@ -28881,11 +28736,11 @@ Tensor<T, Rank, D> constant(const Shape<Rank>& shape, T value, D device = {}) {
 // <chorus/nn/intercepted.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_INTERCEPTED_HPP
 #define CHORUS_SINGLE_CHORUS_NN_INTERCEPTED_HPP
-/// What layers ask the interceptor of their forward pass: another weight, or another way to their result.
+/// How layers ask the interceptor of their forward pass for another weight or another computation.
 
 namespace chorus::nn::detail {
 
-/// `f(x, weight, bias)`, which is what `layer` computes.
+/// `f(x, weight, bias)`, the layer's computation, which may be intercepted.
 template <Operand X, class W, class B, class F>
 auto weighted(const void* layer, const X& x, const W& weight, const B& bias, const F& f) {
   using Result = decltype(f(x, weight, bias));
@@ -28910,7 +28765,7 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
   return f(x, weight, bias);
 }
 
-/// `f(weight)`, which looks up `rows` rows of a table's weight.
+/// `f(weight)`, which looks up `rows` rows of an embedding table.
 template <class W, class F>
 auto looked_up(const void* layer, const W& weight, Index rows, const F& f) {
   using Result = decltype(f(weight));
@@ -28923,8 +28778,8 @@ auto looked_up(const void* layer, const W& weight, Index rows, const F& f) {
   return f(weight);
 }
 
-/// `f(weight, input, operand)`: what attention makes of its in_proj_weight. `weight()` gives it, once `input(x)` has
-/// taken what is projected; `operand(number, y)` takes what projection `number` gives.
+/// `f(weight, input, operand)`: attention's computation with its in_proj_weight. `input(x)` reads a projection's input,
+/// then `weight()` returns the weight; `operand(number, y)` reads the result of projection `number`.
 template <class W, class F>
 auto attended(const void* layer, const W& weight, bool any, const F& f) {
   if constexpr (std::is_same_v<typename tensor_of<W>::value_type, float> &&
@@ -28960,7 +28815,7 @@ auto attended(const void* layer, const W& weight, bool any, const F& f) {
            [](std::size_t, const auto& y) -> const auto& { return y; });
 }
 
-/// A batch norm takes x: the interceptor's part in it, or null.
+/// Reports that a batch norm reads x. Returns the interceptor's state for it, or null.
 template <Operand X>
 const void* norm_takes(const Module* norm, const X& x) {
   const void* part = nullptr;
@@ -28971,7 +28826,7 @@ const void* norm_takes(const Module* norm, const X& x) {
     }
   return nullptr;
 }
-/// The normalised `y`, maybe after a ReLU.
+/// Reports that a batch norm, maybe with a ReLU, returns `y`.
 template <Operand Y>
 Y norm_gives(const void* part, Y y, bool relu = false) {
   if constexpr (chorus::detail::may_be_intercepted<Y>)
@@ -28991,31 +28846,31 @@ Y norm_gives(const void* part, Y y, bool relu = false) {
 // <chorus/kernels/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_BATCH_NORM_HPP
-/// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y: [batch,
-/// channels, inner] and everything else [channels]. Statistics and normalisation are separate functions: between them
-/// SyncBatchNorm sums over all ranks. Sums are doubles: the first sum of all channels, then the second of all channels.
+/// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2). x, y: [batch,
+/// channels, inner]; everything else: [channels]. Statistics and normalisation are separate functions, since
+/// SyncBatchNorm sums over ranks in between. Sums are doubles: the first sums of all channels, then the second ones.
 
 namespace chorus::kernels {
 
 /// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
-/// much larger than the deviation costs no digits.
+/// much larger than the deviation costs no precision.
 template <class T>
 void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums);
 
-/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel; moves the running statistics
-/// towards them (the variance unbiased), which may be null. Does nothing if count is 0.
+/// Mean and 1 / sqrt(variance + eps) from sums over `count` elements per channel. Updates the running statistics (with
+/// the unbiased variance), which may be null. Does nothing if count is 0.
 template <class T>
 void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
                            T* running_mean, T* running_var, T* mean, T* invstd);
 
-/// y = (x - mean) * invstd * weight + bias. weight and bias may be null: 1 and 0. `y` may be `x`. With `relu`, max(y +
-/// residual, 0) in the same pass; `residual` may be null, too.
+/// y = (x - mean) * invstd * weight + bias. Null weight and bias mean 1 and 0. `y` may be `x`. With `relu`: max(y +
+/// residual, 0), fused; `residual` may be null.
 template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
                           const T* invstd, T* y, const T* residual = nullptr, bool relu = false);
 
-/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError if a channel has
-/// only one element: it has no variance.
+/// The whole forward pass of training; saves mean and invstd for backward. Throws ShapeError if a channel has only one
+/// element, and so no variance.
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
@@ -29043,8 +28898,8 @@ void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
 /// The whole backward pass of training. Null outputs are not computed; `accumulate` is for dx, dweight, dbias. With
-/// `y`, the result of a ReLU, dy is the gradient by that: it counts as 0 where y is 0, and is stored so in `masked`.
-/// `masked` may be null only if there was no residual. Either dx or `masked` may be at dy's place.
+/// `y`, the result of a ReLU, dy is the gradient w.r.t. y: it is masked where y is 0 and stored in `masked`, which may
+/// be null only if there was no residual. Either dx or `masked` may overwrite dy.
 template <class T>
 void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,
@@ -29067,11 +28922,11 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cpu/batch_pieces.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_BATCH_PIECES_HPP
-/// Batch normalisation's walk through a batch: a few samples of a channel at a time.
+/// How batch normalisation iterates over a batch: a few samples of a channel at a time.
 
 namespace chorus::kernels::detail {
 
-/// The same line of several samples, taken together.
+/// The same line of several samples as one.
 template <class T>
 struct RowBlock : Row<T> {
   Index rows, stride;
@@ -29121,12 +28976,12 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
                      [&](Index i) { return value(line.at + i * line.stride, line.count); });
 }
 
-/// Pieces of a batch: a few samples at a time, at most `most`, so that the second read comes from the cache, and memory
-/// is read in no more streams than processors follow. For samples that are rows of channels the limit is `most_rows`:
-/// rows often lie a power of two apart, and of such places a first-level cache keeps no more than 8.
+/// Splits a batch into pieces of a few samples, at most `most`, so that the second read hits the cache and memory is
+/// read in no more streams than processors track. For samples that are rows of channels the limit is `most_rows`: rows
+/// are often a power of two apart, and a first-level cache keeps at most 8 such addresses.
 struct BatchPieces {
   ChannelShape shape;
-  Index rows, count, least;  ///< samples in a piece, pieces, and pieces for a thread of its own
+  Index rows, count, least;  ///< samples per piece, number of pieces, and minimum pieces per thread
 
   BatchPieces(ChannelShape s, Index most, Index most_rows) : shape(s) {
     rows = s.inner == 1 ? most_rows : std::clamp(2048 / std::max(Index{1}, s.inner), Index{1}, most);
@@ -29135,7 +28990,7 @@ struct BatchPieces {
   }
   Index samples(Index piece) const { return std::min(rows, shape.batch - piece * rows); }
 
-  /// Calls `f(line)` for a piece in the order of its channels; a line is all of one channel's numbers in it, or a
+  /// Calls `f(line)` for each channel of a piece, in order. A line has all numbers of one channel in the piece, or a
   /// packet of channels if inner is 1.
   template <class T, class F>
   void for_lines(Index piece, const F& f) const {
@@ -29150,8 +29005,8 @@ struct BatchPieces {
 };
 
 /// sums: [2, channels], the results of `f(line, elements of a channel in it, sums)` over the lines of all pieces. Each
-/// piece has its own sums, which are added in their order: threads take samples, like other operations, and find them
-/// in their caches.
+/// piece has its own sums, which are added in order. Threads split the batch by samples, as in other operations, so
+/// that their caches match.
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
@@ -29168,7 +29023,7 @@ void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
     for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
 }
 
-/// Calls `f(line)` for the lines of all pieces. Pieces are small, so that each thread finds one.
+/// Calls `f(line)` for the lines of all pieces. Pieces are small, so that every thread gets some.
 template <class T, class F>
 void for_batch(ChannelShape shape, const F& f) {
   const BatchPieces pieces(shape, 4, 2);
@@ -29183,7 +29038,7 @@ void for_batch(ChannelShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// Memory for numbers per channel, kept for this thread's next call with the same slot.
+/// Per-channel memory, reused by this thread's next call with the same slot.
 template <class T, int slot>
 T* channel_scratch(Index count) {
   thread_local std::vector<T> numbers;
@@ -29314,7 +29169,7 @@ void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, do
   });
 }
 
-/// The same for batch_norm_backward_input.
+/// The implementation of batch_norm_backward_input, for a gradient function like that.
 template <class T, class Gradient>
 void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* mean, const T* invstd, double count,
                     const double* sums, T* dx, bool accumulate, const Gradient& gradient) {
@@ -29330,7 +29185,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
     const auto dy = gradient(line);
-    // With constant statistics x doesn't count, even if it is infinite.
+    // With constant statistics x is not read, even if it is infinite.
     if (sums == nullptr)
       return line.each([=](Index i, auto n) { store(dx + i, pmul(scale, dy(i, n)), n, accumulate); });
     line.each([=](Index i, auto n) {
@@ -29340,7 +29195,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
   });
 }
 
-/// A gradient without a ReLU in front of it, or one that is masked already.
+/// A gradient without a ReLU, or one that is already masked.
 template <class T>
 auto as_it_is(const T* dy) {
   return [dy](const auto&) { return [dy](Index i, auto count) { return load(dy + i, count); }; };
@@ -29396,7 +29251,7 @@ void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T*
           };
         },
         detail::as_it_is<T>(masked));
-  // y is computed anew: that takes less time than reading it, and nothing is written but dx.
+  // y is recomputed, which is faster than reading it, and only dx is written.
   const auto through = [&](const auto& line) {
     const detail::Normaliser<T> normal(line, weight, bias, saved_mean, saved_invstd);
     return [x, dy, normal](Index i, auto count) {
@@ -29428,8 +29283,8 @@ void batch_norm_backward_eval(Cpu cpu, ChannelShape shape, const T* x, const T* 
 // <chorus/kernels/cuda/batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_BATCH_NORM_HPP
-/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. Arrays of
-/// [channels] may be float if the others have 2 bytes.
+/// Batch normalisation on GPUs. Sums are doubles, in an order that depends only on the shape. Per-channel arrays may be
+/// float if the others have 2 bytes.
 
 namespace chorus::kernels {
 
@@ -29511,7 +29366,7 @@ struct InverseStd {
   }
 };
 
-/// The channel of element i; the same for `n` neighbours if `inner` is a multiple of n.
+/// The channel of element i; the same for `n` adjacent elements if `inner` is a multiple of n.
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
 template <class T, class S>
@@ -29567,7 +29422,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
         }
       }
       const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
-      // With constant statistics x doesn't count, even if it is infinite.
+      // With constant statistics x is not used, even if it is infinite.
       const C d = sums == nullptr ? g : g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }
@@ -29710,11 +29565,11 @@ namespace chorus {
 /// Options of batch_norm.
 struct BatchNormOptions {
   double eps = 1e-5;
-  /// The share of the new batch in the running statistics.
+  /// The weight of the new batch in the running statistics.
   double momentum = 0.1;
 };
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class T, class D>
 struct BatchNorm {
@@ -29723,7 +29578,7 @@ struct BatchNorm {
   bool training = false;
   double eps = 0;
 };
-/// The same, and what may be added to it, through a ReLU.
+/// The same followed by an optional residual addition and a ReLU.
 template <class T, class D>
 struct BatchNormRelu : BatchNorm<T, D> {
   static constexpr const char* name = "batch_norm_relu";
@@ -29739,14 +29594,14 @@ kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
   return view;
 }
 
-/// A buffer's numbers have been written, or will be; other tensors have no version.
+/// Marks a buffer as written. Other tensors have no version.
 template <AnyTensor X>
 void note_write(const X& numbers) {
   if (auto* const writes = numbers.storage().writes()) writes->add();
 }
 
-// batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added. On GPUs x
-// and residual may have 2 bytes where the rest is float.
+// batch_norm; with `relu` also the ReLU, fused. `residual`: none, or a residual to add. On GPUs x and residual may have
+// 2 bytes and the rest float.
 template <bool relu, Operand X, Operand W, Operand B, class T, class D, Operand... Residual>
 auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options,
@@ -29779,7 +29634,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
   } else {
     kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                      running_var.data(), options.eps, out.data(), added.data(), relu);
-    // The running statistics may have moved on before backward.
+    // The running statistics may change before backward.
     if (grad_enabled()) {
       mean = clone(running_mean);
       var = clone(running_var);
@@ -29806,8 +29661,8 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
           place = target.data();
           adds = target.accumulate;
         };
-        // After a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
-        // else holds is changed where it lies: into what the ReLU lets through of it, or else into that by x.
+        // After a residual addition, and always in evaluation, y decides what the ReLU passes. If nobody else holds dy,
+        // it is overwritten: with the masked gradient, or else with the gradient w.r.t. x.
         const bool masks = relu && (sizeof...(dr) > 0 || !training), ours = dy.storage().owners() == 1;
         const bool in_place = training && ours && !masks && dx && dx->takes_over();
         if (in_place)
@@ -29838,23 +29693,23 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
 }  // namespace detail
 
 /// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) *
-/// weight + bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are
-/// moved towards them (the variance unbiased), except by an empty batch; else the running ones are used. Throws
-/// ShapeError where channels don't fit, or for a training batch with one number a channel.
+/// weight + bias for each channel. Training uses the batch's mean and (biased) variance and updates the running
+/// statistics (with the unbiased variance), unless the batch is empty; evaluation uses the running ones. Throws
+/// ShapeError if channels differ, or if a training batch has one value per channel.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
   return detail::batch_norm<false>("batch_norm", x, weight, bias, running_mean, running_var, training, options);
 }
 
-/// relu(batch_norm(...)), in one pass; backward needs x and the result alone.
+/// relu(batch_norm(...)), fused; backward needs only x and the result.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm_relu(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                      const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
   return detail::batch_norm<true>("batch_norm_relu", x, weight, bias, running_mean, running_var, training, options);
 }
 
-/// relu(batch_norm(...) + residual) likewise, as residual blocks end; the residual has the shape of x.
+/// relu(batch_norm(...) + residual), fused, for the end of residual blocks; the residual has the shape of x.
 template <Operand X, Operand R, Operand W, Operand B, class T, class D>
 auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B& bias,
                          const Tensor<T, 1, D>& running_mean, const Tensor<T, 1, D>& running_var, bool training,
@@ -29864,14 +29719,13 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 }
 
 namespace detail {
-/// Whether kernels read and write numbers of 2 bytes, with float beside them: on GPUs, for a gradient of the first
-/// order.
+/// Whether kernels read and write 2-byte numbers and compute in float: on GPUs, without gradients of gradients.
 template <class... X>
 inline constexpr bool has_narrow_batch_norm = (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> && ...) &&
                                               !(is_graph_variable<X> || ...);
 }  // namespace detail
 
-/// Of bf16 and half inputs all is computed in float; the running statistics are float, weight and bias float or as x.
+/// bf16 and half inputs are computed in float. Running statistics are float; weight and bias float or as x.
 template <NarrowOperand X, Operand W, Operand B, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
                 const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
@@ -29912,7 +29766,7 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 // <chorus/ops/sync_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SYNC_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SYNC_BATCH_NORM_HPP
-/// Batch normalisation with the statistics of a batch that several devices or ranks share.
+/// Batch normalisation with statistics over several devices or ranks.
 
 #include <any>
 // <chorus/core/batch_group.hpp>
@@ -29991,7 +29845,7 @@ class PlaceInPass {
 // <chorus/ops/device_copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DEVICE_COPY_HPP
-/// Copies between the devices of a process: counted, and as recorded operations, which make one graph of all devices.
+/// Copies between the devices of a process: counted, and recorded, so that one graph spans all devices.
 
 namespace chorus {
 
@@ -29999,22 +29853,22 @@ namespace operations {
 struct DeviceCopy {
   static constexpr const char* name = "device_copy";
   static constexpr bool linear = true;
-  trace::Traffic back;  ///< what its gradient's bytes are counted as
+  trace::Traffic back;  ///< traffic class of the gradient's copy
 };
 }  // namespace operations
 
 namespace detail {
 
-/// A dense copy of `x` on `device`; `x` itself where it is one already.
+/// A contiguous copy of `x` on `device`; `x` itself if it is contiguous and there already.
 template <Scalar T, int Rank, Device From, Device D>
 Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
   const auto dense = contiguous(x);
-  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
+  if constexpr (std::is_same_v<From, D>)  // a copy from the host is no traffic between devices
     if (dense.device() != device) trace::sent(dense.device().index, device.index, traffic, dense.bytes());
   return to_device(dense, device);
 }
 
-/// Records that `copy`, on any device, has the numbers of `x`.
+/// Records that `copy`, on any device, is a copy of `x`.
 template <AnyVariable X>
 auto record_copy(tensor_of<X> copy, const X& x, trace::Traffic back) {
   return record(
@@ -30040,7 +29894,7 @@ auto derivatives(const operations::DeviceCopy& operation, const GraphVariable<T,
 namespace chorus {
 
 namespace detail {
-/// A channel's sums, and further numbers after them, added up over the group; the sums end on the device again.
+/// Sums per-channel sums, and further numbers after them, over the group. The per-channel sums return to the device.
 template <class D>
 void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::vector<double>& numbers) {
   const auto count = static_cast<std::size_t>(sums.numel());
@@ -30049,7 +29903,7 @@ void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::ve
   copy_bytes(sums.device(), sums.data(), Cpu{}, numbers.data(), count * sizeof(double));
 }
 
-/// What a member has given to `exchange`.
+/// The value that a member passed to `exchange`.
 template <class T>
 const T& given_by_member(const std::any& given) {
   const auto* value = std::any_cast<T>(&given);
@@ -30057,12 +29911,12 @@ const T& given_by_member(const std::any& given) {
   return *value;
 }
 
-/// In a pass that is recorded as one graph, what stands on the tape for the other members' inputs: a member's output
-/// depends on them by the statistics. The gradient is that by the statistics: the sums of `batch_norm_backward_sums`.
+/// If the pass is one recorded graph: the tape's node for the other members' inputs, which affect a member's output
+/// through the statistics. Its gradient is that w.r.t. the statistics: the sums of `batch_norm_backward_sums`.
 template <class T, int Rank, class D>
 class OtherShares final : public GradNode<double, 1, D> {
  public:
-  /// One member's.
+  /// The share of one member.
   struct Share {
     Variable<T, Rank, D> x;
     Tensor<T, 1, D> weight, mean, invstd;
@@ -30089,7 +29943,7 @@ class OtherShares final : public GradNode<double, 1, D> {
     if (!keep) shares_.clear();
   }
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    if (place_.is_here()) return;  // the others go back through their own
+    if (place_.is_here()) return;  // each member runs its own backward
     for (const Share& share : shares_)
       if (share.x.requires_grad()) visit(*share.x.node(), context);
   }
@@ -30100,7 +29954,7 @@ class OtherShares final : public GradNode<double, 1, D> {
   PlaceInPass place_;
 };
 
-/// That node, as an input of `record`; none where the pass is not recorded as one graph, or no gradient is wanted.
+/// That node, as an input of `record`; empty if the pass is not one recorded graph, or if no gradient is wanted.
 template <class T, int Rank, class D>
 Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShares<T, Rank, D>::Share& own, double count,
                                     const PlaceInPass& place) {
@@ -30117,11 +29971,11 @@ Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShare
 }
 }  // namespace detail
 
-/// `batch_norm` in training, over the shares of all members of `group`; a share may be empty. Forward adds up 2
-/// channels + 1 numbers, backward 2 channels. Gradients are those by the sum over members of weight * loss: what the
-/// policy's step will be. `momentum_of(count)`, if given, says what momentum is instead of `options`, where a channel
-/// has `count` numbers in the whole batch. Of GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws
-/// ShapeError, for all members, where a channel has one number in the whole batch.
+/// `batch_norm` in training over the shares of all members of `group`; a share may be empty. Forward sums 2 channels +
+/// 1 numbers over the group, backward 2 channels. Gradients are those of the sum over members of weight * loss, which
+/// the policy's step uses. `momentum_of(count)`, if given, replaces the momentum; `count` is the number of values per
+/// channel in the global batch. For GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws ShapeError
+/// on all members if a channel has one value in the global batch.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                      const Tensor<T, 1, D>& running_var, const std::shared_ptr<BatchGroup>& group,
@@ -30193,13 +30047,13 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
                                                  mean.data(), invstd.data(), count, own.data(), target.data(),
                                                  target.accumulate);
             };
-            if (recorded && !place.is_here()) {  // this thread goes back for all members
+            if (recorded && !place.is_here()) {  // one thread runs backward for all members
               if (dx) input_gradient(dx->target());
               if (dothers) dothers->add(own);
               return;
             }
-            // All members take part, whether or not this one's input wants a gradient. This one's dx is multiplied by
-            // its weight later: the sums of the others, who have other weights, are brought to the same scale.
+            // All members take part, even if this one's input wants no gradient. This dx is multiplied by its weight
+            // later, so the sums of other members, with other weights, are scaled accordingly.
             std::vector<double> all(static_cast<std::size_t>(2 * view.channels));
             const double own_weight = group->weight();
             copy_bytes(Cpu{}, all.data(), here, own.data(), own.bytes());
@@ -30225,7 +30079,7 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
 
 namespace chorus::nn {
 
-/// Whether a layer's statistics are those of its device's share of the batch, or of the whole batch.
+/// Whether a layer's statistics are those of the global batch instead of the device's share.
 class Synchronisable {
  public:
   bool synchronised() const { return synchronised_; }
@@ -30235,41 +30089,40 @@ class Synchronisable {
   bool synchronised_ = false;
 };
 
-/// What all batch norms have, whatever their type: for optim::update_bn.
+/// The type-independent interface of batch norms, for optim::update_bn.
 class RunningStatistics {
  public:
   virtual bool tracks_running_stats() const = 0;
-  /// The running statistics are those of a new layer again.
+  /// Resets the running statistics to those of a new layer.
   virtual void reset_running_stats() const = 0;
   virtual std::optional<double> momentum() const = 0;
-  /// See BatchNormLayerOptions::momentum. Throws UsageError unless it is in [0, 1] or nothing.
+  /// See BatchNormLayerOptions::momentum. Throws UsageError unless it is in [0, 1] or empty.
   virtual void set_momentum(std::optional<double> momentum) = 0;
-  /// The batches in the statistics, the means, and the variances.
+  /// The number of batches, the means and the variances.
   virtual std::vector<double> running_stats() const = 0;
-  /// Takes means and variances in that order; the count stays.
+  /// Sets means and variances, in this order; the number of batches stays.
   virtual void set_running_stats(std::span<const double> stats) const = 0;
 
  protected:
   ~RunningStatistics() = default;
 };
 
-/// PyTorch's names and defaults.
+/// Options of BatchNorm, with PyTorch's names and defaults.
 struct BatchNormLayerOptions {
   double eps = 1e-5;
-  /// The share of the new batch in the running statistics. Nothing: they are the means over all batches so far, in
-  /// which the batches weigh the same; a GPU is waited for, then, so that a step cannot be captured.
+  /// The weight of the new batch in the running statistics. Empty: cumulative averages over all batches with equal
+  /// weights, as in PyTorch. That waits for a GPU, so the step cannot be captured.
   std::optional<double> momentum = 0.1;
-  /// Whether there are weight and bias.
+  /// Whether the layer has weight and bias.
   bool affine = true;
-  /// Whether there are running statistics. Without, those of the batch are used in evaluation, too.
+  /// Whether the layer has running statistics. If not, evaluation uses the batch's statistics, too.
   bool track_running_stats = true;
 };
 
-/// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. In training the batch's
-/// statistics are used and the running ones are updated; in evaluation the running ones are used. Under DataParallel
-/// and DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
-/// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
-/// again.
+/// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. Training uses the batch's
+/// statistics and updates the running ones; evaluation uses the running ones. Under DataParallel and
+/// DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
+/// Recomputation by an activation checkpoint normalises as the first time and does not count the batch again.
 template <Device D, Real T = float>
 class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
  public:
@@ -30296,8 +30149,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return detail::norm_gives(detail::norm_takes(this, x), normalised(x)); });
   }
-  /// Becomes what is left of it when the layer in front of it does its work (fold_batch_norm.hpp): it has neither
-  /// parameters nor buffers, gives what it gets, and refuses to train.
+  /// For fold_batch_norm.hpp: removes parameters and buffers. The layer becomes the identity and refuses to train.
   void fold_away() {
     const auto device = value_of(running_mean).device();
     unit_mean_ = Tensor<T, 1, D>::zeros({channels_}, device);
@@ -30372,14 +30224,14 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     if (group) return over_group(x, group);
     return batch_norm(x, weight, bias, mean, var, by_batch, options);
   }
-  /// What a forward pass goes by.
+  /// The settings of a forward pass.
   struct Pass {
-    std::shared_ptr<BatchGroup> group;  // whose batch it is a share of, if it is
+    std::shared_ptr<BatchGroup> group;  // the group that shares the batch, if any
     Tensor<T, 1, D> running_mean, running_var;
     bool by_batch;
     BatchNormOptions options;
   };
-  /// Counts a batch of `numel` numbers, unless it is a share of a group's, or computed again.
+  /// Counts a batch of `numel` numbers, unless a group shares it or it is recomputed.
   Pass begin(Index numel) const {
     if (folded_away()) [[unlikely]] {
       check_evaluates();
@@ -30393,7 +30245,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     pass.options.momentum = next_momentum(trains, numel > 0);
     return pass;
   }
-  /// The normalised share of a group's batch, which is counted as soon as it is known that it isn't empty.
+  /// The normalised share of a group's batch. The batch is counted once it is known to be non-empty.
   template <Operand X>
   auto over_group(const X& x, const std::shared_ptr<BatchGroup>& group) const {
     const bool tracks = running_mean && !is_recomputed();
@@ -30415,8 +30267,8 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     buffer.template on<D>().touch();
   }
 
-  // Whether the batch is a share of a group's. Where it was one the first time, statistics of the share alone would
-  // give other gradients.
+  // Whether a group shares the batch. If it did in the first run, the share's own statistics would give other
+  // gradients.
   bool shares_batch(bool trains) const {
     const bool shared = synchronised() && trains && batch_group();
     if (chorus::detail::first_run == nullptr) return shared;
@@ -30427,7 +30279,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     return shared && was_shared;
   }
 
-  // The share of this batch in the running statistics. In training it is counted, if there is `any`.
+  // The weight of this batch in the running statistics. In training the batch is counted, if it is non-empty (`any`).
   double next_momentum(bool trains, bool any) const {
     const auto& batches = value_of(num_batches_tracked);
     if (trains && any) {
@@ -30446,10 +30298,10 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   Index channels_;
 
  private:
-  Tensor<T, 1, D> unit_mean_, unit_var_;  // 0 and 1, where it is folded away
+  Tensor<T, 1, D> unit_mean_, unit_var_;  // 0 and 1 after fold_away
 };
 
-/// relu(batch_norm(x)), or relu(batch_norm(x) + residual), in one pass; parameters and their names are BatchNorm's.
+/// relu(batch_norm(x)) or relu(batch_norm(x) + residual), fused. Its parameters have BatchNorm's names.
 template <Device D, Real T = float>
 class BatchNormReLU : public BatchNorm<D, T> {
  public:
@@ -30482,7 +30334,7 @@ class BatchNormReLU : public BatchNorm<D, T> {
   }
 
  private:
-  // relu(y + residual), by what the interceptor takes for both.
+  // relu(y + residual), with the interceptor's replacements of both.
   template <Operand Y, Operand R>
   static auto sum_of_taken(const void* part, const Y& y, const R& residual) {
     auto sum = relu(chorus::detail::plain_sum(chorus::detail::taken(detail::norm_gives(part, y)),
@@ -30493,20 +30345,20 @@ class BatchNormReLU : public BatchNorm<D, T> {
   }
 };
 
-/// The names that PyTorch has for them; the number of inner axes is the input's.
+/// PyTorch's name for sequences. The number of inner axes is the input's.
 template <Device D, Real T = float>
 using BatchNorm1d = BatchNorm<D, T>;
-/// BatchNorm under the name that PyTorch has for images.
+/// PyTorch's name for images.
 template <Device D, Real T = float>
 using BatchNorm2d = BatchNorm<D, T>;
-/// BatchNormReLU of images.
+/// BatchNormReLU for images.
 template <Device D, Real T = float>
 using BatchNormReLU2d = BatchNormReLU<D, T>;
 
-/// BatchNorm whose statistics, forward and backward, are those of the whole batch under every policy: training on any
-/// number of devices takes the steps of one. Shares may be uneven or empty. It costs each forward pass a collective of
-/// 2 channels + 1 numbers of 8 bytes, and each backward pass one of 2 channels; for GraphVariables more. Gradients of
-/// gradients count all members' samples: of a penalty inside of the model as well as, under DataParallel, outside.
+/// BatchNorm with the statistics of the global batch, in forward and backward, under every policy: training on any
+/// number of devices equals training on one. Shares may be uneven or empty. Each forward pass needs a collective of 2
+/// channels + 1 doubles, each backward pass one of 2 channels; for GraphVariables more. Gradients of gradients include
+/// all members' samples, for a penalty inside of the model and, under DataParallel, also outside.
 template <Device D, Real T = float>
 class SyncBatchNorm : public BatchNorm<D, T> {
  public:
@@ -30516,7 +30368,7 @@ class SyncBatchNorm : public BatchNorm<D, T> {
   }
 };
 
-/// The model, all of whose BatchNorm layers have become synchronised.
+/// Makes all BatchNorm layers of the model synchronised and returns it.
 template <class Model>
 Model convert_sync_batch_norm(Model model) {
   struct Convert final : detail::Walker {
@@ -30535,11 +30387,11 @@ Model convert_sync_batch_norm(Model model) {
 // <chorus/nn/containers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CONTAINERS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CONTAINERS_HPP
-/// Modules made of modules: Sequential (a fixed list, run in turn) and ModuleList (a list of one type, of any length).
+/// Sequential (a fixed list of layers, run in order) and ModuleList (a list of modules of one type, of any length).
 
 namespace chorus::nn {
 
-/// Runs its layers one after the other; their names are "0", "1", ...
+/// Runs its layers in order. Their names are "0", "1", ...
 template <class... Layers>
 class Sequential : public Module {
  public:
@@ -30572,7 +30424,7 @@ class Sequential : public Module {
   std::tuple<Layers...> layers_;
 };
 
-/// Blocks of one type, named "0", "1", ...: `for (const auto& block : blocks) x = block(x);`
+/// Modules of one type, named "0", "1", ...: `for (const auto& block : blocks) x = block(x);`
 template <class M>
 class ModuleList : public Module {
  public:
@@ -30603,7 +30455,7 @@ class ModuleList : public Module {
 // <chorus/nn/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CONVOLUTION_HPP
-/// The two-dimensional convolution layer, and what it shares with the others (convolutions.hpp).
+/// The two-dimensional convolution layer, and the base of all convolution layers (convolutions.hpp).
 
 // <chorus/ops/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION_HPP
@@ -30613,15 +30465,15 @@ class ModuleList : public Module {
 // <chorus/autograd/deferred_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_DEFERRED_GRADIENTS_HPP
-/// Gradients by weights that are put off: nobody waits for them but the optimizer (Qi et al. 2023, "zero bubble").
+/// Deferred weight gradients: only the optimizer waits for them (Qi et al. 2023, "zero bubble").
 
 #include <unordered_set>
 
 namespace chorus::detail {
 
-/// What backward functions of this thread have put off, while a DeferralScope lives.
+/// Gradient computations that this thread's backward has deferred, while a DeferralScope lives.
 struct DeferredGradients {
-  /// The leaves whose gradients may wait.
+  /// The leaves whose gradients may be deferred.
   const std::unordered_set<const Node*>* weights = nullptr;
   std::vector<std::function<void()>> later;
 
@@ -30643,8 +30495,8 @@ class DeferralScope {
   DeferredGradients* before_;
 };
 
-/// Calls `add(node, saved...)`, which adds to the gradient that `node` holds: now, or later where such are put off and
-/// nothing but a leaf waits for this one. `add` and what it is given are copied then.
+/// Calls `add(node, saved...)`, which adds to the gradient of `node`: at once, or later if this leaf's gradients are
+/// deferred. Deferring copies `add` and its arguments.
 template <class N, class Add, class... Saved>
 void now_or_later(N& node, const Add& add, const Saved&... saved) {
   auto* const deferred = deferred_gradients;
@@ -30704,7 +30556,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-// bf16 and half on the CPU, summed in float; gradients by weight and bias may be float, too.
+// bf16 and half on the CPU, summed in float. The gradients of weight and bias may be float.
 template <Narrow T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   in_float([](const auto&... a) { conv2d_forward(a...); }, device, s, reads(x, s.x_count()),
@@ -30732,47 +30584,46 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, Out* db
 // <chorus/kernels/cpu/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_HPP
-/// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster_product.hpp), some images
-/// at a time, or Winograd's (winograd.hpp), or one without products of matrices (depthwise.hpp).
+/// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters of some images
+/// (raster_product.hpp), or uses Winograd's algorithm (winograd.hpp), or needs no matrix products (depthwise.hpp).
 
 // <chorus/kernels/cpu/convolution_1x1.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CONVOLUTION_1X1_HPP
-/// Convolutions of one tap, stride 1 and no padding: matrix products with the images in place.
+/// 1x1 convolutions with stride 1 and no padding: matrix products on the images in place.
 
 // <chorus/kernels/cpu/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_HPP
-/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): tiles of rows of `a` lie packed in
-/// the second-level cache, and a panel of columns of `b` in the first. If c has few rows or columns, less is packed, or
-/// the operands change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
+/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): packed tiles of rows of `a` stay in
+/// the second-level cache, a panel of columns of `b` in the first. If c has few rows or columns, less is packed, or the
+/// operands are swapped (gemm_few_rows.hpp). All variants give the same bits.
 
 // <chorus/kernels/cpu/gemm_few_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_GEMM_FEW_ROWS_HPP
-/// Products of a few rows with a matrix that is stored transposed: a linear layer's forward pass.
+/// Products of a few rows with a transposed matrix: a linear layer's forward pass.
 
 // <chorus/kernels/cpu/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACK_HPP
-/// The operands of matrix products, copied in the order of multiplication: panels of the right-hand side into the
-/// first-level cache, tiles of the left-hand side's rows into the second.
+/// Packs the operands of matrix products in the order of multiplication: panels of the right-hand side for the
+/// first-level cache, tiles of the left-hand side's rows for the second.
 
 // <chorus/kernels/cpu/tile.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILE_HPP
-/// The two inner loops of matrix products and convolutions. Each keeps a tile of sums in registers: `multiply_tile`
-/// sums outer products, `dot_tile` sums products along contiguous rows.
+/// The two inner loops of matrix products and convolutions. Both keep a tile of sums in registers: `multiply_tile` sums
+/// outer products, `dot_tile` dot products of contiguous rows.
 
 // <chorus/kernels/cpu/addresses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ADDRESSES_HPP
-/// Addresses: hints for the processor, and opacity for the compiler.
+/// Prefetches, and pointers that the compiler cannot analyse.
 
 namespace chorus::kernels::detail {
 
-/// `at`, with an origin that the compiler doesn't see. From 16 neighbouring addresses it would otherwise make 16
-/// counters, all in memory.
+/// `at`, hidden from the compiler. For 16 adjacent addresses it would otherwise keep 16 counters, all in memory.
 template <class T>
 [[gnu::always_inline]] inline T* opaque(T* at) {
 #ifdef __GNUC__
@@ -30781,21 +30632,21 @@ template <class T>
   return at;
 }
 
-/// Prefetches the cache lines of `count` numbers that are read (or written) soon. No processor predicts short pieces
-/// far apart.
+/// Prefetches the cache lines of `count` numbers that are read (or written) soon. Processors don't prefetch short
+/// pieces that are far apart.
 template <bool Written = false, class T>
 void fetch_ahead(const T* from, Index count) {
   constexpr Index line = 64 / Index{sizeof(T)};
   for (Index i = 0; i < count; i += line) __builtin_prefetch(from + i, Written ? 1 : 0, Written ? 3 : 2);
 }
 
-/// `count` stretches of `length` numbers, with `apart` numbers from one beginning to the next.
+/// `count` stretches of `length` numbers each, which start `apart` numbers apart.
 template <class T>
 struct Stretches {
   const T* first;
   Index count, length, apart;
 
-  /// Prefetches one of `parts` parts of them, so that they arrive while something else is computed.
+  /// Prefetches one of `parts` parts of the stretches, so that they arrive during other computations.
   void fetch(Index part, Index parts) const {
     for (Index i = part * count / parts; i < (part + 1) * count / parts; ++i) fetch_ahead(first + i * apart, length);
   }
@@ -30811,7 +30662,7 @@ namespace chorus::kernels::detail {
 #pragma nv_diag_suppress 1675  // "unrecognized GCC pragma": the host compiler knows it
 #endif
 
-// A tile's sums take 16 of 32 registers, or 12 of 16: enough chains to keep two multipliers busy for a latency of 4.
+// A tile's sums take 16 of 32 registers, or 12 of 16: enough independent chains for two FMA units with latency 4.
 #ifdef EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS
 inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
 #else
@@ -30833,7 +30684,7 @@ void for_pieces(Index n, Index most, F f) {
   }
 }
 
-/// A number that is known to the compiler and takes no register.
+/// A compile-time constant, which takes no register.
 template <Index N>
 using Fixed = std::integral_constant<Index, N>;
 
@@ -30893,8 +30744,8 @@ void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index
     multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate, start_row);
 }
 
-/// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be
-/// readable to `tile_columns`; c is not written beyond `columns`.
+/// The same for any number of rows, and up to `tile_columns` columns: `b` and `start` must be readable up to
+/// `tile_columns`; c is written only up to `columns`.
 template <class T>
 void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets,
                     const T* start, T* c, Index c_row, bool accumulate) {
@@ -30913,8 +30764,8 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
 template <class T>
 alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 
-/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where Fixed
-/// strides leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
+/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. Inlined into the caller's loop, where Fixed
+/// strides save registers: a call per tile would cost as much as 5 more terms.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                                         CRow c_row, bool accumulate,
@@ -30957,7 +30808,7 @@ struct Runs {
   Index count, length, pitch;
 };
 
-/// `value`, hidden so that g++ does not read it from memory for each use.
+/// `value`, hidden from g++, which would reload it from memory for each use.
 template <class P>
 P in_register(P value) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDA_ARCH__)
@@ -30966,9 +30817,9 @@ P in_register(P value) {
   return value;
 }
 
-/// c[i, j] += sum over the runs of b, and as many elements of a without gaps, of a[i * a_row + q] * b[offsets[j] +
-/// position of q], for `Rows` rows and up to `dot_columns` columns. Runs are read in whole packets: `length` is a
-/// multiple of a packet's.
+/// c[i, j] += the sum of a[i * a_row + q] * b[offsets[j] + position of q] over b's runs, for `Rows` rows and up to
+/// `dot_columns` columns; a's elements have no gaps. Runs are read in whole packets: `length` is a multiple of a
+/// packet's size.
 template <int Rows, class T>
 void dot_tile(Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets, T* c, Index c_row) {
   constexpr Index w = lanes<T>;
@@ -31016,7 +30867,7 @@ void dot_rows_tile(Index rows, Index columns, Runs runs, const T* a, Index a_row
 
 namespace chorus::kernels::detail {
 
-/// Terms of a sum that are added in registers, the same in every way of computing a product.
+/// The number of terms that are added in registers; the same for every way of computing a product.
 inline constexpr Index gemm_depth = 256;
 
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
@@ -31035,15 +30886,15 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 
 // g++ warns about alignment attributes that Eigen's packets lose as template arguments, and about undefined values in
-// its own shuffles; both are harmless.
+// Eigen's shuffles. Both warnings are harmless.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
-/// apart. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
-/// overlaps the one before.
+/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row stride
+/// `to_row`. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
+/// overlaps the previous one.
 template <class T>
 void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
   constexpr Index w = lanes<T>;
@@ -31071,18 +30922,18 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 #pragma GCC diagnostic pop
 
-/// Distance from one tile of a packed left-hand side to the next. The gap between them allows whole packets to be
-/// stored, and keeps tiles out of each other's sets of a cache.
+/// The distance between tiles of a packed left-hand side. The gap allows whole packets to be stored, and keeps tiles
+/// out of each other's cache sets.
 inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 
 /// The packed size of `rows` rows.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
-/// The rows of a packed left-hand side that the second-level cache holds.
+/// Number of packed left-hand rows that the second-level cache holds.
 inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
 
-/// Memory for `Size` numbers, this thread's as long as it lives. It is no part of a device's memory, and is taken once,
-/// so that its amount does not depend on the number of threads that work together.
+/// Memory for `Size` numbers, kept for the thread's lifetime. It is not counted as device memory, so that the amount
+/// does not depend on the number of threads in a team.
 template <class T, Index Size>
 T* kept_memory() {
   struct alignas(64) Numbers {
@@ -31096,7 +30947,7 @@ T* left_memory() {
   return kept_memory<T, left_size(left_rows)>();
 }
 
-/// Calls f(first, count) for pieces of `rows` rows that fit left_memory: whole tiles, except the last.
+/// Calls f(first, count) for pieces of `rows` rows that fit into left_memory: whole tiles, except the last.
 template <class F>
 void for_left_pieces(Index rows, const F& f) {
   for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
@@ -31108,7 +30959,7 @@ void for_left_pieces(Index rows, const F& f) {
 template <class T>
 void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   if (a.column == 1) {
-    // From right to left: a packet may be wider than the rest of a tile; the numbers behind it are written later.
+    // From right to left: a packet may extend beyond the tile's rest; those elements are overwritten later.
     constexpr Index last = (tile_rows - 1) / lanes<T> * lanes<T>;
     for (Index i = 0; i < rows; i += tile_rows, to += left_pitch)
       for (Index side = last; side >= 0; side -= lanes<T>)
@@ -31126,8 +30977,8 @@ void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   }
 }
 
-/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is not written beyond
-/// `columns`, at most tile_columns.
+/// c = a b + start, or c +=, for packed operands; the row `start` is added to each row. Writes at most `columns` (up to
+/// tile_columns) columns of c.
 template <class T>
 [[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
                                      T* c, Index c_row, bool accumulate) {
@@ -31154,7 +31005,7 @@ template <class T>
 
 namespace chorus::kernels::detail {
 
-/// Whether `gemm_few_rows` is faster: packing b would take as long as some of c's rows. The last panel of a's rows must
+/// Whether `gemm_few_rows` is faster: packing b would cost as much as some of c's rows. The last panel of a's rows must
 /// be nearly full.
 template <class T>
 bool suits_few_rows(Index m, Index n) {
@@ -31162,8 +31013,8 @@ bool suits_few_rows(Index m, Index n) {
   return m <= 2 * w && m <= n && (w - m % w) % w * 8 <= m;
 }
 
-/// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
-/// read once, in place, and a is packed. Each number has the same bits as in the other way.
+/// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] with row stride `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
+/// read once, in place, and a is packed. The bits are those of `gemm_packed`.
 template <class T>
 void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
                    const T* bias_n) {
@@ -31212,7 +31063,7 @@ void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// The orientation in which a matrix product reads an operand.
+/// Whether a matrix product reads an operand transposed.
 
 namespace chorus::kernels {
 
@@ -31224,19 +31075,19 @@ enum class Trans : bool { no, yes };
 
 namespace chorus::kernels {
 
-/// Consecutive matrices: their number, and the distances of those of a, b and c, in elements.
+/// Consecutive matrices: their number, and the strides between those of a, b and c, in elements.
 struct GemmStack {
   Index count = 1, a = 0, b = 0, c = 0;
 };
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of the stored `a`: [m, k], or [k, m] with Trans::yes;
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row stride of the stored `a`: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, summed in float; the result may be float, too.
+// bf16 and half on the CPU, summed in float. The result may be float.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
@@ -31265,25 +31116,25 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it does not support.
 
 // <chorus/kernels/cuda/cublas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
-/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
+/// cuBLASLt: descriptors and cached algorithms of matrix products.
 
 #include <cublasLt.h>
 
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// The choices of vendors' libraries: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each new shape
-/// of a matrix product or convolution. And a message if a convolution is computed by the definition.
+/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
+/// product or convolution. Always warns if a convolution uses a direct kernel.
 
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
+/// Keys of cached cuBLASLt and cuDNN plans. Needs no CUDA headers.
 
 namespace chorus::kernels::cuda {
 
@@ -31295,10 +31146,10 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
+/// Additional work of a product: adding a bias to each row of c, or computing the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
-/// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
+/// Row-major matrix products (see kernels/gemm.hpp). Alignments hold for the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
@@ -31307,7 +31158,7 @@ struct GemmProblem {
   bool tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
-  DType out = dtype;  ///< of the product
+  DType out = dtype;  ///< type of the result
 
   PlanKey key() const {
     return {static_cast<Index>(dtype) * 64 + static_cast<Index>(out),
@@ -31333,13 +31184,13 @@ struct GemmProblem {
 
 enum class ConvolutionPass : int { forward, backward_input, backward_weight };
 
-/// A convolution of dense tensors, whose last axis is their width.
+/// A convolution of contiguous tensors, whose last axis is the width.
 struct ConvolutionProblem {
   ConvolutionPass pass;
   DType dtype;
   bool tf32;
   Conv2dShape shape;
-  DType weight = dtype;  ///< of the weight, or the gradient by it
+  DType weight = dtype;  ///< type of the weight or its gradient
 
   PlanKey key() const {
     const Conv2dShape& s = shape;
@@ -31387,7 +31238,7 @@ inline std::string text_of(const ConvolutionProblem& p) {
              p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
-/// Reports the choice for a problem if that is requested: `choice()` gives the text.
+/// Logs the choice for a problem if requested; `choice()` gives the text.
 template <class Problem, class Choice>
 [[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
@@ -31401,7 +31252,7 @@ inline std::atomic<bool>& direct_convolution_said() {
 }
 }  // namespace detail
 
-/// Reports, once in a process, that this convolution is computed by the definition.
+/// Warns, once per process, that a convolution uses a direct kernel.
 inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
@@ -31416,7 +31267,7 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError with the call, its error and its place.
+/// Throws DeviceError with the call, its error and the source location.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -31436,8 +31287,8 @@ inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 template <>
 inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 
-/// How one product, or a stack of them, is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our
-/// B.
+/// The cuBLASLt plan of a product or a stack of products. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is
+/// our B.
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
@@ -31484,7 +31335,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they lack for a type an invalid value.
+    // For an epilogue that a type does not support, some versions return "invalid value".
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -31516,7 +31367,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// The place of the bias, or of the sums.
+  /// The address of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -31533,7 +31384,7 @@ class GemmPlan {
   void set(cublasLtMatmulDescAttributes_t name, const Value& value) {
     CHORUS_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation_, name, &value, sizeof value));
   }
-  // Of an operand that is [rows, columns] once `operation` is applied.
+  // The layout of an operand that is [rows, columns] after `operation`.
   static void layout(cublasLtMatrixLayout_t* out, cudaDataType_t type, Index rows, Index columns, Index pitch,
                      cublasOperation_t operation) {
     if (operation == CUBLAS_OP_T) std::swap(rows, columns);
@@ -31555,7 +31406,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, since the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be unloaded first.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
@@ -31566,7 +31417,7 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// With `mutex` locked and the device current.
+  /// The caller holds `mutex`, and the device is current.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
@@ -31584,7 +31435,7 @@ struct CublasContext {
 // <chorus/kernels/cuda/precision.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-/// The precision of products of floats on GPUs.
+/// The precision of float products on GPUs.
 
 namespace chorus {
 
@@ -31595,8 +31446,8 @@ inline std::atomic<bool>& tf32_flag() {
 }
 }  // namespace detail
 
-/// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Initially off, so that all devices compute alike.
+/// Whether matrix products and convolutions of floats may round inputs to TF32 (10 bits of mantissa), which is several
+/// times as fast. Off by default, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 
@@ -31607,7 +31458,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// One element of c a thread.
+/// One thread per element of c.
 template <class T, class Out>
 struct PlainGemm {
   GemmStack stack;
@@ -31645,7 +31496,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. Returns false if cuBLASLt has no algorithm.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -31662,7 +31513,7 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
@@ -31712,14 +31563,14 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
 }
 
-/// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
+/// c = op(a) op(b), or c += with `accumulate`; and sums: [m], of each row of op(a), or sums += with `add_sums`. One
+/// call reads `a` once. Returns false and does nothing if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
   using cuda::alignment_of;
   if (m == 0 || n == 0 || k == 0) return false;
-  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // the library overwrites
+  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // cuBLASLt overwrites
   Out* const to = add_sums ? made.data() : sums;
   cuda::GemmProblem problem{dtype<T>, ta, tb, m, n, k, lda, ldb, ldc, cuda::Epilogue::sums, tf32_allowed(),
                             alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
@@ -31729,7 +31580,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
@@ -31754,7 +31605,7 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Columns of b that the third-level cache holds, packed.
+/// Number of packed columns of b that the third-level cache holds.
 inline constexpr Index gemm_columns = 2048;
 
 /// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
@@ -31763,8 +31614,8 @@ void pack_panel(Trans tb, Index depth, Index columns, const T* b, Index ldb, T* 
   tb == Trans::no ? pack_rows(depth, columns, b, ldb, to) : pack_columns(depth, columns, b, ldb, to);
 }
 
-/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` in place, and `b` too if a panel of it would not
-/// be used often enough to repay its packing.
+/// c = a op(b) + bias, or c +=, for few rows or columns of c: `a` is read in place, and so is `b` unless packing a
+/// panel pays off.
 template <class T>
 void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                    bool accumulate, const T* bias_n) {
@@ -31795,7 +31646,7 @@ template <class T>
 void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
-  // Each piece of a's rows uses a panel. The panels of a single piece take turns in one place; otherwise they are kept.
+  // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
   const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
   T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
@@ -31843,8 +31694,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
           Index ldc, bool accumulate, const T* bias_n) {
   const bool by_rows = m >= n;
   const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  // Some 10 us a thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless they
-  // are long.
+  // About 10 us per thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless
+  // they are long.
   const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
   const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
   const Index most = size * line > (Index{1} << 26) ? 4 : 1;
@@ -31864,8 +31715,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is faster: the last panel of an image's pixels must be nearly full, or there is one image. It gives
-/// the same bits as the way over rasters.
+/// Whether this is faster: the last panel of an image's pixels must be nearly full, or there is one image. The result
+/// has the same bits as with rasters.
 template <class T>
 bool suits_1x1(const Conv2dShape& s) {
   constexpr Index w = tile_columns<T>;
@@ -31874,12 +31725,12 @@ bool suits_1x1(const Conv2dShape& s) {
          s.padding_w == 0 && (s.batch == 1 || whole * 8 <= plane * 9);
 }
 
-/// to[image, i, q] = sum over p of a[i, p] * from[image, p, q] + bias[i], or +=, for each of `images` images of `plane`
-/// pixels, which lie `from_image` and `to_image` apart. a: [rows, depth], or with Trans::yes [depth, rows].
+/// to[image, i, q] = sum over p of a[i, p] * from[image, p, q] + bias[i], or +=, for `images` images of `plane` pixels
+/// with strides `from_image` and `to_image`. a: [rows, depth], or with Trans::yes [depth, rows].
 template <class T>
 void multiply_images(Trans trans, Index images, Index rows, Index depth, Index plane, const T* a, const T* from,
                      Index from_image, const T* bias, T* to, Index to_image, bool accumulate, bool threads) {
-  // Pieces of an image whose results stay in the second-level cache during the sums; also of rows if threads lack work.
+  // Pieces of an image whose results fit into the second-level cache; rows are split, too, if threads lack work.
   constexpr Index columns_at_once = 16 * tile_columns<T>;
   const Index across = (plane + columns_at_once - 1) / columns_at_once, lda = trans == Trans::no ? depth : rows;
   const Index wanted = threads && num_threads() > 1 ? 2 * num_threads() : 1;
@@ -31910,29 +31761,29 @@ void multiply_images(Trans trans, Index images, Index rows, Index depth, Index p
 // <chorus/kernels/cpu/depthwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
-/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for matrix products. A
-/// row of the result is computed packet by packet from a raster of its plane.
+/// Depthwise convolutions (one channel and one filter per group): too little work for matrix products. A row of the
+/// result is computed packet by packet from a raster of its plane.
 
 // <chorus/kernels/cpu/input_raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INPUT_RASTER_HPP
-/// The layouts of x and dy for a convolution's passes.
+/// The memory layouts of x and dy for a convolution's passes.
 
 // <chorus/kernels/cpu/raster.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_HPP
-/// The convolutions' layout of images. In a raster (rows at a pitch, zeros for padding between them) all input pixels
-/// of one kernel tap are the output pixels' positions plus one offset. So a convolution is a matrix product whose
-/// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
-/// the same holds there. Positions between the rows are computed, too, and ignored.
+/// The image layout of convolutions. In a raster, rows have a fixed pitch with zero padding between them, so the input
+/// pixels of a kernel tap are the output positions plus one offset. A convolution is then a matrix product whose
+/// right-hand side needs no copy per tap. With stride s, every s-th row and column forms a plane of its own, which
+/// works the same way. Positions between rows are computed, too, and ignored.
 
 namespace chorus::kernels::detail {
 
-/// One axis: raster position i stands for coordinate `step * i + origin` of the image.
+/// One axis: raster position i is coordinate `step * i + origin` of the image.
 struct Axis {
   Index extent, step, origin;
 
-  // First position at or after coordinate `at`.
+  // The first position at or after coordinate `at`.
   Index position(Index at) const { return std::max<Index>(0, (at - origin + step - 1) / step); }
   Index begin(Index positions) const { return std::min(position(0), positions); }
   Index end(Index positions) const { return std::clamp(position(extent), begin(positions), positions); }
@@ -31968,7 +31819,7 @@ void put_strided(const T* from, Index n, T* to, Index step, bool accumulate) {
     for (Index j = 0; j < n; ++j) to[j * step] = from[j];
 }
 
-/// Lays one image out in `rows` rows of `pitch` numbers, with zeros for positions outside of the image.
+/// Stores one image as `rows` rows of `pitch` numbers; positions outside of the image are 0.
 template <class T>
 void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
   const Index top = vertical.begin(rows), bottom = vertical.end(rows);
@@ -31987,8 +31838,8 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
   std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});
 }
 
-/// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
-/// image are skipped; image pixels without a position are unchanged.
+/// The inverse, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
+/// image are skipped; image pixels without a position don't change.
 template <class T>
 void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
                  bool accumulate) {
@@ -32010,7 +31861,7 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
   }
 }
 
-/// The place of a result's pixels in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
+/// Where a result's pixels are in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
 struct Pixels {
   Index images, rows, columns, pitch, plane;
   Index count() const { return images * rows * columns; }
@@ -32020,7 +31871,7 @@ struct Pixels {
   }
 };
 
-/// The pieces of raster rows that hold the pixels [first, first + count), at most 256.
+/// The raster row segments that hold the pixels [first, first + count), at most 256.
 class Segments {
  public:
   Segments(const Pixels& pixels, Index first, Index count) {
@@ -32031,7 +31882,7 @@ class Segments {
     }
   }
 
-  /// to[0, count) = those pixels of `from`. It writes whole packets, so also up to one packet from `to[count]` on.
+  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet beyond `to[count]`.
   template <class T>
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {
@@ -32041,8 +31892,8 @@ class Segments {
     }
   }
 
-  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers: a loop for each usual number of
-  /// packets. It writes up to one packet more.
+  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers, with an unrolled loop for
+  /// common packet counts. Writes up to one packet more.
   template <class T>
   void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
     Index packets = 0;
@@ -32082,14 +31933,14 @@ class Segments {
 
 namespace chorus::kernels::detail {
 
-/// The number of images that make a thousand pixels.
+/// The number of images that together have about a thousand pixels.
 inline Index images_at_once(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
 }
 
-/// Along one axis, tap t reads phase t * dilation % stride; a raster omits phases that no tap reads.
+/// Along an axis, tap t reads phase t * dilation % stride. A raster omits phases that no tap reads.
 struct Phases {
   Index kernel, stride, dilation;
   bool used(Index phase) const {
@@ -32097,7 +31948,7 @@ struct Phases {
       if (tap * dilation % stride == phase) return true;
     return false;
   }
-  /// The number of used phases below `phase`.
+  /// The number of used phases before `phase`.
   Index rank(Index phase) const {
     Index below = 0;
     for (Index other = 0; other < phase; ++other) below += used(other) ? 1 : 0;
@@ -32106,8 +31957,8 @@ struct Phases {
   Index count() const { return rank(stride); }
 };
 
-/// The rasters of one group's input channels (in phases if there are strides), for the forward and the weight's pass:
-/// image n of plane p starts at (p * images + n) * plane.
+/// The rasters of one group's input channels (split into phases if there are strides), for forward and the weight
+/// gradient. Image n of plane p starts at (p * images + n) * plane.
 template <class T>
 struct InputRaster {
   const Conv2dShape& s;
@@ -32119,8 +31970,8 @@ struct InputRaster {
         vertical{s.kernel_h, s.stride_h, s.dilation_h},
         horizontal{s.kernel_w, s.stride_w, s.dilation_w},
         channels(s.in_channels / s.groups) {
-    // Without stride a row's right padding is the next row's left padding; the same holds for an image's bottom
-    // padding.
+    // Without stride a row's right padding is the next row's left padding, and an image's bottom padding is the next
+    // one's top padding.
     rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height())
                            : (s.height + 2 * s.padding_h + s.stride_h - 1) / s.stride_h;
     pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
@@ -32130,12 +31981,12 @@ struct InputRaster {
     reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 
-  /// Numbers in the rasters, with the zeros after them that the last tile may read.
+  /// Number of elements of the rasters, including trailing zeros that the last tile may read.
   Index size() const {
     return channels * vertical.count() * horizontal.count() * images * plane + reach + 2 * tile_columns<T>;
   }
 
-  /// Distance of each channel's kernel taps from the output's position.
+  /// The offset of each tap of each channel from the output's position.
   void offsets(Index* to) const {
     const Index phases_w = horizontal.count(), phases = vertical.count() * phases_w;
     for (Index c = 0; c < channels; ++c)
@@ -32165,8 +32016,8 @@ struct InputRaster {
   Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
 };
 
-/// The raster of dy for the input's pass. dx's pixels along an axis are j * stride + phase - padding, for j from first
-/// to last. Above and left of dy are zeros, for taps that reach there.
+/// The raster of dy for the input gradient. dx's pixels along an axis are j * stride + phase - padding, for j from
+/// first to last. Zeros above and left of dy serve taps that reach there.
 template <class T>
 struct GradientRaster {
   Index first_h, last_h, first_w, last_w, top, left, rows, pitch, slack;
@@ -32182,15 +32033,15 @@ struct GradientRaster {
         pitch(std::max(s.out_width() + left, last_w + 1)),
         slack((first_h + top) * pitch + first_w + left + 2 * tile_columns<T>) {}
 
-  /// Pixels of a phase along each axis.
+  /// The number of pixels of a phase along each axis.
   Index phase_rows() const { return last_h - first_h + 1; }
   Index phase_columns() const { return last_w - first_w + 1; }
 
-  /// The place of dy for a tap at (h, w) of the kernel, from the pixel's place on.
+  /// The offset of dy from the pixel's position, for a tap at (h, w) of the kernel.
   Index offset(const Conv2dShape& s, Index h, Index w) const {
     return (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
   }
-  /// The layout of a phase's pixels in dx.
+  /// The positions of a phase's pixels in dx.
   Axis vertical(const Conv2dShape& s, Index phase) const {
     return {s.height, s.stride_h, first_h * s.stride_h + phase - s.padding_h};
   }
@@ -32216,7 +32067,7 @@ inline bool suits_depthwise(const Conv2dShape& s) {
          s.stride_h * s.stride_w <= most_depthwise_taps;
 }
 
-/// The taps of a pixel: their numbers in the kernel, their places in a raster from the pixel's on, and their weights.
+/// The taps of a pixel: indices in the kernel, offsets in the raster from the pixel, and weights.
 template <class T>
 struct DepthwiseTaps {
   Index count = 0;
@@ -32228,10 +32079,10 @@ struct DepthwiseTaps {
   }
 };
 
-/// Rows that are computed at a time, as many as registers hold.
+/// Number of rows computed together, limited by the registers.
 inline constexpr Index depthwise_block = 4;
 
-/// Calls f(i, rows), with constants, for blocks of rows.
+/// Calls f(i, rows), with constant `rows`, for blocks of rows.
 template <class F>
 void for_row_blocks(Index rows, const F& f) {
   Index i = 0;
@@ -32256,7 +32107,7 @@ void depthwise_rows(Rows rows, Index columns, const DepthwiseTaps<T>& taps, cons
   });
 }
 
-/// x's raster, a plane at a time.
+/// A raster of x with a single plane.
 template <class T>
 InputRaster<T> plane_raster(const Conv2dShape& s) {
   InputRaster<T> raster(s);
@@ -32264,7 +32115,7 @@ InputRaster<T> plane_raster(const Conv2dShape& s) {
   return raster;
 }
 
-/// Calls f(first, count) for ranges of `planes`, of `work` products each.
+/// Calls f(first, count) for ranges of `planes`, with `work` products each.
 template <class F>
 void for_planes(Index planes, Index work, const F& f) {
   parallel_ranges(planes, 1, 4 * thread_elements / std::max<Index>(1, work) + 1, f, 16);
@@ -32338,7 +32189,7 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
   });
 }
 
-/// dx's pixels in phases: the pixels of a phase have the same taps of dy's raster, at the same distances.
+/// Computes dx phase by phase: all pixels of a phase use the same taps, at the same offsets in dy's raster.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;
@@ -32393,8 +32244,8 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
 // <chorus/kernels/cpu/raster_product.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
-/// Matrix products over rasters (raster.hpp). With many rows, from `gather_rows` on, it pays to gather panels of the
-/// needed pixels. With few, the rasters are multiplied in place, with the positions between the rows.
+/// Matrix products over rasters (raster.hpp). From `gather_rows` rows on, it pays to gather panels of the needed
+/// pixels. With fewer rows, the rasters are multiplied in place, including positions between the rows.
 
 namespace chorus::kernels::detail {
 
@@ -32402,15 +32253,15 @@ inline constexpr Index gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-/// Runs of positions that hold all pixels: one for all, or one for each image if that is less work.
+/// Runs of positions that cover all pixels: a single one, or one per image if that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {
   const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
   if (separate < p.plane) return {p.images, separate, p.plane};
   return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
 }
 
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. With `gather`, columns of c are the pixels
-/// themselves, otherwise all positions. Rows of c have room for one more tile.
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. With `gather`, the columns of c are the pixels,
+/// else all positions. Rows of c have room for one more tile.
 template <class T>
 void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
                      T* c, Index c_row) {
@@ -32470,31 +32321,30 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
 // <chorus/kernels/cpu/winograd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_HPP
-/// 3 x 3 convolutions of stride 1 and 2 with a quarter, or half, of the multiplications: tiles of 4 x 4 results are
-/// computed as matrix products over the channels, one for each point of winograd_transforms.hpp. With stride 1 the
-/// error is some 5 times that of the direct form (3e-6 of the largest result for 512 channels). One non-finite result
-/// makes its whole tile non-finite.
+/// Winograd's algorithm for 3 x 3 convolutions of stride 1 and 2, with a quarter, or half, of the multiplications:
+/// tiles of 4 x 4 results are matrix products over the channels, one for each point of winograd_transforms.hpp. With
+/// stride 1 the error is about 5 times that of the direct form (3e-6 of the largest result for 512 channels). One
+/// non-finite result makes its whole tile non-finite.
 
 // <chorus/kernels/cpu/tiled_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILED_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TILED_IMAGES_HPP
-/// Images cut into tiles, and the transfer of their pixels into and out of a layout with channels last. There a packet
-/// holds one pixel of as many channels as it has lanes: a tile's transform needs no shuffles, and a result doesn't
-/// depend on the other tiles.
+/// Images split into tiles, and conversion from and to a channels-last layout. There a packet holds one pixel of
+/// several channels, so a tile's transform needs no shuffles, and a result does not depend on other tiles.
 
 // <chorus/kernels/cpu/winograd_transforms.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_TRANSFORMS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_TRANSFORMS_HPP
-/// The transforms of Winograd's convolutions of 3 taps (Winograd 1980; Lavin, Gray, "Fast algorithms for convolutional
-/// neural networks", CVPR 2016) and their adjoints, along one axis, on packets.
+/// The transforms of Winograd's convolutions with 3 taps (Winograd 1980; Lavin, Gray, "Fast algorithms for
+/// convolutional neural networks", CVPR 2016) and their adjoints, along one axis, on packets.
 
 namespace chorus::kernels::detail {
 
-/// The number of values that the three taps of an axis become, under all ways below; squared, that of a kernel.
+/// The number of values that three taps are transformed to, in all variants below; and its square, for a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
 
-/// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results, row by row,
-/// from `get(y, x)` for In x In numbers, column by column.
+/// Applies a transform from `In` to `Out` numbers along both axes: reads In x In numbers with `get(y, x)`, column by
+/// column, and writes Out x Out results with `put(y, x, value)`, row by row.
 template <int In, int Out, class T, class Transform, class Get, class Put>
 void transform_both_axes(const Transform& transform, Get get, Put put) {
   Packet<T> middle[Out][In];
@@ -32516,7 +32366,7 @@ void transform_both_axes(const Transform& transform, Get get, Put put) {
   }
 }
 
-/// For transform_both_axes: the numbers of a tile at Points x Points points, which lie `pitch` apart.
+/// For transform_both_axes: reads a tile's numbers at Points x Points points, which are `pitch` apart.
 template <int Points, class T>
 struct PointReader {
   const T* column;
@@ -32549,22 +32399,22 @@ struct PacketSums {
   static P plus(const P& sum, double factor, const P& x) { return pmadd(splat(static_cast<T>(factor)), x, sum); }
 };
 
-/// F(4, 3): four results of stride 1 from six pixels, in 6 multiplications instead of 12; the next tile begins `step`
-/// pixels further on. The polynomials are evaluated at 0, ±√½, ±√2 and infinity: symmetric, and with a fifth of the
-/// rounding error that the usual 0, ±1, ±2 give.
+/// F(4, 3): four results of stride 1 from six pixels, with 6 multiplications instead of 12; tiles are `step` pixels
+/// apart. Evaluation points are 0, ±√½, ±√2 and infinity: symmetric, with a fifth of the rounding error of the usual 0,
+/// ±1, ±2.
 template <class T>
 struct UnitStride : PacketSums<T> {
   using P = Packet<T>;
   using PacketSums<T>::scaled, PacketSums<T>::plus;
   static constexpr int in = 6, step = 4, out = 4, points = 6;
-  /// Tiles to multiply at a time, and in a strip.
+  /// Number of tiles multiplied at a time, and tiles in a strip.
   static constexpr Index block_tiles = 64, strip_tiles = 16;
-  /// Which of the transformed weights the pixels at a point are multiplied by.
+  /// The index of the transformed weight for a point.
   static constexpr int weight_of(int point) { return point; }
 
   static constexpr T half_root = static_cast<T>(0.70710678118654752440), root = static_cast<T>(1.41421356237309504880);
 
-  /// Six pixels in a row, at the six points.
+  /// Transforms six adjacent pixels to the six points.
   static constexpr auto input = [](const P* d, P* t) __attribute__((always_inline)) {
     const P even = plus(d[4], -2, d[2]), odd = plus(scaled(half_root, d[3]), -root, d[1]);
     const P even_far = plus(d[4], -0.5, d[2]), odd_far = plus(scaled(root, d[3]), -half_root, d[1]);
@@ -32575,7 +32425,7 @@ struct UnitStride : PacketSums<T> {
     t[4] = psub(even_far, odd_far);
     t[5] = plus(padd(d[1], d[5]), -2.5, d[3]);
   };
-  /// Three taps, at the six points, with the weights of the interpolation.
+  /// Transforms three taps to the six points, including the interpolation's factors.
   static constexpr auto weight = [](const P* w, P* t) __attribute__((always_inline)) {
     const P even = plus(scaled(-2.0 / 3, w[0]), -1.0 / 3, w[2]), odd = scaled(-2.0 / 3 * half_root, w[1]);
     const P even_far = plus(scaled(1.0 / 6, w[0]), 1.0 / 3, w[2]), odd_far = scaled(root / 6.0, w[1]);
@@ -32586,7 +32436,7 @@ struct UnitStride : PacketSums<T> {
     t[4] = psub(even_far, odd_far);
     t[5] = w[2];
   };
-  /// Four results from the products at the six points.
+  /// Computes four results from the products at the six points.
   static constexpr auto output = [](const P* m, P* y) __attribute__((always_inline)) {
     const P sum = padd(m[1], m[2]), difference = psub(m[1], m[2]);
     const P sum_far = padd(m[3], m[4]), difference_far = psub(m[3], m[4]);
@@ -32616,8 +32466,8 @@ struct UnitStride : PacketSums<T> {
   };
 };
 
-/// F(4, 2), the basis of stride 2: every other pixel meets the outer two taps, the others the middle tap alone. At
-/// ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
+/// F(4, 2), the basis of stride 2: every other pixel meets the outer two taps, the rest only the middle tap. With
+/// points ±2/5, ±13/10 and infinity the rounding error is 1.5 times that of the direct form.
 template <class T>
 struct TwoTaps : PacketSums<T> {
   using P = Packet<T>;
@@ -32668,7 +32518,7 @@ struct TwoTaps : PacketSums<T> {
   }
 };
 
-/// The common part of both directions of stride 2: 9 multiplications instead of 12 for four results.
+/// Shared by both directions of stride 2: 9 multiplications instead of 12 for four results.
 template <class T>
 struct StridedPoints {
   using P = Packet<T>;
@@ -32686,7 +32536,7 @@ struct StridedPoints {
   };
 };
 
-/// Four results of stride 2 from nine pixels.
+/// Computes four results of stride 2 from nine pixels.
 template <class T>
 struct StrideTwo : StridedPoints<T> {
   using P = Packet<T>;
@@ -32706,7 +32556,7 @@ struct StrideTwo : StridedPoints<T> {
   };
 };
 
-/// Its gradient by the input, with padding 1: eight pixels from five results.
+/// The gradient w.r.t. its input, with padding 1: eight pixels from five results.
 template <class T>
 struct StrideTwoInput : StridedPoints<T> {
   using P = Packet<T>;
@@ -32738,14 +32588,14 @@ namespace chorus::kernels::detail {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// Some channels of each image of a batch; `image_size` numbers lie from one image to the next.
+/// Some channels of each image of a batch; `image_size` is the stride between images.
 struct ImageChannels {
   Index channels, height, width, image_size;
   Index plane() const { return height * width; }
 };
 
-/// The layout of an image's pixels with `w` channels last and rows of `columns` pixels. It is regular if `w`
-/// neighbours, the first of them a multiple of `w`, always have the same layout.
+/// The layout of an image's pixels with `w` channels last and rows of `columns` pixels. It is regular if each aligned
+/// group of `w` pixels has the same layout.
 template <Index w>
 struct PixelPlaces {
   Index width, columns;
@@ -32764,7 +32614,7 @@ struct TileRows {
   Index image, top, rows;
 };
 
-/// Tiles of `reach` x `reach` pixels, `step` pixels apart; those outside of the image are 0.
+/// Tiles of `reach` x `reach` pixels, `step` pixels apart. Pixels outside of the image are 0.
 struct TiledImages {
   ImageChannels image;
   Index down, across, step, reach, padding_h, padding_w, strip_rows;
@@ -32772,7 +32622,7 @@ struct TiledImages {
   Index per_image() const { return down * across; }
   Index strips_per_image() const { return (down + strip_rows - 1) / strip_rows; }
   Index strip_tiles() const { return strip_rows * across; }
-  /// Tiles in front of a strip.
+  /// The number of tiles before a strip.
   Index tiles_before(Index strip) const {
     return strip / strips_per_image() * per_image() + strip % strips_per_image() * strip_rows * across;
   }
@@ -32782,7 +32632,7 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
-  /// A strip's input for a packet of channels from `channel` on: its rows that lie inside of the image.
+  /// A strip's input for a packet of channels from `channel` on: the rows inside of the image.
   template <class T>
   Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
     const Index top = strip.top * step - padding_h;
@@ -32792,8 +32642,8 @@ struct TiledImages {
             std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
   }
 
-  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, only inside of it,
-  /// for the rows of the strip, whose first is `top`; lanes without a channel are 0.
+  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, inside of it, for the
+  /// strip's rows, which start at `top`. Lanes without a channel are 0.
   template <class T>
   void channels_last(const T* x, const TileRows& strip, Index channel, T* to) const {
     constexpr Index w = lanes<T>;
@@ -32831,7 +32681,7 @@ struct TiledImages {
   }
 };
 
-/// The way back: y[lane, i, j] = from[i, j, lane], or +=, for the first `count` lanes of `rows` rows of an image; a row
+/// The inverse: y[lane, i, j] = from[i, j, lane], or +=, for the first `count` lanes of `rows` rows of an image. A row
 /// of `from` has `columns` pixels.
 template <class T>
 void channels_first(const T* from, Index columns, Index count, Index rows, const ImageChannels& image, T* y,
@@ -32866,15 +32716,15 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   }
 }
 
-/// The layout of tiles' numbers: [panel, tile, channel of the panel], for panels of `width` channels.
+/// The layout of tile data: [panel, tile, channel of the panel], with `width` channels per panel.
 struct TilePanels {
   Index channels, width, tiles;
   Index at(Index tile, Index channel) const { return (channel / width * tiles + tile) * width + channel % width; }
 };
 
-/// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is the place of the first strip's
-/// first tile at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
-/// packets: if x has fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
+/// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is where the first strip's first
+/// tile goes at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
+/// packets; channels that x lacks are 0. `rasters` has room for a strip's pixels.
 template <int In, int Points, class T, class Transform>
 void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, const TilePanels& panels,
                      Index point_pitch, const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
@@ -32884,11 +32734,11 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     const TileRows strip = tiles.strip(first + s);
     const Index rows = tiles.rows(strip.rows);
     T* raster = rasters.data();
-    std::fill_n(raster, rows * columns * w, T{0});  // all channels have their zeros at the same places
+    std::fill_n(raster, rows * columns * w, T{0});  // the zeros are at the same positions for all channels
     for (Index c = 0; c < panels.channels; c += w) {
       tiles.channels_last(x, strip, c, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
-      // The next input arrives while these tiles are transformed.
+      // Prefetches the next input while these tiles are transformed.
       const bool more = c + w < tiles.image.channels;
       const Stretches<T> next =
           tiles.planes(x, more ? strip : tiles.strip(first + std::min(s + 1, count - 1)), more ? c + w : 0);
@@ -32911,14 +32761,14 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
 // <chorus/kernels/cpu/winograd_weights.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_WEIGHTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_WINOGRAD_WEIGHTS_HPP
-/// The weights of Winograd's convolutions: into their transformed form and back.
+/// Transforms of Winograd's weights, and their adjoints for weight gradients.
 
 namespace chorus::kernels::detail {
 
 #if defined(__AVX512F__)
-// Runs of numbers of three alternating kinds, into packets of one kind each and back, without memory in between.
+// Deinterleaving and interleaving of three kinds of numbers, in registers.
 
-/// Lane i of the result is lane of(i) of a and b, which have 32.
+/// Lane i of the result is lane of(i) of the 32 lanes of a and b.
 template <class F>
 __m512 choose(__m512 a, __m512 b, F of) {
   const auto lanes_of = _mm512_setr_epi32(of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8), of(9), of(10),
@@ -32926,19 +32776,19 @@ __m512 choose(__m512 a, __m512 b, F of) {
   return _mm512_permutex2var_ps(a, lanes_of, b);
 }
 
-/// Every third lane of a, b and c, from `first` on.
+/// Every third lane of a, b and c, starting at `first`.
 inline __m512 every_third(int first, __m512 a, __m512 b, __m512 c) {
   const __m512 most = choose(a, b, [=](int i) { return (3 * i + first) % 32; });
   return choose(most, c, [=](int i) { return 3 * i + first < 32 ? i : 3 * i + first - 16; });
 }
 
-/// Sixteen of the numbers a[0], b[0], c[0], a[1], ..., from number `first` on.
+/// Sixteen of the interleaved numbers a[0], b[0], c[0], a[1], ..., starting at number `first`.
 inline __m512 by_turns(int first, __m512 a, __m512 b, __m512 c) {
   const __m512 most = choose(a, b, [=](int i) { return (first + i) % 3 % 2 * 16 + (first + i) / 3; });
   return choose(most, c, [=](int i) { return (first + i) % 3 == 2 ? 16 + (first + i) / 3 : i; });
 }
 
-/// A run of numbers of three kinds by turns, in three packets, becomes a packet of each kind.
+/// Deinterleaves three packets into one packet of each kind.
 inline void split_threes(__m512& a, __m512& b, __m512& c) {
   const __m512 first = every_third(0, a, b, c), second = every_third(1, a, b, c);
   c = every_third(2, a, b, c);
@@ -32946,7 +32796,7 @@ inline void split_threes(__m512& a, __m512& b, __m512& c) {
   b = second;
 }
 
-/// The other way.
+/// The inverse.
 inline void join_threes(__m512& a, __m512& b, __m512& c) {
   const __m512 first = by_turns(0, a, b, c), second = by_turns(16, a, b, c);
   c = by_turns(32, a, b, c);
@@ -32962,8 +32812,8 @@ inline void join_threes(__m512& a, __m512& b, __m512& c) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// The nine taps of `count` neighbouring kernels, up to a packet's: lane k of taps[i] is from[k, i]. The other lanes
-/// are zeros.
+/// Loads the nine taps of `count` adjacent kernels, up to a packet's lanes: lane k of taps[i] is from[k, i]. The other
+/// lanes are 0.
 template <class T>
 [[gnu::always_inline]] inline void load_taps(const T* from, Index count, Packet<T>* taps) {
   constexpr Index w = lanes<T>;
@@ -32985,11 +32835,11 @@ template <class T>
   for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
 }
 
-/// The treatment of results: they overwrite, they are added, or they overwrite past the caches, for which whole packets
-/// must be aligned.
+/// How results are stored: overwrite, add, or overwrite with non-temporal stores, for which whole packets must be
+/// aligned.
 enum class Results { overwrite, accumulate, past_caches };
 
-/// The other way: to[k, i], or +=, from taps[i].
+/// The inverse: to[k, i], or +=, from taps[i].
 template <class T>
 [[gnu::always_inline]] inline void store_taps(Packet<T>* taps, Index count, T* to, Results results) {
   constexpr Index w = lanes<T>;
@@ -33018,8 +32868,8 @@ template <class T>
     for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
 }
 
-/// A weight [filters, channels, 3, 3] in the view of a pass. With `turned`, for the gradient by the input: results are
-/// the convolution's channels, channels its filters, and taps are in the reverse order.
+/// A weight [filters, channels, 3, 3] as a pass sees it. With `turned`, for the gradient w.r.t. the input: results are
+/// the convolution's channels, channels are its filters, and taps are reversed.
 template <class T>
 struct Kernels {
   const T* weight;
@@ -33027,8 +32877,8 @@ struct Kernels {
   bool turned;
 
   Index columns(Index first) const { return std::clamp<Index>(results - first, 0, tile_columns<T>); }
-  /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as they
-  /// exist. If they are turned, the results of one channel lie in one stretch of memory; otherwise the channels of one
+  /// The existing weights of `tile_columns` results from `first` on and `count` channels from `channel` on. If turned,
+  /// the results of a channel are contiguous; else the channels of a result.
   /// result.
   Stretches<T> at(Index first, Index channel, Index count) const {
     const Index some = std::clamp<Index>(channels - channel, 0, count);
@@ -33037,7 +32887,7 @@ struct Kernels {
   }
 };
 
-/// These, at all points: to[point, channel, result], points `point_pitch` numbers apart.
+/// Transforms these weights at all points: to[point, channel, result], with points `point_pitch` numbers apart.
 template <class Way, class T>
 void transform_weights(const Kernels<T>& kernels, Index first, Index channel, Index count, Index point_pitch, T* to) {
   constexpr Index w = lanes<T>, at_once = 8, row = 9 * tile_columns<T>;
@@ -33069,9 +32919,8 @@ void transform_weights(const Kernels<T>& kernels, Index first, Index channel, In
   }
 }
 
-/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from the gradient by the
-/// transformed weights, du[point, filter, channel], filters `du_row` apart. A filter of dweight is `pitch` numbers
-/// long.
+/// The adjoint: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from that of the
+/// transformed weights, du[point, filter, channel] with filter stride `du_row`. dweight's filter stride is `pitch`.
 template <class Way, class T>
 void weight_gradients(Index filters, Index channels, Index point_pitch, const T* du, Index du_row, Index pitch,
                       T* dweight, Results results) {
@@ -33097,8 +32946,8 @@ void weight_gradients(Index filters, Index channels, Index point_pitch, const T*
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is faster. It does not depend on the batch's size: a sample's result must not depend on it. Double
-/// is for programs that need precision.
+/// Whether this is faster. It must not depend on the batch size, since a sample's result must not. double skips
+/// Winograd: it is chosen for accuracy.
 template <class T>
 bool suits_winograd(const Conv2dShape& s) {
   const Index h = s.out_height(), w = s.out_width(), tiles = ((h + 3) / 4) * ((w + 3) / 4);
@@ -33121,7 +32970,7 @@ constexpr Index whole_panels(Index n) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// The results of one strip for a panel of channels, from m[point, tile, channel], to y + bias.
+/// Stores one strip's results for a panel of channels, from m[point, tile, channel], to y, with the bias.
 template <class Way, class T>
 void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, Index point_pitch, Index channels,
                  const T* bias, const ImageChannels& image, T* buffer, T* y, bool accumulate) {
@@ -33147,7 +32996,7 @@ void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, In
 }
 #pragma GCC diagnostic pop
 
-/// The cut of one pass's tiles, and the number of strips that are multiplied at a time.
+/// The tiling of one pass, and the number of strips multiplied at a time.
 template <class Way>
 struct WinogradPlan {
   TiledImages tiles;
@@ -33168,15 +33017,15 @@ struct WinogradPlan {
     blocks = (strips + block - 1) / block;
   }
   Index strip_size() const { return tiles.rows(tiles.strip_rows) * tiles.columns(); }
-  /// Points are slightly farther apart than their tiles need, so that they don't share their places in the caches.
+  /// Points are slightly farther apart than needed, so that they use different cache sets.
   template <class T>
   Index point_pitch(Index some_strips, Index numbers) const {
     return std::min(some_strips, strips) * tiles.strip_tiles() * numbers + lanes<T>;
   }
 };
 
-/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels. x
-/// and y start at the channels in question.
+/// y = the convolution of x + bias, or y +=, for `images` images. With `turned`, the gradient w.r.t. the input: see
+/// Kernels. x and y start at the group's channels.
 template <class Way, class T>
 void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out, Index padding_h,
                        Index padding_w, bool turned, const T* x, const T* weight, const T* bias, T* y,
@@ -33186,7 +33035,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const TiledImages& tiles = plan.tiles;
   const Kernels<T> kernels{weight, out.channels, in.channels, turned};
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
-  // Transformed weights above 8 MiB are made at their use, some channels at a time: no cache holds them.
+  // Transformed weights above 8 MiB fit into no cache, so they are made when used, some channels at a time.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
   const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
@@ -33209,7 +33058,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
                                           TilePanels{pitch, pitch, 0}, v_pitch, Way::input, rasters, v);
   };
-  // The results of one panel for a block of strips; v: the place of the block's first tile.
+  // Computes one panel's results for a block of strips; v: the data of the block's first tile.
   const auto multiply = [&](Index panel, Index strip, const T* v) {
     const Index first = panel * w, end = std::min(strip + plan.block, plan.strips);
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
@@ -33217,7 +33066,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
       if (heavy) transform_weights<Way>(kernels, first, c, channels, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
-      // The weights that are transformed next arrive while these are multiplied, which needs little memory traffic.
+      // Prefetches the next weights to transform during these products, which need little memory bandwidth.
       const bool more = c + channels < in.channels;
       const Stretches<T> next =
           heavy ? kernels.at(more ? first : first + w, more ? c + channels : 0, depth) : Stretches<T>{};
@@ -33252,7 +33101,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   }
 }
 
-/// dweight = the gradient by the weight, or +=, for one group. x and dy start at its channels.
+/// dweight = the gradient w.r.t. the weight, or +=, for one group. x and dy start at its channels.
 template <class Way, class T>
 void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out,
                               Index padding_h, Index padding_w, const T* x, const T* dy, T* dweight, bool accumulate) {
@@ -33265,14 +33114,13 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   dy_tiles.step = dy_tiles.reach = Way::out;
   dy_tiles.padding_h = dy_tiles.padding_w = 0;
   const Index channels = in.channels, filters = out.channels, size = filters * channels * 9;
-  // The number of tiles at a time that makes the way from transformed weights back to weights cheap.
+  // The number of tiles at a time that makes the back-transform of the weights cheap.
   const Index aim = 2 * channels * filters / (channels + filters) / tiles.strip_tiles();
   const Index at_once = std::max(plan.block, aim), groups = (plan.strips + at_once - 1) / at_once;
-  // Groups in slices with sums of their own, added in pairs, if threads have their own slices. Their number depends on
-  // the shape alone.
+  // Groups are split into slices with separate sums, added in pairs, if threads have their own slices. The number of
+  // slices depends only on the shape.
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
-  // A product's input lies in its order of reading: w channels, or filters_at_once filters, of one tile after the
-  // other.
+  // A product's input is stored in reading order: w channels, or filters_at_once filters, of one tile after the other.
   const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
   const TilePanels x_panels{whole_panels<T>(channels), w, room};
   const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
@@ -33290,7 +33138,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
-  // A gradient of 2 MiB and more that is written once has left a core's caches before it is averaged or used by a step.
+  // A gradient of at least 2 MiB, written once, leaves the caches before the all-reduce or the step reads it.
   const bool past_caches =
       groups == 1 && size >= (Index{1} << 19) && channels % lanes<T> == 0 && is_aligned(dweight);
   const Results written = past_caches ? Results::past_caches : Results::overwrite;
@@ -33341,12 +33189,12 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
 // <chorus/kernels/exact_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
-/// Sums of products of whole numbers, without rounding error.
+/// Exact sums of products of integers.
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
-/// exact as long as they stay below 2^24. Winograd's methods don't.
+/// While true on a thread, convolutions only multiply and add their operands, so that sums of integers are exact as
+/// long as they stay below 2^24. Winograd's algorithm is then not used.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -33356,12 +33204,12 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Whether a pass is worth threads: a million multiplications take some 20 us.
+/// Whether a pass is worth threads: a million multiplications take about 20 us.
 inline bool worth_threads(const Conv2dShape& s) {
   return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
 }
 
-/// One group's channels of x, and of y.
+/// The channels of one group in x, and in y.
 inline ImageChannels group_inputs(const Conv2dShape& s) {
   return {s.in_channels / s.groups, s.height, s.width, s.in_channels * s.height * s.width};
 }
@@ -33461,7 +33309,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
     const Pixels pixels = raster.pixels(count);
     const Runs runs = runs_of(pixels, lanes<T>);
-    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run for each image.
+    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run per image.
     const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
     const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
     for (Index o = 0; o < filters; ++o) {
@@ -33480,8 +33328,8 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
                       dw + o * k + p, k);
     });
   };
-  // The batch in slices with sums of their own, which are added in pairs: shorter sums, smaller rounding errors, and
-  // work for threads. Their number depends on the shape alone.
+  // The batch is split into slices with separate sums, which are added in pairs: shorter sums have smaller rounding
+  // errors, and threads share the work. The number of slices depends only on the shape.
   const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
@@ -33506,7 +33354,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.x_count() == 0) return;
   if (suits_depthwise(s)) return depthwise_backward_input(device, s, weight, dy, dx, accumulate);
-  // A convolution of dy with the weight turned around.
+  // A convolution of dy with the flipped weight.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);
   back.height = out_h;
@@ -33544,7 +33392,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
-  // Pixels that no tap reads.
+  // Pixels of x that no tap reads: their gradient is 0.
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
@@ -33595,7 +33443,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width(), planes = s.batch * s.out_channels;
-  // Planes in the order of memory, so that each thread reads its own results.
+  // Planes in memory order, so that each thread reads its own results.
   const Scratch<T> sums(device, planes);
   parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, pixels) + 1, [&](Index first, Index count) {
     for (Index plane = first; plane < first + count; ++plane)
@@ -33617,26 +33465,26 @@ void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbia
 // <chorus/kernels/cuda/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CONVOLUTION_HPP
-/// Two-dimensional convolution on GPUs: cuDNN, or by the definition if it is missing or has no engine.
+/// Two-dimensional convolution on GPUs: cuDNN, or a direct kernel if cuDNN is missing or has no engine.
 
 // <chorus/kernels/cuda/direct_convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DIRECT_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DIRECT_CONVOLUTION_HPP
-/// Convolution on GPUs by the definition: for builds without cuDNN, and for cases that cuDNN lacks.
+/// Direct convolution on GPUs, for builds without cuDNN and for cases that cuDNN does not support.
 
 namespace chorus::kernels::cuda {
 
 /// Conv2dShape with derived sizes.
 struct ConvolutionSizes {
   Conv2dShape s;
-  Index out_h, out_w, channels, filters;  ///< channels and filters of one group
+  Index out_h, out_w, channels, filters;  ///< channels and filters per group
 
   static ConvolutionSizes of(const Conv2dShape& s) {
     return {s, s.out_height(), s.out_width(), s.in_channels / s.groups, s.out_channels / s.groups};
   }
 };
 
-/// Element i of a dense [a, b, c, d]: its place along each axis.
+/// The indices of element i of a contiguous [a, b, c, d].
 struct Place {
   Index a, b, c, d;
 };
@@ -33700,7 +33548,7 @@ struct DirectBackwardInput {
   }
 };
 
-/// A reduction over batch and pixels for each weight.
+/// For each weight, a reduction over batch and pixels.
 template <class T, class Out>
 struct DirectBackwardWeight {
   ConvolutionSizes z;
@@ -33754,8 +33602,8 @@ struct ChannelBiasGradient {
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// The choices of vendors' libraries: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each new shape
-/// of a matrix product or convolution. And a message if a convolution is computed by the definition.
+/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
+/// product or convolution. Always warns if a convolution uses a direct kernel.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -33786,12 +33634,12 @@ inline const char* env(const char* name) {
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
-/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
+/// Keys of cached cuBLASLt and cuDNN plans. Needs no CUDA headers.
 
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// The orientation in which a matrix product reads an operand.
+/// Whether a matrix product reads an operand transposed.
 
 namespace chorus::kernels {
 
@@ -33811,10 +33659,10 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
+/// Additional work of a product: adding a bias to each row of c, or computing the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
-/// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
+/// Row-major matrix products (see kernels/gemm.hpp). Alignments hold for the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
@@ -33823,7 +33671,7 @@ struct GemmProblem {
   bool tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
-  DType out = dtype;  ///< of the product
+  DType out = dtype;  ///< type of the result
 
   PlanKey key() const {
     return {static_cast<Index>(dtype) * 64 + static_cast<Index>(out),
@@ -33849,13 +33697,13 @@ struct GemmProblem {
 
 enum class ConvolutionPass : int { forward, backward_input, backward_weight };
 
-/// A convolution of dense tensors, whose last axis is their width.
+/// A convolution of contiguous tensors, whose last axis is the width.
 struct ConvolutionProblem {
   ConvolutionPass pass;
   DType dtype;
   bool tf32;
   Conv2dShape shape;
-  DType weight = dtype;  ///< of the weight, or the gradient by it
+  DType weight = dtype;  ///< type of the weight or its gradient
 
   PlanKey key() const {
     const Conv2dShape& s = shape;
@@ -33903,7 +33751,7 @@ inline std::string text_of(const ConvolutionProblem& p) {
              p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
-/// Reports the choice for a problem if that is requested: `choice()` gives the text.
+/// Logs the choice for a problem if requested; `choice()` gives the text.
 template <class Problem, class Choice>
 [[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
@@ -33917,7 +33765,7 @@ inline std::atomic<bool>& direct_convolution_said() {
 }
 }  // namespace detail
 
-/// Reports, once in a process, that this convolution is computed by the definition.
+/// Warns, once per process, that a convolution uses a direct kernel.
 inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
@@ -33933,7 +33781,7 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
 // <chorus/kernels/cuda/precision.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PRECISION_HPP
-/// The precision of products of floats on GPUs.
+/// The precision of float products on GPUs.
 
 namespace chorus {
 
@@ -33944,8 +33792,8 @@ inline std::atomic<bool>& tf32_flag() {
 }
 }  // namespace detail
 
-/// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Initially off, so that all devices compute alike.
+/// Whether matrix products and convolutions of floats may round inputs to TF32 (10 bits of mantissa), which is several
+/// times as fast. Off by default, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 
@@ -33956,13 +33804,13 @@ inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::m
 // <chorus/kernels/cuda/cudnn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUDNN_HPP
-/// cuDNN's graph interface, the part for convolutions: descriptors that free themselves, and plans.
+/// cuDNN's graph interface for convolutions: RAII descriptors, and plans.
 
 #include <cudnn.h>
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError with the call, its error and its place.
+/// Throws DeviceError with the call, its error and the source location.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
   if (status != CUDNN_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -34012,7 +33860,7 @@ class CudnnDescriptor {
     return false;
   }
 
-  /// Up to `most` values; returns their number.
+  /// Reads up to `most` values; returns their number.
   template <class Value>
   std::size_t read(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, Value* values,
                    std::size_t most) const {
@@ -34026,7 +33874,7 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-/// The tensors of a convolution, by their numbers in descriptors.
+/// Unique ids of a convolution's tensors in descriptors.
 enum class ConvolutionTensor : std::int64_t { x = 1, weight = 2, y = 3 };
 
 namespace detail {
@@ -34056,7 +33904,7 @@ inline CudnnDescriptor cudnn_tensor(ConvolutionTensor which, DType type, const s
   return tensor;
 }
 
-/// The names of an operation's attributes in each pass.
+/// The attribute names of an operation in each pass.
 struct PassNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t alpha, beta, convolution, weight, x, y;
@@ -34092,7 +33940,7 @@ inline PassNames pass_names(ConvolutionPass pass) {
 
 }  // namespace detail
 
-/// The operation of a pass, result overwritten. It needs no GPU.
+/// The operation of a pass, which overwrites its result. Needs no GPU.
 inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   const Conv2dShape& s = problem.shape;
   const auto x = detail::cudnn_tensor(ConvolutionTensor::x, problem.dtype, {s.batch, s.in_channels, s.height, s.width});
@@ -34133,7 +33981,7 @@ inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
 /// The engine of one convolution.
 class ConvolutionPlan {
  public:
-  /// Takes the first of cuDNN's proposals that is deterministic and rounds no input without permission.
+  /// Takes the first of cuDNN's proposals that is deterministic and does not round inputs without permission.
   ConvolutionPlan(cudnnHandle_t handle, const ConvolutionProblem& problem) {
     const auto operation = cudnn_operation(problem);
     CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -34165,7 +34013,7 @@ class ConvolutionPlan {
     return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
   }
 
-  /// All tensors are aligned to 16 bytes; the pass determines which of them is written.
+  /// All tensors are aligned to 16 bytes. The pass determines which one is written.
   void run(cudnnHandle_t handle, const void* x, const void* weight, const void* y, void* workspace) const {
     const std::array<std::int64_t, 3> ids{static_cast<std::int64_t>(ConvolutionTensor::x),
                                           static_cast<std::int64_t>(ConvolutionTensor::weight),
@@ -34232,7 +34080,7 @@ class ConvolutionPlan {
   std::int64_t workspace_bytes_ = 0, engine_ = -1;
 };
 
-/// A device's handle and plans. Never destroyed, since the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be unloaded first.
 struct CudnnContext {
   std::mutex mutex;
   cudnnHandle_t handle = nullptr;
@@ -34243,7 +34091,7 @@ struct CudnnContext {
     static auto& all = *new std::array<CudnnContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// With `mutex` locked and the device current.
+  /// The caller holds `mutex`, and the device is current.
   ConvolutionPlan& plan(Cuda device, const ConvolutionProblem& problem) {
     if (handle == nullptr) CHORUS_CUDNN_CHECK(cudnnCreate(&handle));
     auto& plan = plans[problem.key()];
@@ -34265,7 +34113,7 @@ namespace cuda {
 
 #if CHORUS_USE_CUDNN
 
-/// An operand at an address that cuDNN accepts: itself, or a copy if its place in a flat buffer is not aligned.
+/// An operand at an address that cuDNN accepts; a copy if its place in a flat buffer is not aligned.
 template <class T>
 class AlignedOperand {
  public:
@@ -34282,7 +34130,7 @@ class AlignedOperand {
   const T* data_;
 };
 
-/// Runs a pass with aligned operands and an overwritten result. False if cuDNN has no engine.
+/// Runs a pass with aligned operands; overwrites the result. Returns false if cuDNN has no engine.
 template <class T, class Weight>
 bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const Weight* weight, const T* y) {
   const DeviceGuard guard(device);
@@ -34296,7 +34144,7 @@ bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T*
   return true;
 }
 
-/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns its result.
+/// Calls `run(target)` with an aligned buffer of `count` numbers, and copies or adds them to `out` if it succeeds.
 template <class T, class Run>
 bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   if (!accumulate && aligned(out)) return run(out);
@@ -34357,7 +34205,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
       return cuda::cudnn_run(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
     };
     if (cuda::into(device, dweight, s.weight_count(), accumulate, run)) return;
-    if constexpr (!std::is_same_v<T, Out>) {  // more engines round to T than do not
+    if constexpr (!std::is_same_v<T, Out>) {  // more engines round to T than return float
       const cuda::Scratch<T> rounded(device, s.weight_count());
       if (run(rounded.data())) {
         cuda::for_each(device, "gradient in float", s.weight_count(),
@@ -34405,7 +34253,7 @@ void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, Out* d
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Conv2d {
   static constexpr const char* name = "conv2d";
@@ -34420,7 +34268,7 @@ struct Conv2dOptions {
 };
 
 namespace operations {
-// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+// `w` and `b`: weight and bias in x's type. Gradients have the types of weight and bias.
 template <Operand X, Operand W, Operand B, class Taps, class Row>
 detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Taps& w, const Row& b,
                                     const Conv2dOptions& options) {
@@ -34487,7 +34335,7 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
 
 /// x: [batch, in, height, width], weight: [out, in / groups, kernel_h, kernel_w], bias: [out] or absent
 /// -> [batch, out, out_h, out_w] with out_h = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1.
-/// Throws ShapeError where channels don't fit or the kernel is larger than the padded image.
+/// Throws ShapeError if channels don't match or the kernel is larger than the padded image.
 template <Operand X, Operand W, Operand B>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
   static_assert(of_one_type<X, W, B>,
@@ -34496,11 +34344,11 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
     return detail::with_variables([&](const auto&... xs) { return operations::conv2d(xs..., options); }, x, weight,
                                   bias);
   else
-    return detail::Recorded<4, W, X>();  // nothing but the sentence above is an error then
+    return detail::Recorded<4, W, X>();  // so that the message above is the only error
 }
 
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
-/// not rounded to it.
+/// For bf16 and half inputs, weight and bias are converted to the input's type. Gradients of float weights and biases
+/// stay float.
 template <NarrowOperand X, Operand W, Operand B>
   requires OfOtherType<X, W>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
@@ -34521,8 +34369,8 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
 namespace chorus::nn {
 
 namespace detail {
-// What all convolution layers have. PyTorch's initialisation takes the weight's second
-// axis and the taps for the fan-in, of transposed convolutions too.
+// The base of all convolution layers. As in PyTorch, fan-in is the weight's second axis times the kernel size, also for
+// transposed convolutions.
 template <int Rank, Device D, Real T>
 class ConvolutionBase : public Module {
  public:
@@ -34623,14 +34471,14 @@ std::string Conv2d<D, T>::describe() const {
 // <chorus/nn/copy_of.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_COPY_OF_HPP
 #define CHORUS_SINGLE_CHORUS_NN_COPY_OF_HPP
-/// Deep copies of models: a plain copy of a model shares its parameters.
+/// Deep copies of models. A plain copy of a model shares its parameters.
 
 namespace chorus {
 
 namespace detail {
 
-/// Gives every handle of a model a copy of its parameter or buffer on `device`, or where it is; what was shared stays
-/// shared.
+/// Gives every handle of a model a copy of its parameter or buffer, on `device` or on its own device. Shared parameters
+/// stay shared.
 template <Device D>
 class GiveCopies final : public nn::detail::Walker {
  public:
@@ -34649,7 +34497,7 @@ class GiveCopies final : public nn::detail::Walker {
   std::map<const Node*, Ref<Node>> copies_;
 };
 
-/// A model with the same numbers on `device`.
+/// A model with the same values on `device`.
 template <class Model, Device D>
 Model copy_to(Model model, D device) {
   GiveCopies<D> give(device);
@@ -34657,8 +34505,8 @@ Model copy_to(Model model, D device) {
   return model;
 }
 
-/// Moves a model's numbers to `device`, where they aren't there. Whatever stands for them goes along: handles, copies
-/// of the model, optimizers, hooks.
+/// Moves a model's values to `device`, unless they are there. Handles, copies of the model, optimizers and hooks stay
+/// valid.
 template <Device D>
 [[gnu::cold, gnu::noinline]] void move_numbers(nn::Module& model, D device) {
   struct Move final : nn::detail::Walker {
@@ -34673,7 +34521,7 @@ template <Device D>
   } move(device);
   move.walk(model);
 }
-/// The model itself, after that.
+/// The same; returns the model.
 template <class Model, Device D>
 Model moved_to(Model model, D device) {
   move_numbers(model, device);
@@ -34684,9 +34532,9 @@ Model moved_to(Model model, D device) {
 
 namespace nn {
 
-/// A model of its own with the same numbers: parameters and buffers are copied, each on its device, and those that
-/// want no gradient want none; what was shared within the model is. All else that layers have is copied by value.
-/// Gradients, and hooks of parameters, are the original's alone. For a second policy, or a target network.
+/// An independent model with the same values: parameters and buffers are copied, each on its device, with
+/// requires_grad. Parameters shared within the model stay shared. Other members are copied by value. Gradients and
+/// parameter hooks are not copied. For a second policy, or a target network.
 template <class Model>
 Model copy_of(const Model& model) {
   using D = typename decltype(detail::device_of(model))::type;
@@ -34698,7 +34546,7 @@ Model copy_of(const Model& model) {
   return copy;
 }
 
-/// The same, with all parameters and buffers on `device`. Throws DeviceError where that doesn't exist.
+/// The same with all parameters and buffers on `device`. Throws DeviceError if it doesn't exist.
 template <class Model, Device D>
 Model copy_of(const Model& model, D device) {
   return chorus::detail::copy_to(model, device);
@@ -34712,7 +34560,7 @@ Model copy_of(const Model& model, D device) {
 // <chorus/nn/elsewhere.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_ELSEWHERE_HPP
 #define CHORUS_SINGLE_CHORUS_NN_ELSEWHERE_HPP
-/// Layers that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told which.
+/// Declarations of layers whose headers are not in <chorus/chorus.hpp>: compile errors then name the missing header.
 
 namespace chorus::nn {
 
@@ -34747,23 +34595,23 @@ class ConvTranspose2d;  // needs #include <chorus/nn/convolutions.hpp>
 // <chorus/nn/embedding.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
 #define CHORUS_SINGLE_CHORUS_NN_EMBEDDING_HPP
-/// The table of learned vectors.
+/// The embedding table.
 
 // <chorus/ops/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_INDEXING_HPP
-/// Picking by integer tensors: index_select, embedding, gather. Gradients of what is picked several times add up.
+/// Indexing by integer tensors: index_select, embedding, gather. An element picked several times gets the sum of
+/// gradients.
 
 // <chorus/kernels/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_INDEXING_HPP
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather); the way back,
-/// which sums repeated picks in the order of the indices; and putting by an index for each element (scatter). x:
-/// [outer, axis, inner]; y: [outer, count, inner].
+/// index_select (a list of indices), gather (an index per element), their gradients, which sum repeated picks in index
+/// order, and scatter. x: [outer, axis, inner]; y: [outer, count, inner].
 
 namespace chorus::kernels {
 
-/// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index outside of the axis.
+/// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index out of range.
 template <class T>
 void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y);
 
@@ -34772,7 +34620,7 @@ template <class T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate);
 
-/// y[o, j, i] = x[o, index[o, j, i], i]. Overwrites y. Throws UsageError for an index outside of the axis.
+/// y[o, j, i] = x[o, index[o, j, i], i]. Overwrites y. Throws UsageError for an index out of range.
 template <class T>
 void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y);
 
@@ -34781,12 +34629,12 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
-/// y[o, index[o, j, i], i] = source[o, j, i], or += with `add`. Throws UsageError for an index outside of the axis and,
-/// on the CPU, if elements would take the same place.
+/// y[o, index[o, j, i], i] = source[o, j, i], or += with `add`. Throws UsageError for an index out of range and, on the
+/// CPU without `add`, for repeated positions.
 template <class T>
 void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add);
 
-// bf16 and half on the CPU: sums are made in float.
+// bf16 and half on the CPU, summed in float.
 template <Narrow T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate) {
@@ -34811,7 +34659,7 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 // <chorus/kernels/cpu/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_INDEXING_HPP
-/// Picking along an axis on the CPU.
+/// Gather and index_select on the CPU.
 
 namespace chorus::kernels {
 
@@ -34827,8 +34675,8 @@ inline void check_indices(std::string_view operation, Index count, const std::in
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
 }
 
-/// Calls f(o, pick) for all of `outer`, each with the number `pick` of earlier picks, on several threads if each of
-/// them picks enough.
+/// Calls f(o, pick) for each o in `outer`, where `pick` counts the earlier picks; on several threads if each has enough
+/// to do.
 template <class F>
 void for_outer(Index outer, Index picked, const F& f) {
   parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
@@ -34836,8 +34684,8 @@ void for_outer(Index outer, Index picked, const F& f) {
   });
 }
 
-/// The same with an index for each element, [outer, count, inner]. Throws UsageError for the first index outside of the
-/// axis, whatever the number of threads; nobody reads the results up to then.
+/// The same with an index per element, [outer, count, inner]. Throws UsageError for the first index out of range,
+/// whatever the number of threads; results written before are discarded.
 template <class F>
 void for_outer_inside(std::string_view operation, AxisShape whole, Index count, const std::int64_t* index, const F& f) {
   const Index picked = count * whole.inner;
@@ -34851,7 +34699,7 @@ void for_outer_inside(std::string_view operation, AxisShape whole, Index count, 
   if (outside) check_indices(operation, whole.outer * picked, index, whole.axis);
 }
 
-/// Calls f(i, at) for the elements of `index`, [count, inner], with their places in [axis, inner].
+/// Calls f(i, at) for the elements of `index`, [count, inner]; `at` is the position in [axis, inner].
 template <class F>
 void for_picks(Index count, Index inner, const std::int64_t* index, F f) {
   if (inner == 1) {
@@ -34943,13 +34791,13 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 // <chorus/kernels/cuda/indexing.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEXING_HPP
-/// Picking by index on GPUs. The kernel sees a bad index: it picks zeros, and the next call that waits for the device
-/// throws UsageError. The ways back sum in the order of the indices, without atomics.
+/// Gather and index_select on GPUs. The kernel detects bad indices: it returns zeros, and the next call that
+/// synchronises with the device throws UsageError. Gradients are summed in index order, without atomics.
 
 // <chorus/kernels/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_FAULT_HPP
-/// How a kernel records bad input: the first one is kept, for the next call that waits for the device.
+/// How kernels report bad input: the first fault is kept for the next call that synchronises with the device.
 
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
@@ -35012,7 +34860,7 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::Fault;
 
-/// `operation` and `noun` are addresses of the host, which the device never reads.
+/// `operation` and `noun` are host addresses, which the device never dereferences.
 struct FaultNote {
   Fault* fault;
   const char *operation, *noun;
@@ -35024,7 +34872,7 @@ struct FaultNote {
     fault->place = place;
     fault->value = value;
     fault->limit = limit;
-    __threadfence_system();  // the host may look while the kernel runs
+    __threadfence_system();  // the host may read it while the kernel runs
     *static_cast<volatile unsigned*>(&fault->set) = Fault::written;
   }
 };
@@ -35039,8 +34887,7 @@ inline FaultNote fault_note(Cuda device, const char* operation, const char* noun
 // <chorus/kernels/cuda/index_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_INDEX_ORDER_HPP
-/// A list of indices in their order, equal ones in the order of their places: a radix sort without atomics, so that it
-/// always gives the same result.
+/// A stable radix sort of indices without atomics, so that results are deterministic.
 
 namespace chorus::kernels::cuda {
 
@@ -35049,7 +34896,7 @@ namespace detail {
 inline constexpr int order_bits = 8, order_digits = 1 << order_bits, order_chunk = 2048;
 static_assert(order_digits == block_threads);
 
-/// Indices outside of [0, axis) count as `axis`, the last.
+/// Indices outside of [0, axis) are sorted last, as `axis`.
 struct IndexKeys {
   const std::int64_t* index;
   Index axis;
@@ -35059,8 +34906,9 @@ struct IndexKeys {
   }
 };
 
-/// One pass over places in the order of `from` (null: the given order), by the digit at `shift`. A block has a chunk of
-/// them, a thread one digit: it counts those with its digit, or, once `starts` has the beginnings, moves them.
+/// One radix sort pass over positions in the order of `from` (null: the original order), by the digit at `shift`. A
+/// block has a chunk of positions, a thread one digit: it counts those with its digit, or, once `starts` is filled,
+/// moves them.
 template <bool moves>
 __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* from, Index* starts, Index* to) {
   __shared__ unsigned char digits[order_chunk];
@@ -35084,7 +34932,7 @@ __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* 
   if (!moves) start = at;
 }
 
-/// Replaces counts by the sums of the earlier counts; one block.
+/// An exclusive scan of the counts; one block.
 template <class Count>
 __global__ void order_starts(Index count, Index each, Count* starts) {
   __shared__ Count sums[block_threads];
@@ -35105,9 +34953,9 @@ __global__ void order_starts(Index count, Index each, Count* starts) {
 
 }  // namespace detail
 
-/// The places of `count` indices into an axis, sorted by index. Invalid indices come last.
+/// The positions of `count` indices into an axis, sorted by index. Invalid indices come last.
 inline Scratch<Index> index_order(Cuda device, Index axis, Index count, const std::int64_t* index) {
-  const Index chunks = divide_up(count, detail::order_chunk);  // and what each thread adds up of their counts
+  const Index chunks = divide_up(count, detail::order_chunk);  // also the number of counts that each thread sums
   const Scratch<Index> starts(device, chunks * detail::order_digits);
   Scratch<Index> order(device, count), other(device, count);
   const detail::IndexKeys keys{index, axis};
@@ -35154,8 +35002,8 @@ struct Pick {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others after it, and sums
-/// all their rows. The list is read block_threads indices at a time.
+/// One block for each position that is the first with its index: it finds the later ones and sums all their rows. The
+/// list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -35190,7 +35038,7 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
   }
 }
 
-/// The same for a long list in the order of its indices: a block for the first place of each.
+/// The same for a long list sorted by index: one block for the first position of each index.
 template <class T>
 __global__ void ordered_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
                                         const T* dy, T* dx) {
@@ -35208,7 +35056,7 @@ __global__ void ordered_select_gradient(AxisShape whole, Index count, const std:
   }
 }
 
-/// One thread for each line: it writes or adds only to its own.
+/// One thread per line, which writes only to its own line.
 template <class T>
 struct PutEach {
   AxisShape whole;
@@ -35245,7 +35093,7 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
   const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // such lists are searched sooner than sorted
+  constexpr Index short_list = 2048;  // searching such lists is faster than sorting them
   if (count <= short_list)
     return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
                         dy, dx);
@@ -35285,12 +35133,12 @@ void scatter(Cuda device, AxisShape whole, Index count, const std::int64_t* inde
 // <chorus/ops/narrow_indices.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_NARROW_INDICES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_NARROW_INDICES_HPP
-/// The type that what is looked up by integers has, in models that compute in 16 bits.
+/// Integer inputs of models that compute in 16 bits.
 
 namespace chorus {
 
-/// Integers of a model that computes in T, as MixedPrecision hands them to it: what an embedding looks up by them is T.
-/// For everything else a Tensor like any other.
+/// Indices that MixedPrecision passes to a model that computes in T: an embedding returns T for them. Otherwise a plain
+/// Tensor.
 template <Narrow T, int Rank, Device D = Cpu>
 class NarrowIndices : public Tensor<std::int64_t, Rank, D> {
  public:
@@ -35309,7 +35157,7 @@ const Tensor<std::int64_t, Rank, D>& value_of(const NarrowIndices<T, Rank, D>& x
   return value_of(x.plain());
 }
 
-/// The numbers of x in the scalar type of `other`: to<...>(x).
+/// x in the scalar type of `other`: to<...>(x).
 template <Operand X, Operand Other>
 auto type_as(const X& x, const Other&) {
   return to<typename tensor_of<Other>::value_type>(x);
@@ -35320,7 +35168,7 @@ auto type_as(const X& x, const Other&) {
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct IndexSelect {
@@ -35338,8 +35186,7 @@ struct Gather {
 };
 }  // namespace operations
 
-/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of
-/// the axis.
+/// Entry i of the result's axis is entry `index[i]` of x's axis. Throws UsageError for an index out of range.
 template <Operand X, class D>
 auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index) {
   const auto input = contiguous(value_of(x));
@@ -35363,8 +35210,8 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
       x);
 }
 
-/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that
-/// is no entry.
+/// weight: [entries, features], index: [...] -> rows of the weight: [..., features]. Throws UsageError for an index out
+/// of range.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
@@ -35374,7 +35221,7 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   shape.back() = value_of(weight).size(1);
   return reshape(index_select(weight, 0, flat), shape);
 }
-/// The same in T. The rows' gradients are added up in the weight's own type.
+/// The same with results of type T. Gradients are accumulated in the weight's own type.
 template <Operand W, Narrow T, int Rank, class D>
 auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index) {
   return to<T>(embedding(weight, index.plain()));
@@ -35399,9 +35246,8 @@ auto gather_along(const X& x, std::size_t axis, const Indices& index) {
 }
 }  // namespace detail
 
-/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same
-/// place in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for
-/// an index outside of the axis.
+/// As torch.gather: the result has the index's shape; along `axis` it has x's elements at the index's values. In the
+/// other axes the index may be smaller than x. Throws ShapeError if it is larger, UsageError for an index out of range.
 template <Operand X, class D>
 auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
   static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");
@@ -35422,15 +35268,14 @@ auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ran
 
 namespace chorus::nn {
 
-/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
-/// type.
+/// index: [...] -> rows of weight: [entries, features]: [..., features]; under MixedPrecision in its type.
 template <Device D, Real T = float>
 class Embedding : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
 
-  /// Starts with numbers from N(0, 1). Throws ShapeError unless both sizes are positive.
+  /// Initialised from N(0, 1). Throws ShapeError unless both sizes are positive.
   Embedding(Index entries, Index features) {
     check<ShapeError>(entries > 0 && features > 0, "Embedding: ", entries, " entries of ", features,
                       " features: both must be positive");
@@ -35460,22 +35305,22 @@ class Embedding : public Module {
 // <chorus/nn/layer_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_NN_LAYER_NORM_HPP
-/// Layer normalisation as a layer.
+/// The layer LayerNorm.
 
 // <chorus/ops/normalization.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_NORMALIZATION_HPP
-/// Normalisation within each sample: layer, group and root-mean-square normalisation.
+/// Normalisation within each sample: layer, group, instance and RMS norm.
 
 // <chorus/kernels/group_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_GROUP_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_GROUP_NORM_HPP
 /// Group normalisation (Wu, He 2018) on the CPU. x, y: [batch, groups, channels, inner]; weight, bias: [groups,
-/// channels]; statistics: [2, batch, groups], the groups' means and their 1 / sqrt(variance + eps).
+/// channels]; statistics: [2, batch, groups], mean and 1 / sqrt(variance + eps) of each group.
 
 namespace chorus::kernels {
 
-/// `channels` are those of one group.
+/// `channels` counts the channels of one group.
 struct GroupShape {
   Index batch, groups, channels, inner;
 };
@@ -35508,7 +35353,7 @@ void group_norm_backward(Cpu device, const GroupShape& shape, const T* x, const 
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
 /// Layer normalisation (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
-/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+/// statistics: [2, rows], mean and 1 / sqrt(variance + eps) of each row.
 
 namespace chorus::kernels {
 
@@ -35518,7 +35363,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds with its `accumulate`.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -35553,7 +35398,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
+    // An infinite variance gives NaN, as in PyTorch, instead of a line of zeros.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
@@ -35653,7 +35498,7 @@ std::pair<Packet<T>, Packet<T>> normal_statistics(const Line& line, const T* x, 
     const auto d = psub(load(x + i, count), mean);
     return pmul(d, d);
   });
-  // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
+  // An infinite variance gives NaN, as in PyTorch, instead of a line of zeros.
   const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
     return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
                                 : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
@@ -35666,7 +35511,7 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  // Flattened: loops in separate functions would read the referenced values again for each packet.
+  // Flattened: separate functions would reload the captured values for each packet.
   for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) __attribute__((flatten)) {
     const auto both = detail::normal_statistics(line, x, n, eps);
     const auto mean = both.first, invstd = both.second;
@@ -35682,7 +35527,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
 }
 
 namespace detail {
-/// Rows whose sums for dweight and dbias are made one after the other, and then added in pairs.
+/// Number of rows whose sums for dweight and dbias are added in sequence; blocks are then added in pairs.
 inline constexpr Index affine_rows = 32;
 }  // namespace detail
 
@@ -35692,7 +35537,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
   const auto n = splat(static_cast<T>(columns));
   const bool affine = dweight != nullptr || dbias != nullptr;
   const Index blocks = std::max<Index>(1, (rows + detail::affine_rows - 1) / detail::affine_rows);
-  // Of each block: the sums of dy * (x - mean) * invstd, and those of dy.
+  // For each block: the sums of dy * (x - mean) * invstd, and of dy.
   const Scratch<T> sums(device, affine ? 2 * blocks * columns : 0);
   if (affine) std::fill_n(sums.data(), 2 * blocks * columns, T{0});
 
@@ -35749,7 +35594,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
 namespace chorus::kernels {
 
 namespace detail {
-/// Calls f(group's place in [batch, groups], first channel's place in [groups, channels]) for each group.
+/// Calls f(group's index in [batch, groups], first channel's index in [groups, channels]) for each group.
 template <class F>
 void for_groups(const GroupShape& s, const F& f) {
   const Index least = thread_elements / std::max<Index>(1, s.channels * s.inner) + 1;
@@ -35783,7 +35628,7 @@ template <class T>
 void group_norm_backward(Cpu device, const GroupShape& s, const T* x, const T* weight, const T* dy, const T* statistics,
                          T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]) {
   const Index elements = s.channels * s.inner, rows = s.batch * s.groups, channels = s.groups * s.channels;
-  // Of each sample's channels: the sums of dy and of dy * (x - mean) * invstd.
+  // For each channel of each sample: the sums of dy and of dy * (x - mean) * invstd.
   const Scratch<T> sums(device, 2 * s.batch * channels);
   T *plain = sums.data(), *scaled = plain + s.batch * channels;
   detail::for_groups(s, [&](Index group, Index first) {
@@ -35833,7 +35678,7 @@ void group_norm_backward(Cpu device, const GroupShape& s, const T* x, const T* w
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LAYER_NORM_HPP
 /// Layer normalisation (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
-/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+/// statistics: [2, rows], mean and 1 / sqrt(variance + eps) of each row.
 
 namespace chorus::kernels {
 
@@ -35843,7 +35688,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds with its `accumulate`.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);
@@ -35878,7 +35723,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
+    // An infinite variance gives NaN, as in PyTorch, instead of a line of zeros.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;
@@ -35968,7 +35813,7 @@ void layer_norm_backward(Cuda device, Index rows, Index columns, const T* x, con
 
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
@@ -35991,7 +35836,7 @@ struct ScaleShift {
 }  // namespace functors
 
 namespace detail {
-// On GPUs x may have 2 bytes where the rest is float.
+// On GPUs x may have 2 bytes and the rest float.
 template <Operand X, Operand W, Operand B>
 auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps) {
   using T = typename tensor_of<W>::value_type;
@@ -36009,7 +35854,7 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
   const Index columns = numel(normalized), rows = columns == 0 ? 0 : input.numel() / columns;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  // Mean and 1 / deviation of each row.
+  // Mean and 1 / standard deviation of each row.
   const auto statistics = Tensor<T, 2, typename tensor_of<X>::device_type>::empty({2, rows}, device);
   kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(),
                               statistics.data());
@@ -36034,16 +35879,16 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
 }
 }  // namespace detail
 
-/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
-/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
-/// ShapeError where shapes don't fit.
+/// x: [...], weight, bias: the shape of x's last axes, over which it normalises (Ba, Kiros, Hinton 2016) -> (x - mean)
+/// / sqrt(var + eps) * weight + bias, with the biased variance. Undefined weight and bias mean 1 and 0. Throws
+/// ShapeError if shapes don't fit.
 template <Operand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   return detail::recorded_layer_norm(x, weight, bias, eps);
 }
 
 namespace detail {
-// A number by itself is its own mean: the result would be the bias, whatever x.
+// A single value is its own mean, so the result would be the bias, whatever x is.
 template <Operand X>
 void check_normalizes(const char* operation, const X& x, Index groups) {
   const auto& shape = value_of(x).shape();
@@ -36052,7 +35897,7 @@ void check_normalizes(const char* operation, const X& x, Index groups) {
                     groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
 }
 
-// group_norm by layer_norm and, where it is `affine`, a weight and a bias for each channel.
+// group_norm as layer_norm and, if `affine`, a weight and a bias for each channel.
 template <Operand X, Operand W, Operand B>
 auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bias, bool affine, double eps) {
   using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
@@ -36069,7 +35914,7 @@ auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bia
   return affine ? scaled() : decltype(scaled())(normalized);
 }
 
-// The same with weights and biases in two passes on the CPU.
+// The same with weights and biases, in two passes on the CPU.
 template <Operand X, Operand W, Operand B>
 auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps) {
   using T = typename tensor_of<X>::value_type;
@@ -36107,9 +35952,9 @@ auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias,
 }
 }  // namespace detail
 
-/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
-/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit, groups don't
-/// divide them, or a group has one number alone.
+/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: layer_norm over each of `groups` groups of
+/// adjacent channels of a sample (Wu, He 2018). Throws ShapeError if channels don't match, if groups don't divide them,
+/// or if a group has a single value.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
   static_assert(tensor_of<X>::rank >= 2, "group_norm: the input is [batch, channels, ...]");
@@ -36121,8 +35966,8 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   check<ShapeError>(!affine || (value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1]),
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
                     " and a bias of ", value_of(bias).numel(), " channels");
-  // Gradients of gradients are made of operations, and so are GPUs' results; channels of a packet or two would be
-  // tails.
+  // Gradients of gradients and GPUs use composed operations; so do channels so small that the kernel would only run
+  // remainder loops.
   constexpr bool recorded =
       detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>;
   if constexpr (!recorded && std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
@@ -36131,8 +35976,8 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   return detail::composed_group_norm(x, groups, weight, bias, affine, eps);
 }
 
-/// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group. Throws
-/// as that does.
+/// Normalises each channel of each sample separately (Ulyanov et al. 2016): group_norm with one channel per group.
+/// Throws as that does.
 template <Operand X, Operand W, Operand B>
 auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   static_assert(tensor_of<X>::rank >= 3, "instance_norm: the input is [batch, channels, ...] with axes to normalise");
@@ -36141,7 +35986,7 @@ auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5
 }
 
 /// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws
-/// ShapeError where sizes differ.
+/// ShapeError if sizes differ.
 template <Operand X, Operand W>
 auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
@@ -36150,10 +35995,10 @@ auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
 }
 
-// Of bf16 and half inputs all is computed in float; weights and biases may be float or as the input.
+// bf16 and half inputs are computed in float; weights and biases may be float or of the input's type.
 template <NarrowOperand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  // Kernels for a gradient of the first order read and write them on GPUs.
+  // On GPUs kernels read and write these types, except for gradients of gradients.
   if constexpr (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
                 !(detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>))
     return detail::recorded_layer_norm(x, to<float>(weight), to<float>(bias), eps);
@@ -36194,7 +36039,7 @@ class LayerNorm : public Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
   }
-  /// Of the places that this rank has; the gradients of weight and bias are all places'.
+  /// For sharded sequences; the gradients of weight and bias are summed over all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {
     return detail::watched(*this, [&] {
@@ -36236,7 +36081,7 @@ namespace chorus::kernels {
 inline constexpr int few_rows = 4;
 
 /// y = x wᵀ + bias for at most `few_rows` rows; x: [m, k], w: [n, k], y: [m, n], bias: [n] or null. Weights are read
-/// once, in place. Sums have another order than gemm's: the last bits of a row differ from those in a larger batch.
+/// once, in place. The order of sums is not gemm's: the last bits may differ from those in a larger batch.
 template <std::floating_point T>
 void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias);
 
@@ -36246,13 +36091,13 @@ void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, 
 // <chorus/kernels/cpu/few_rows.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_FEW_ROWS_HPP
-/// A linear layer of a few rows, as in inference of one sample and in each step of a recurrent layer.
+/// A linear layer for a few rows, as in inference of one sample and in each step of a recurrent layer.
 
 namespace chorus::kernels {
 
 namespace detail {
 
-/// y[i, j] = bias[j] + sum over p of x[i, p] w[j, p] for `Rows` rows and `Columns` columns: in two chains each.
+/// y[i, j] = bias[j] + sum over p of x[i, p] w[j, p] for `Rows` rows and `Columns` columns, with two accumulators each.
 template <int Rows, int Columns, class T>
 void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
   constexpr Index l = lanes<T>;
@@ -36290,7 +36135,7 @@ void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias
 /// Columns [first, first + count) of `Rows` rows.
 template <int Rows, class T>
 void few_rows_columns(Index first, Index count, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
-  // With as many sums as registers can hold.
+  // As many sums as registers can hold.
   constexpr int columns = Rows == 1 ? 4 : Rows == 4 ? 1 : 2;
   const auto bias_of = [&](Index j) { return bias == nullptr ? nullptr : bias + j; };
   Index j = first;
@@ -36312,7 +36157,7 @@ void few_rows_product(Index first, Index count, Index m, Index n, Index k, const
 template <std::floating_point T>
 void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
   if (m == 0) return;
-  // Some 10 us a thread.
+  // About 10 us per thread.
   parallel_ranges(n, 4, std::max<Index>(4, 200'000 / std::max<Index>(1, k)), [=](Index first, Index count) {
     detail::few_rows_product<T>(first, count, m, n, k, x, w, y, bias);
   });
@@ -36332,7 +36177,7 @@ void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, 
 // <chorus/kernels/trans.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANS_HPP
-/// The orientation in which a matrix product reads an operand.
+/// Whether a matrix product reads an operand transposed.
 
 namespace chorus::kernels {
 
@@ -36344,19 +36189,19 @@ enum class Trans : bool { no, yes };
 
 namespace chorus::kernels {
 
-/// Consecutive matrices: their number, and the distances of those of a, b and c, in elements.
+/// Consecutive matrices: their number, and the strides between those of a, b and c, in elements.
 struct GemmStack {
   Index count = 1, a = 0, b = 0, c = 0;
 };
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of the stored `a`: [m, k], or [k, m] with Trans::yes;
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row stride of the stored `a`: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, summed in float; the result may be float, too.
+// bf16 and half on the CPU, summed in float. The result may be float.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
@@ -36385,18 +36230,18 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/gemm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GEMM_HPP
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it does not support.
 
 // <chorus/kernels/cuda/cublas.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUBLAS_HPP
-/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
+/// cuBLASLt: descriptors and cached algorithms of matrix products.
 
 #include <cublasLt.h>
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError with the call, its error and its place.
+/// Throws DeviceError with the call, its error and the source location.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -36416,8 +36261,8 @@ inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 template <>
 inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 
-/// How one product, or a stack of them, is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our
-/// B.
+/// The cuBLASLt plan of a product or a stack of products. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is
+/// our B.
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
@@ -36464,7 +36309,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they lack for a type an invalid value.
+    // For an epilogue that a type does not support, some versions return "invalid value".
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -36496,7 +36341,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// The place of the bias, or of the sums.
+  /// The address of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -36513,7 +36358,7 @@ class GemmPlan {
   void set(cublasLtMatmulDescAttributes_t name, const Value& value) {
     CHORUS_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation_, name, &value, sizeof value));
   }
-  // Of an operand that is [rows, columns] once `operation` is applied.
+  // The layout of an operand that is [rows, columns] after `operation`.
   static void layout(cublasLtMatrixLayout_t* out, cudaDataType_t type, Index rows, Index columns, Index pitch,
                      cublasOperation_t operation) {
     if (operation == CUBLAS_OP_T) std::swap(rows, columns);
@@ -36535,7 +36380,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, since the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be unloaded first.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
@@ -36546,7 +36391,7 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// With `mutex` locked and the device current.
+  /// The caller holds `mutex`, and the device is current.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
@@ -36565,7 +36410,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// One element of c a thread.
+/// One thread per element of c.
 template <class T, class Out>
 struct PlainGemm {
   GemmStack stack;
@@ -36603,7 +36448,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. Returns false if cuBLASLt has no algorithm.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -36620,7 +36465,7 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
@@ -36670,14 +36515,14 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
 }
 
-/// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
+/// c = op(a) op(b), or c += with `accumulate`; and sums: [m], of each row of op(a), or sums += with `add_sums`. One
+/// call reads `a` once. Returns false and does nothing if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
   using cuda::alignment_of;
   if (m == 0 || n == 0 || k == 0) return false;
-  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // the library overwrites
+  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // cuBLASLt overwrites
   Out* const to = add_sums ? made.data() : sums;
   cuda::GemmProblem problem{dtype<T>, ta, tb, m, n, k, lda, ldb, ldc, cuda::Epilogue::sums, tf32_allowed(),
                             alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
@@ -36687,7 +36532,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
@@ -36710,7 +36555,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Matmul {
   static constexpr const char* name = "matmul";
@@ -36721,7 +36566,7 @@ struct Linear {
 }  // namespace operations
 
 namespace detail {
-// A product for each pair of matrices of two stacks of one shape.
+// The product of each pair of matrices in two stacks of one shape.
 template <Operand A, Operand B>
 auto stacked_matmul(const A& a, const B& b) {
   using T = typename tensor_of<A>::value_type;
@@ -36757,8 +36602,7 @@ auto stacked_matmul(const A& a, const B& b) {
       a, b);
 }
 
-// The sizes of two stacks once the axes in front of the matrices are broadcast. Throws ShapeError where anything
-// differs.
+// The shapes of two stacks after broadcasting the leading axes. Throws ShapeError if they don't fit.
 template <std::size_t A, std::size_t B>
 auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b) {
   constexpr std::size_t rank = std::max(A, B);
@@ -36775,8 +36619,8 @@ auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b)
 }
 }  // namespace detail
 
-/// a: [..., m, k], b: [..., k, n] -> [..., m, n], a product for each pair of matrices; the axes in front broadcast.
-/// Throws ShapeError where sizes differ.
+/// a: [..., m, k], b: [..., k, n] -> [..., m, n], the product of each pair of matrices; leading axes broadcast. Throws
+/// ShapeError if sizes differ.
 template <Operand A, Operand B>
 auto matmul(const A& a, const B& b) {
   constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
@@ -36786,9 +36630,9 @@ auto matmul(const A& a, const B& b) {
   const auto& shape_b = value_of(b).shape();
   const auto shapes = detail::matmul_shapes(shape_a, shape_b);
   if constexpr (!of_one_type<A, B>) {
-    return detail::Recorded<std::max(rank_a, rank_b), B, A>();  // nothing but the sentence above is an error then
+    return detail::Recorded<std::max(rank_a, rank_b), B, A>();  // so that the message above is the only error
   } else if constexpr (rank_a > 2 && rank_b == 2) {
-    // One matrix for the whole stack: one tall product.
+    // One matrix for the whole stack: a single tall product.
     auto out = shape_a;
     out.back() = shape_b[1];
     const Index rows = std::accumulate(shape_a.begin(), shape_a.end() - 1, Index{1}, std::multiplies<>());
@@ -36801,8 +36645,8 @@ auto matmul(const A& a, const B& b) {
 }
 
 namespace detail {
-/// Gradients of a linear layer by weight and bias, on GPUs, where a product can give both. False, with nothing done, on
-/// the CPU, and where the weight's is put off.
+/// The gradients of a linear layer's weight and bias in one product, on GPUs. Returns false and does nothing on the
+/// CPU, and if the weight's gradient is deferred.
 template <class W, class B, AnyTensor Dy, class Input>
 bool weight_and_bias([[maybe_unused]] W& weight, [[maybe_unused]] B& bias, [[maybe_unused]] const Dy& dy,
                      [[maybe_unused]] const Input& input, [[maybe_unused]] Index rows, [[maybe_unused]] Index in,
@@ -36828,7 +36672,7 @@ bool weight_and_bias([[maybe_unused]] W& weight, [[maybe_unused]] B& bias, [[may
 }  // namespace detail
 
 namespace operations {
-// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+// `w` and `b`: weight and bias in x's type. Gradients have the types of weight and bias.
 template <Operand X, Operand W, Operand B, class Matrix, class Row>
 detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
                                         const Row& b) {
@@ -36848,8 +36692,8 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   detail::count_multiply_adds(rows * out_features * in_features);
-  // Where nothing is recorded, a few rows are computed in an order of their own. A recorded pass keeps to one order
-  // whatever its rows: a sample's numbers don't depend on the share of a batch it is in.
+  // Without recording, a few rows are summed in another, faster order. A recorded pass has one order for any number of
+  // rows, so that a sample's result does not depend on the share of the batch it is in.
   bool done = false;
   if constexpr (std::is_same_v<typename tensor_of<X>::device_type, Cpu> && std::floating_point<T>) {
     const bool recorded = grad_enabled() && (node_of(x) || node_of(weight) || node_of(bias));
@@ -36865,7 +36709,7 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
       Linear{}, std::move(out),
       [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
        part = detail::computes_part](const auto& dy, auto dx, auto dw, auto db) {
-        // In a part of a batch the bias's gradient has an order of its own: nothing depends on a library's choice.
+        // For a part of a batch the bias's gradient is summed in a fixed order, whatever a library would choose.
         const bool both = dw && db && !part &&
                           detail::weight_and_bias(*dw, *db, dy, input, rows, in_features, out_features);
         if (db && !both) {
@@ -36894,8 +36738,8 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
 }
 }  // namespace operations
 
-/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
-/// sizes differ.
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError if sizes
+/// differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   static_assert(tensor_of<X>::rank >= 1, "linear: the input has at least one axis");
@@ -36904,10 +36748,10 @@ auto linear(const X& x, const W& weight, const B& bias) {
   if constexpr (of_one_type<X, W, B>)
     return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
   else
-    return detail::RecordedLike<X, W, X>();  // nothing but the sentence above is an error then
+    return detail::RecordedLike<X, W, X>();  // so that the message above is the only error
 }
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
-/// not rounded to it.
+/// For bf16 and half inputs, weight and bias are converted to the input's type. Gradients of float weights and biases
+/// stay float.
 template <NarrowOperand X, Operand W, Operand B>
 requires OfOtherType<X, W>
 auto linear(const X& x, const W& weight, const B& bias) {
@@ -36944,7 +36788,7 @@ class Linear : public Module {
   Parameter<T, 2, D> weight;
   Parameter<T, 1, D> bias;
 
-  /// Throws ShapeError unless both numbers are positive.
+  /// Throws ShapeError unless both sizes are positive.
   Linear(Index in_features, Index out_features, const LinearOptions& options = {});
 
   template <Operand X>
@@ -36953,7 +36797,7 @@ class Linear : public Module {
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
-    return linear(x, weight, bias);  // which does not compile, and says why
+    return linear(x, weight, bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override;
   std::string describe() const override;
@@ -36990,19 +36834,19 @@ void Linear<D, T>::visit(Visitor& visitor) {
 // <chorus/ops/comparison.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COMPARISON_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_COMPARISON_HPP
-/// Comparisons, logic and tests of numbers, element by element: each gives a Tensor<bool>, and no gradient. Operands
-/// broadcast as in NumPy; of bf16 and half all is compared in float. Throws ShapeError where shapes don't broadcast,
-/// UsageError where an operand is undefined, DeviceError where two lie on different devices.
+/// Element-wise comparisons, logic and tests: each returns a Tensor<bool> without a gradient. Operands broadcast as in
+/// NumPy; bf16 and half are compared in float. Throws ShapeError if shapes don't broadcast, UsageError if an operand is
+/// undefined, DeviceError if operands are on different devices.
 
 // <chorus/kernels/transform.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_TRANSFORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_TRANSFORM_HPP
-/// Functions of elements of any scalar types, without a gradient: comparisons, choices, arithmetic of integers.
+/// Element-wise functions of any scalar types, without a gradient: comparisons, selection, integer arithmetic.
 
 namespace chorus::kernels {
 
-/// out[i] = f(in_0[i], in_1[i], ...) for dense arrays of one size; bf16 and half are passed as float. `out` may be one
-/// of the inputs.
+/// out[i] = f(in_0[i], in_1[i], ...) for contiguous arrays of one size; bf16 and half are passed as float. `out` may be
+/// one of the inputs.
 template <class F, Scalar Out, Scalar... In>
 void transform(Cpu, const F& f, Index count, Out* out, const In*... in) {
   for (Index i = 0; i < count; ++i) out[i] = static_cast<Out>(f(static_cast<compute_type<In>>(in[i])...));
@@ -37014,7 +36858,7 @@ void transform(Cpu, const F& f, Index count, Out* out, const In*... in) {
 // <chorus/kernels/cuda/transform.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_TRANSFORM_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_TRANSFORM_HPP
-/// Functions of elements of any scalar types on GPUs.
+/// Element-wise functions of any scalar types on GPUs.
 
 namespace chorus::kernels {
 
@@ -37088,7 +36932,7 @@ CHORUS_COMPARISON(OneTrue, (a != T(0)) || (b != T(0)))
 CHORUS_COMPARISON(JustOneTrue, (a != T(0)) != (b != T(0)))
 #undef CHORUS_COMPARISON
 
-// x - x is 0 of what is finite; an infinity's is NaN.
+// x - x is 0 if x is finite, and NaN for infinities.
 struct IsNan {
   template <class T>
   CHORUS_HD bool operator()(const T& x) const {
@@ -37114,7 +36958,7 @@ struct IsFalse {
   }
 };
 
-/// F with a number on its right side.
+/// F with a number as its right operand.
 template <class F, class V>
 struct WithNumber {
   V number;
@@ -37154,7 +36998,7 @@ auto test_each(const char* operation, const F& f, const X& x) {
   return record(operation, std::move(out), nullptr, input);
 }
 
-// A number is taken in the operand's type; beside integers, in one that holds both.
+// A number is converted to the operand's type; for integers to a type that holds both.
 template <class F, Operand X, class Number>
 auto compare_number(const char* operation, const X& x, Number number) {
   using T = typename tensor_of<X>::value_type;
@@ -37190,7 +37034,7 @@ auto compare_number(const char* operation, const X& x, Number number) {
   auto operator OP(math::Arithmetic auto number, const X& x) {          \
     return detail::compare_number<functors::TURNED>(#NAME, x, number);  \
   }
-/// a == b, and so on; b may be a number. Whether all of it holds says `all(a == b).item()`.
+/// a == b, etc.; b may be a number. `all(a == b).item()` tells whether all elements are equal.
 CHORUS_COMPARISON(==, eq, IsEqual, IsEqual)
 CHORUS_COMPARISON(!=, ne, IsNotEqual, IsNotEqual)
 CHORUS_COMPARISON(<, lt, IsLess, IsGreater)
@@ -37199,28 +37043,28 @@ CHORUS_COMPARISON(>, gt, IsGreater, IsLess)
 CHORUS_COMPARISON(>=, ge, IsGreaterEqual, IsLessEqual)
 #undef CHORUS_COMPARISON
 
-/// Of numbers each that is not 0 counts as true, NaN too.
+/// Every nonzero number counts as true, NaN included.
 template <Operand A, Operand B>
 auto logical_and(const A& a, const B& b) {
   return detail::compare("logical_and", functors::BothTrue{}, a, b);
 }
-/// Whether one of a and b, or both, differ from 0, broadcast: a Tensor of bool.
+/// Whether at least one of a and b is nonzero, broadcast.
 template <Operand A, Operand B>
 auto logical_or(const A& a, const B& b) {
   return detail::compare("logical_or", functors::OneTrue{}, a, b);
 }
-/// Whether just one of a and b differs from 0, broadcast: a Tensor of bool.
+/// Whether exactly one of a and b is nonzero, broadcast.
 template <Operand A, Operand B>
 auto logical_xor(const A& a, const B& b) {
   return detail::compare("logical_xor", functors::JustOneTrue{}, a, b);
 }
-/// Whether numbers are 0: a Tensor of bool.
+/// Whether x is 0.
 template <Operand X>
 auto logical_not(const X& x) {
   return detail::test_each("logical_not", functors::IsFalse{}, x);
 }
 
-/// Of truth values: and, or, either, not.
+/// For bools: and, or, exclusive or, not.
 template <int A, int B, Device D>
 auto operator&(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
   return logical_and(a, b);
@@ -37238,17 +37082,17 @@ auto operator~(const Tensor<bool, Rank, D>& x) {
   return logical_not(x);
 }
 
-/// Whether numbers are NaN: a Tensor of bool.
+/// Whether x is NaN.
 template <Operand X>
 auto isnan(const X& x) {
   return detail::test_each("isnan", functors::IsNan{}, x);
 }
-/// Whether numbers are infinite, of either sign: a Tensor of bool.
+/// Whether x is infinite, of either sign.
 template <Operand X>
 auto isinf(const X& x) {
   return detail::test_each("isinf", functors::IsInf{}, x);
 }
-/// Neither NaN nor infinite.
+/// Whether x is neither NaN nor infinite.
 template <Operand X>
 auto isfinite(const X& x) {
   return detail::test_each("isfinite", functors::IsFinite{}, x);
@@ -37291,14 +37135,13 @@ auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& opt
 // <chorus/ops/creation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CREATION_HPP
-/// Tensors made of a rule: arange, linspace, full_like, eye, one_hot. They are made on the host, and copied to the
-/// device: in a pass to its own, unless another one is named.
+/// arange, linspace, full_like, eye, one_hot. Values are made on the host and copied to the device; the default is the
+/// current pass's device.
 
 namespace chorus {
 
-/// start, start + step, ... up to but without stop: [ceil((stop - start) / step)]. Unless a type is named, as in
-/// `arange<float>`, integers make int64, other numbers float. Throws UsageError where the step is 0 or leads away from
-/// stop.
+/// start, start + step, ... without stop: [ceil((stop - start) / step)]. The type is int64 for integers, else float,
+/// unless named as in `arange<float>`. Throws UsageError if the step is 0 or leads away from stop.
 template <class T = void, class Start, class Stop, class Step = int, Device D = Cpu>
 requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
 auto arange(Start start, Stop stop, Step step = 1, D device = default_device<D>()) {
@@ -37322,21 +37165,20 @@ template <class T = void, class Stop>
 requires std::is_arithmetic_v<Stop>
 auto arange(Stop stop) { return arange<T>(Stop{0}, stop); }
 
-/// `count` numbers from start to stop, both included, at equal distances: [count]. Throws UsageError where count is
-/// negative.
+/// `count` evenly spaced numbers from start to stop, both included: [count]. Throws UsageError if count is negative.
 template <Real T = float, Device D = Cpu>
 Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = default_device<D>()) {
   check<UsageError>(count >= 0, "linspace: expected a count of at least 0, got ", count);
   auto out = Tensor<T, 1>::empty({count});
   const double step = count > 1 ? (stop - start) / static_cast<double>(count - 1) : 0;
-  // From both ends, so that both are exact.
+  // Computed from both ends, so that both are exact.
   for (Index i = 0; i < count; ++i)
     out.data()[i] = static_cast<T>(i < count - count / 2 ? start + step * static_cast<double>(i)
                                                          : stop - step * static_cast<double>(count - 1 - i));
   return to_device(out, device);
 }
 
-/// As many numbers as x has, with its type, shape and device, all of them `value`. No gradient goes to x.
+/// A tensor filled with `value`, with x's type, shape and device. x gets no gradient.
 template <Operand X, class Number>
 requires std::is_arithmetic_v<Number>
 auto full_like(const X& x, Number value) {
@@ -37367,8 +37209,8 @@ Tensor<T, 2> eye(Index rows) {
   return eye<T>(rows, rows);
 }
 
-/// index: [...] -> [..., classes], 1 at the class that the index names, else 0; as many classes as the largest index
-/// asks for where none are given. A GPU is waited for. Throws UsageError for an index that is no class.
+/// index: [...] -> [..., classes], 1 at the class of the index, else 0. By default the largest index + 1 is the number
+/// of classes. Waits for the GPU. Throws UsageError for an index out of range.
 template <Scalar T = std::int64_t, int Rank, Device D>
 Tensor<T, Rank + 1, D> one_hot(const Tensor<std::int64_t, Rank, D>& index, Index classes = -1) {
   detail::check_defined("one_hot", index);
@@ -37399,8 +37241,8 @@ Tensor<T, Rank + 1, D> one_hot(const Tensor<std::int64_t, Rank, D>& index, Index
 // <chorus/kernels/cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CROSS_ENTROPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CROSS_ENTROPY_HPP
-/// Cross entropy straight from logits, and negative log likelihood. Losses are overwritten; gradients are overwritten
-/// or, with `accumulate`, added to.
+/// Cross entropy from logits, and negative log likelihood. Losses are overwritten; gradients are overwritten or, with
+/// `accumulate`, added.
 
 // <chorus/kernels/loss_options.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_OPTIONS_HPP
@@ -37409,18 +37251,18 @@ Tensor<T, Rank + 1, D> one_hot(const Tensor<std::int64_t, Rank, D>& index, Index
 
 namespace chorus {
 
-/// The reduction of the samples' losses.
+/// How the losses of samples are reduced.
 enum class Reduction : std::uint8_t { none, mean, sum };
 
-/// As in PyTorch. Samples with the label `ignore_index` count neither in the loss nor in the mean's divisor.
+/// Options as in PyTorch. Samples with the label `ignore_index` count neither in the loss nor in the mean's divisor.
 struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   Reduction reduction = Reduction::mean;
-  /// For operations, not kernels: divide the sum by this instead of this batch's own count (or sum of weights), for a
-  /// batch that is cut into micro-batches whose gradients are summed. It is the number of tokens that count in the
-  /// whole batch: in all micro-batches of all ranks. A positive number, the same on all ranks. Backward refuses a
-  /// number below that of the counted tokens.
+  /// For operations, not kernels: the divisor of the sum, instead of this batch's own count (or sum of weights), for a
+  /// batch split into micro-batches whose gradients are summed. It is the number of counted tokens in the global batch:
+  /// in all micro-batches of all ranks. Positive, and the same on all ranks. Backward throws if it is less than the
+  /// number of counted tokens.
   std::optional<double> mean_over = {};
 };
 
@@ -37436,10 +37278,9 @@ struct NllLossOptions {
 namespace chorus::kernels {
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)). logits:
-/// [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics: [2, batch], kept
-/// for the backward pass: logsumexp(x) less the row's largest logit, and that logit. As two numbers they are exact,
-/// while their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
-/// anything.
+/// [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics: [2, batch], saved
+/// for backward: logsumexp(x) minus the row's largest logit, and that logit. They are kept apart, since their sum would
+/// be rounded. Throws UsageError for a bad label or a smoothing outside of [0, 1] before writing anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* statistics);
@@ -37451,7 +37292,7 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate);
 
-/// The same for a class per pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses for
+/// The same with a class per pixel, on the CPU. The axis has the classes; labels, log_sum_exp and the losses for
 /// Reduction::none are [outer, inner].
 template <class T>
 void image_cross_entropy_forward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,
@@ -37481,12 +37322,12 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 // <chorus/kernels/cpu/label_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
-/// The common part of losses by labels: checked labels, and summed losses.
+/// Shared code of losses with labels: checks labels and reduces losses.
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
-/// label, if one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`, which divides a mean. Throws UsageError, with the sample and its
+/// label, if one is not in [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -37505,8 +37346,8 @@ inline void check_smoothing(const CrossEntropyOptions& options) {
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
 }
 
-/// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
-/// device's empty share of a batch contributes nothing.
+/// Reduces the losses `sample_loss(i)` of all samples: none, sum or mean. The mean over no samples is 0, so that an
+/// empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
 void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
   double total = 0;
@@ -37613,7 +37454,7 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 // <chorus/kernels/cpu/image_cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_IMAGE_CROSS_ENTROPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_IMAGE_CROSS_ENTROPY_HPP
-/// Cross entropy of a class for each pixel on the CPU.
+/// Cross entropy with a class per pixel on the CPU.
 
 namespace chorus::kernels {
 
@@ -37695,15 +37536,15 @@ void image_cross_entropy_backward(Cpu cpu, AxisShape shape, const T* logits, con
 // <chorus/kernels/cuda/cross_entropy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CROSS_ENTROPY_HPP
-/// Cross entropy straight from logits, which may be bf16 or half while loss and statistics are float, and negative log
-/// likelihood, on GPUs. The kernel sees a bad label: that sample counts as ignored, and the next call that waits for
+/// Cross entropy from logits, which may be bf16 or half while loss and statistics are float, and negative log
+/// likelihood, on GPUs. The kernel detects bad labels: it ignores the sample, and the next call that synchronises with
 /// the device throws UsageError.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// The samples' labels: which of them count.
+/// The samples' labels, and which of them count.
 struct Labels {
   const std::int64_t* labels;
   std::int64_t ignore_index;
@@ -37714,8 +37555,8 @@ struct Labels {
   }
 };
 
-/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: `n` numbers, at places i to i + n - 1 of the
-/// line. `vector` tells that all lines allow accesses of 16 bytes.
+/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: the `n` numbers at indices i to i + n - 1.
+/// `vector`: all lines allow 16-byte accesses.
 template <class T, class F>
 __device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
   constexpr int width = Vector<T>::width;
@@ -37725,7 +37566,7 @@ __device__ void each_vector(const Line& line, const T* x, bool vector, const F& 
   }
 }
 
-/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory requires.
+/// A maximum, and the sum of exp(x - maximum). No initialiser, since shared memory does not allow one.
 template <class C>
 struct SumBelow {
   C largest;
@@ -37742,7 +37583,7 @@ struct JoinSums {
   }
 };
 
-/// Reads each line once: sums are relative to the largest number so far (Milakov and Gimelshein, "Online normalizer
+/// Reads each line once: sums are relative to the current maximum (Milakov and Gimelshein, "Online normalizer
 /// calculation for softmax", 2018).
 template <class T>
 struct CrossEntropy {
@@ -37805,7 +37646,7 @@ struct NllLoss {
   }
 };
 
-/// All losses as one: their sum, or mean over the samples that count; the mean of none is 0.
+/// Reduces all losses to their sum, or to the mean over the counted samples; the mean over none is 0.
 template <class T>
 struct ReduceLosses {
   const compute_type<T>* losses;
@@ -37876,7 +37717,7 @@ struct CrossEntropyGradient {
     const C log_sum = log_sum_exp[sample], maximum = largest[sample], factor = counts ? scale(sample) : C(0);
     const C uniform = smoothing / static_cast<C>(labels.classes);
     const Index label = labels.labels[sample];
-    // `dlogits` may be `logits`: a thread has read a vector before it writes there.
+    // `dlogits` may be `logits`: each thread reads a vector before it writes there.
     each_vector(line, logits, vector, [&](Index i, int n, const Vector<T>& x) {
       T* const to = dlogits + line.at + i;
       Vector<T> out;
@@ -37914,7 +37755,7 @@ inline Scratch<double> count_labels(Cuda device, Index batch, const Labels& labe
   return count;
 }
 
-/// Whether all lines of `classes` numbers in these arrays allow accesses of 16 bytes.
+/// Whether all lines of `classes` numbers in these arrays allow 16-byte accesses.
 template <class... T>
 bool lines_aligned(Index classes, const T*... arrays) {
   return aligned(arrays...) && ((classes % Vector<T>::width == 0) && ...);
@@ -37985,7 +37826,7 @@ void nll_loss_backward(Cuda device, Index batch, Index classes, const std::int64
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct CrossEntropy {
@@ -38011,8 +37852,8 @@ void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, cons
                     ": one loss a sample has a function of its own: ", operation, "_per_sample");
 }
 
-/// The way back of cross_entropy. `Narrow` logits get their gradient as they are, by a float node that is to pass it on
-/// (see wide_later.hpp).
+/// Backward of cross_entropy. `Narrow` logits get a narrow gradient, through the float node that passes it on (see
+/// wide_later.hpp).
 template <class X, class Statistics, class Labels>
 struct CrossEntropyBackward {
   using T = typename X::value_type;
@@ -38034,7 +37875,7 @@ struct CrossEntropyBackward {
       write(x, dloss, grad, accumulate);
     }
   }
-  /// Where nobody else has the logits, the gradient is written in their place.
+  /// Writes the gradient over the logits if nobody else holds them.
   template <class Dy, class Dx>
   void last(const Dy& dloss, Dx dlogits) {
     if (!saved.alone() || !dlogits->takes_over()) return (*this)(dloss, dlogits);
@@ -38058,7 +37899,7 @@ struct CrossEntropyBackward {
   }
 };
 
-/// `logits` have the numbers `scores`, which may be narrow where those are float.
+/// `scores` are the values of `logits`; they may be narrow where those are float.
 template <int Rank, class T, Operand X, class D>
 Recorded<Rank, X> cross_entropy_of(const X& logits, const Tensor<T, 2, D>& scores,
                                    const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
@@ -38111,7 +37952,7 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
       log_probabilities);
 }
 
-// `loss_of(scores)`, computed in float of bf16 and half scores.
+// `loss_of(scores)`; bf16 and half scores are computed in float.
 template <Operand X, class LossOf>
 auto in_float(const X& scores, const LossOf& loss_of) {
   if constexpr (NarrowOperand<X>)
@@ -38120,7 +37961,7 @@ auto in_float(const X& scores, const LossOf& loss_of) {
     return loss_of(scores);
 }
 
-// Where an operand is; no look at its numbers.
+// The device of an operand, without reading its values.
 template <Operand X>
 auto place_of(const X& x) {
   if constexpr (AnyVariable<X> && requires { x.device(); })
@@ -38129,7 +37970,7 @@ auto place_of(const X& x) {
     return value_of(x).device();
 }
 
-// What the caller wants the sum divided by. Throws UsageError for what can't be that.
+// The divisor that the caller wants for the sum. Throws UsageError if it is not positive and finite.
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
   const double over = *options.mean_over;
@@ -38139,7 +37980,7 @@ double checked_mean_over(const char* operation, const Options& options) {
   return over;
 }
 
-// Options of losses that are not reduced.
+// Options for losses without a reduction.
 template <class Options>
 Options unreduced(const char* operation, Options options) {
   options.reduction = Reduction::none;
@@ -38147,7 +37988,7 @@ Options unreduced(const char* operation, Options options) {
   return options;
 }
 
-// How many of the labels count.
+// The number of labels that are not ignored.
 template <class D>
 double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index) {
   Tensor<std::int64_t, 1, Cpu> row;
@@ -38158,8 +37999,8 @@ double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignor
   return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
 }
 
-// `loss_of(options)`, whose node says over how many labels it is a mean; or, where a policy computes the batch in
-// parts, the whole batch's mean of `each(options)`, the losses of samples.
+// `loss_of(options)`, with the number of counted labels in its node. If a policy computes the batch in parts: the
+// global batch's mean of `each(options)`, the losses of samples.
 template <Operand X, class LossOf, class Each, class D, class Options>
 auto reduced_over_labels(const char* operation, const X& scores, const LossOf& loss_of, const Each& each,
                          const Tensor<std::int64_t, 1, D>& labels, Options options) {
@@ -38186,7 +38027,7 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
   });
 }
 
-// cross_entropy in the scores' own type.
+// cross_entropy in the scalar type of the scores.
 template <Operand X, class D>
 Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t, 1, D>& labels,
                                      const CrossEntropyOptions& options) {
@@ -38201,8 +38042,8 @@ Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t,
 
 /// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over
 /// the batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError
-/// for a bad label (on a GPU the next call that waits for it does), ShapeError where the batches differ. Labels may lie
-/// on another device, such as the loader's.
+/// for a bad label (on a GPU the next synchronising call does), ShapeError if the batches differ. Labels may be on
+/// another device, such as the loader's.
 template <Operand X, class D>
 requires(tensor_of<X>::rank == 2)
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -38210,7 +38051,7 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
       logits, [&](const auto& scores) { return detail::reduced_cross_entropy(scores, labels, options); });
 }
 
-/// Other logits and labels: the compiler says what they have to be.
+/// For other logits and labels: reports what they have to be, at compile time.
 template <Operand X, class Labels, class... Rest>
 Variable<float, 0> cross_entropy(const X&, const Labels&, const Rest&...) {
   constexpr int axes = tensor_of<X>::rank, labels = tensor_of<Labels>::rank;
@@ -38267,14 +38108,14 @@ auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
 // <chorus/ops/in_place.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_IN_PLACE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_IN_PLACE_HPP
-/// += -= *= /= of Tensors: they write into the tensor's memory, which all its views and handles see. What an operation
-/// has saved of it counts as written: backward refuses to go on with it. Nothing is recorded; of a Variable `x += y` is
-/// `x = x + y`, which is, and which other handles don't see.
+/// += -= *= /= of Tensors write into the tensor's memory, so all views and handles see the change. If an operation
+/// saved the tensor, its backward throws. Nothing is recorded. For a Variable `x += y` is `x = x + y`: it is recorded,
+/// and other handles keep the old value.
 
 namespace chorus {
 
 namespace functors {
-// Of integers, which wrap around. Element-wise kernels know packs of floating-point numbers alone.
+// For integers, which wrap around. Element-wise kernels support packs of floating-point numbers only.
 struct IntegerAdd {
   template <class T>
   CHORUS_HD T operator()(const T& a, const T& b) const {
@@ -38293,7 +38134,7 @@ struct IntegerMul {
     return static_cast<T>(a * b);
   }
 };
-// For a sentence of the compiler's.
+// Gives a readable compile error.
 struct NoDivision {
   template <class T>
   CHORUS_HD T operator()(const T&, const T&) const {
@@ -38310,7 +38151,7 @@ struct OfNumber {
 
 namespace detail {
 
-/// x = f(x, y...), with y dense and of x's shape.
+/// x = f(x, y...), with y contiguous and of x's shape.
 template <class F, class T, int Rank, class D, class... Y>
 void assign(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Y&... y) {
   static_assert(!std::is_same_v<T, bool>, "in place: no arithmetic of truth values");
@@ -38338,7 +38179,7 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
   check<ShapeError>(broadcast_shapes(operation, x.shape(), y.shape()) == x.shape(), operation,
                     ": expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
   const auto right = y.expand(x.shape());
-  // What reads other elements of the memory that is written is copied first.
+  // Copies y if it shares the written memory at other positions.
   const bool same_places = right.data() == x.data() && right.strides() == x.strides();
   const bool apart = right.storage().memory().block() != x.storage().memory().block();
   assign(operation, f, x, right.is_contiguous() && (apart || same_places) ? right : clone(right));
@@ -38366,12 +38207,12 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
       detail::assign(#NAME "_", functors::OfNumber<functors::OF_INTEGERS, T>{static_cast<T>(number)}, x);            \
     return std::forward<X>(x);                                                                                       \
   }
-/// The right side, a Tensor or a number, broadcasts to the tensor's shape. Throws ShapeError where it doesn't,
-/// UsageError where one is undefined or the tensor has one place for several elements.
+/// The right side, a Tensor or a number, broadcasts to the tensor's shape. Throws ShapeError if it doesn't, UsageError
+/// if one is undefined or if the tensor is expanded.
 CHORUS_IN_PLACE(+=, add, Add, IntegerAdd, AddScalar, +)
 CHORUS_IN_PLACE(-=, sub, Sub, IntegerSub, AddScalar, -)
 CHORUS_IN_PLACE(*=, mul, Mul, IntegerMul, MulScalar, +)
-/// Not of integers, whose quotients are none.
+/// Not for integers, whose quotients are not integers.
 CHORUS_IN_PLACE(/=, div, Div, NoDivision, DivScalar, +)
 #undef CHORUS_IN_PLACE
 
@@ -38381,8 +38222,8 @@ CHORUS_IN_PLACE(/=, div, Div, NoDivision, DivScalar, +)
 // <chorus/ops/losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_LOSSES_HPP
-/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all
-/// elements, `NAME_per_element` keeps them. Gradients go to both operands.
+/// Element-wise losses of two operands. Each has two forms: `NAME` is the mean (or sum) over all elements,
+/// `NAME_per_element` has no reduction. Gradients flow to both operands.
 
 namespace chorus {
 
@@ -38402,7 +38243,7 @@ struct AbsoluteError {
   }
 };
 
-/// d² / (2 beta) where |d| < beta, else |d| - beta / 2 (Girshick 2015).
+/// d² / (2 beta) if |d| < beta, else |d| - beta / 2 (Girshick 2015).
 struct SmoothL1 {
   double beta = 1;
   template <class S>
@@ -38420,7 +38261,7 @@ struct SmoothL1 {
   }
 };
 
-/// d² / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
+/// d² / 2 if |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
 struct Huber {
   double delta = 1;
   template <class S>
@@ -38438,8 +38279,8 @@ struct Huber {
   }
 };
 
-/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow, and without one large number less
-/// another: |x| counts only as far as the target is on the other side.
+/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow and without cancellation: |x| is
+/// weighted with the target's probability of the other sign.
 struct BinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -38452,7 +38293,7 @@ struct BinaryCrossEntropy {
   }
 };
 
-/// target (log(target) - x); 0 where the target is 0, however large x.
+/// target (log(target) - x); 0 if the target is 0, even for infinite x.
 struct KlDivergence {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -38467,8 +38308,8 @@ struct KlDivergence {
 }  // namespace functors
 
 namespace detail {
-// Losses as one: their sum, divided by what they are a mean over. The mean of none is 0, so that an empty share of a
-// batch contributes nothing.
+// The sum of losses divided by `over`. The mean over no samples is 0, so that an empty share of a batch contributes
+// nothing.
 template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
@@ -38478,7 +38319,7 @@ auto mean_of_losses(const X& losses, double over) {
       });
   return as_mean(as_sum(sum(losses), true, 0, Node::of_a_mean) / (over == 0 ? 1 : over), over);
 }
-// The same, divided by what the caller says of the whole batch. `counted`: what the losses here would be a mean over.
+// The same with the caller's divisor `over`. `counted`: the divisor of a mean of these losses.
 template <Operand X>
 auto sum_of_losses_over(const X& losses, double over, double counted) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
@@ -38517,34 +38358,34 @@ CHORUS_LOSS(l1_loss, AbsoluteError)
 CHORUS_LOSS(bce_with_logits, BinaryCrossEntropy)
 #undef CHORUS_LOSS
 
-/// Squared below `beta`, linear above it. Throws UsageError unless beta is positive.
+/// Quadratic below `beta`, linear above it. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction reduction = Reduction::mean) {
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
   return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
 }
-/// smooth_l1_loss without its mean. Throws UsageError where beta is not positive.
+/// smooth_l1_loss without a reduction. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
   return detail::pointwise("smooth_l1_loss", functors::SmoothL1{beta}, x, target);
 }
 
-/// Squared up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
+/// Quadratic up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reduction = Reduction::mean) {
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
   return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
 }
-/// huber_loss without its mean. Throws UsageError where delta is not positive.
+/// huber_loss without a reduction. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
   return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
 }
 
-/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...];
-/// summed, and divided by the batch's size (PyTorch's `batchmean`).
+/// The Kullback-Leibler divergence from the distributions with the given log probabilities to `target`: both [batch,
+/// ...]; summed and divided by the batch size (PyTorch's `batchmean`).
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
   static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
@@ -38552,7 +38393,7 @@ auto kl_div(const X& log_probabilities, const Y& target) {
   return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
                                 batch);
 }
-/// kl_div without its mean.
+/// kl_div without a reduction.
 template <Operand X, Operand Y>
 auto kl_div_per_element(const X& log_probabilities, const Y& target) {
   return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);
@@ -38564,13 +38405,13 @@ auto kl_div_per_element(const X& log_probabilities, const Y& target) {
 // <chorus/ops/masking.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MASKING_HPP
-/// Choices by a mask: where and masked_fill.
+/// where and masked_fill.
 
 namespace chorus {
 
 namespace functors {
 
-/// a where the mask is not 0, else b.
+/// a if the mask is not 0, else b.
 struct Where {
   template <class S>
   CHORUS_HD S operator()(const S& mask, const S& a, const S& b) const {
@@ -38578,7 +38419,7 @@ struct Where {
   }
 };
 
-/// The same of integers and truth values.
+/// The same for integers and bools.
 struct Choose {
   template <class T>
   CHORUS_HD T operator()(bool mask, const T& a, const T& b) const {
@@ -38586,7 +38427,7 @@ struct Choose {
   }
 };
 
-/// The value where the mask is not 0, else x.
+/// The value if the mask is not 0, else x.
 struct MaskedFill {
   double value = 0;
   template <class S>
@@ -38598,7 +38439,7 @@ struct MaskedFill {
 }  // namespace functors
 
 namespace detail {
-// The mask as 0 and 1 in the operands' scalar type: element-wise kernels work in one.
+// The mask as 0 and 1 in the operands' scalar type, which element-wise kernels need.
 template <Real T, int Rank, Device D>
 Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
   const auto dense = contiguous(mask);
@@ -38608,7 +38449,7 @@ Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
 }
 }  // namespace detail
 
-/// a where the mask is true, else b; the three broadcast. Throws ShapeError where they don't.
+/// a where the mask is true, else b; the three broadcast. Throws ShapeError if they don't.
 template <int Rank, Device D, Operand A, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
   using T = typename tensor_of<A>::value_type;
@@ -38630,7 +38471,7 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
   }
 }
 
-/// The value where the mask is true, else x; they broadcast. Throws ShapeError where they don't.
+/// The value where the mask is true, else x; they broadcast. Throws ShapeError if they don't.
 template <Operand X, int Rank, Device D>
 auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   detail::check_defined("masked_fill", value_of(x), mask);
@@ -38638,7 +38479,7 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
 }
 
-/// where with a number, which takes the operand's type, in the place of a or b.
+/// where with a number instead of a or b; it is converted to the operand's type.
 template <int Rank, Device D, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, math::Arithmetic auto number, const B& b) {
   using T = typename tensor_of<B>::value_type;
@@ -38660,12 +38501,12 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, math::Arithmetic auto 
 
 namespace chorus {
 
-/// How many rows and columns are added at each side of an image.
+/// Number of rows and columns to add on each side of an image.
 struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Pad2d {
   static constexpr const char* name = "pad2d";
@@ -38674,8 +38515,8 @@ struct Pad2d {
 };
 }  // namespace operations
 
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], `value` around x. Throws UsageError
-/// for negative padding.
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]; the border is `value`. Throws
+/// UsageError for negative padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
   using T = typename tensor_of<X>::value_type;
@@ -38706,28 +38547,25 @@ auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
 // <chorus/ops/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_RANDOM_HPP
-/// Random numbers within a forward pass and outside of it: rand, randn, randint, bernoulli, multinomial, normal,
-/// randperm.
+/// Random numbers in and outside of a forward pass: rand, randn, randint, bernoulli, multinomial, normal, randperm.
 
 namespace chorus {
 
-/// Whose numbers an operation draws. In a forward pass of a policy a number depends on the seed, the pass, the
-/// operation, the sample's place in the global batch and the number's place in the sample: one device, DataParallel and
-/// DistributedDataParallel draw the same bits. That holds
-///   * for a tensor whose first size (or whose size along the policy's `dim`) is this device's number of samples: each
-///     row belongs to a sample;
-///   * for one whose first size is no multiple of it: the numbers are the same on all devices, as are those of a
-///     Parameter.
-/// On several devices all else could be either, as two rows a sample are or noise for a weight of 64 rows at 32
-/// samples: it throws UsageError that asks for `same_on_all`. A weight that has by chance as many rows as the device
-/// has samples can't be told from samples: say `same_on_all = true`.
+/// How draws depend on samples. In a policy's forward pass a number depends on the seed, the pass, the operation, the
+/// sample's index in the global batch and the position in the sample. One device, DataParallel and
+/// DistributedDataParallel therefore draw the same bits.
+///   * If the first size (or that along the policy's `dim`) is this device's number of samples, rows belong to samples.
+///   * If the first size is no multiple of it, or for a Parameter, all devices draw the same numbers.
+/// On several devices other shapes are ambiguous, such as two rows per sample, or 64 rows of noise for a weight at 32
+/// samples: UsageError asks for `same_on_all`. A weight with as many rows as the device has samples looks like samples:
+/// set `same_on_all = true`.
 struct RandomOptions {
-  /// true: all devices draw the same numbers. false: rows belong to samples, one each or as many for each.
+  /// true: all devices draw the same numbers. false: rows belong to samples, equally many rows for each.
   std::optional<bool> same_on_all = {};
-  /// The axis along which samples lie; -1: as above.
+  /// The axis of the samples; -1: see above.
   int axis = -1;
-  /// Outside of a policy's forward pass: the place of row 0 in the whole, so that ranks, which have one seed, may draw
-  /// rows of their own.
+  /// Outside of a policy's forward pass: the global index of row 0, so that ranks, which share a seed, can draw
+  /// different rows.
   std::int64_t first_row = 0;
 };
 
@@ -38740,7 +38578,7 @@ void check_can_draw(std::string_view operation, const RandomKey& key) {
                       ": numbers of the host in a step that is captured for replays would stay what they are");
 }
 
-/// Which numbers a tensor of that shape gets, and the axis along which its rows lie.
+/// The random key for a tensor's shape, and the axis of its rows.
 struct RandomRows {
   RandomKey key;
   std::size_t axis;
@@ -38758,7 +38596,7 @@ struct RandomRows {
                     "{.same_on_all = true}");
 }
 
-/// Throws UsageError where it can't be told whose they are.
+/// Throws UsageError if the shape is ambiguous.
 inline RandomRows random_rows(std::string_view operation, std::span<const Index> shape, const RandomOptions& options) {
   const int rank = static_cast<int>(shape.size());
   check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation, ": the samples' axis is ",
@@ -38780,7 +38618,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
     return RandomRows{key, place(axis)};
   };
   if (for_all) return settled(0);
-  const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be the samples'
+  const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be that of the samples
   if (both && shape[place(context->dim)] == samples) {
     check<UsageError>(!several || shape[0] != samples || samples == 0, operation, ": two axes of the shape ", shape,
                       " have this device's number of samples; expected {.axis = ...} to name the samples' one");
@@ -38795,18 +38633,17 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
     return settled(samples == 0 && !several ? key.first_sample : first_of(rows));
   }
   if (!several) return settled(samples > 0 && rows % samples == 0 ? first_of(rows) : key.first_sample);
-  if (samples > 0 && rows > 0) {  // a rank without samples knows that it has none of their rows
+  if (samples > 0 && rows > 0) {  // a rank without samples cannot tell
     check_samples_known(operation, shape, rows, *context);
     if (both) check_samples_known(operation, shape, shape[place(context->dim)], *context);
   }
   return settled(0);
 }
 
-/// The tensor of a shape.
 template <Scalar T, std::size_t Rank, Device D>
 using OfShape = Tensor<T, static_cast<int>(Rank), D>;
 
-/// A tensor that `draw(rows, inner, numbers, key)` has filled.
+/// A tensor filled by `draw(rows, inner, numbers, key)`.
 template <Scalar T, std::size_t Rank, Device D, class Draw>
 OfShape<T, Rank, D> drawn(const char* operation, const std::array<Index, Rank>& shape, D device,
                           const RandomOptions& options, const Draw& draw) {
@@ -38823,7 +38660,7 @@ OfShape<T, Rank, D> drawn(const char* operation, const std::array<Index, Rank>& 
   return axis == 0 ? out : contiguous(out.transpose(0, static_cast<Index>(axis)));
 }
 
-/// Noise for parameters is the same on all devices, if nobody says otherwise.
+/// By default noise for parameters is the same on all devices.
 template <class... Xs>
 RandomOptions options_for(RandomOptions options) {
   if ((std::is_base_of_v<AnyParameter, Xs> && ...) && !options.same_on_all) options.same_on_all = true;
@@ -38837,7 +38674,7 @@ const auto& defined_value(const char* operation, const X& x) {
   return value;
 }
 
-/// On GPUs, where nobody looks, `right` isn't asked.
+/// Not checked on GPUs, which would have to wait.
 template <AnyTensor X, class Right>
 void check_numbers(const X& x, const Right& right, const char* operation, const char* expected) {
   if constexpr (std::is_same_v<typename X::device_type, Cpu>) {
@@ -38859,13 +38696,13 @@ void check_deviations(const X& std) {
 
 }  // namespace detail
 
-/// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. Whose numbers, and what is
-/// thrown: see RandomOptions; the same for all below. The device is, if not given, that of the pass.
+/// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. For the dependence on samples
+/// and for errors see RandomOptions, here and below. The default device is that of the pass.
 template <Real T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                  const RandomOptions& options = {}) {
   using C = compute_type<T>;
-  // The largest number below 1 in T: nothing is rounded up to 1.
+  // The largest number below 1 in T, so that nothing is rounded up to 1.
   const C last = Narrow<T> ? C(1) - (std::is_same_v<T, bf16> ? C(0x1p-8) : C(0x1p-11)) : std::nextafter(C(1), C(0));
   return to<T>(detail::drawn<C>("rand", shape, device, options,
                                 [&](Index rows, Index inner, C* out, const RandomKey& key) {
@@ -38873,7 +38710,7 @@ detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device 
                                 }));
 }
 
-/// From N(0, 1): `ch::randn<float, 2>({n, d}, device)`.
+/// Standard normal: `ch::randn<float, 2>({n, d}, device)`.
 template <Real T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                   const RandomOptions& options = {}) {
@@ -38884,8 +38721,8 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
                                 }));
 }
 
-/// Whole numbers in [low, high), all alike likely: `ch::randint<std::int64_t, 1>(0, 1000, {n}, device)`. Throws
-/// UsageError unless low < high, and where T doesn't hold them.
+/// Uniform integers in [low, high): `ch::randint<std::int64_t, 1>(0, 1000, {n}, device)`. Throws UsageError unless low
+/// < high, and if T cannot hold them.
 template <std::integral T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
                                     D device = default_device<D>(), const RandomOptions& options = {}) {
@@ -38900,7 +38737,7 @@ detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const s
                           });
 }
 
-/// Uniform in [0, 1), with x's type, shape and device. No gradient goes to x.
+/// Uniform in [0, 1), with x's type, shape and device. x gets no gradient.
 template <Operand X>
 auto rand_like(const X& x, const RandomOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -38908,8 +38745,8 @@ auto rand_like(const X& x, const RandomOptions& options = {}) {
   return rand<T>(value.shape(), value.device(), detail::options_for<X>(options));
 }
 
-/// From N(0, 1), with x's type, shape and device. No gradient goes to x: a sample of N(mean, std²) through which
-/// gradients go to both is `mean + std * ch::randn_like(std)` (Kingma, Welling 2014).
+/// Standard normal, with x's type, shape and device. x gets no gradient. For a differentiable sample of N(mean, std²)
+/// use `mean + std * ch::randn_like(std)` (Kingma, Welling 2014).
 template <Operand X>
 auto randn_like(const X& x, const RandomOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -38917,8 +38754,8 @@ auto randn_like(const X& x, const RandomOptions& options = {}) {
   return randn<T>(value.shape(), value.device(), detail::options_for<X>(options));
 }
 
-/// 1 with probability p, else 0, for each number p of a tensor of floating-point numbers; in its type. No gradient goes
-/// to p. Throws UsageError where one is not in [0, 1]; on a GPU the result is NaN there.
+/// For each element p: 1 with probability p, else 0, in p's type. p gets no gradient. Throws UsageError if an element
+/// is not in [0, 1]; on a GPU its result is NaN instead.
 template <Operand P>
 auto bernoulli(const P& p, const RandomOptions& options = {}) {
   using T = typename tensor_of<P>::value_type;
@@ -38933,8 +38770,8 @@ auto bernoulli(const P& p, const RandomOptions& options = {}) {
   return to<T>(out);
 }
 
-/// From N(mean, std²), for numbers or tensors of one shape. No gradient goes through it: see randn_like. Throws
-/// UsageError for a deviation below 0 (on a GPU it is taken as it is), ShapeError for tensors of different shapes.
+/// Samples of N(mean, std²), for numbers or tensors of one shape. Not differentiable: see randn_like. Throws UsageError
+/// if std is negative (not checked on a GPU), ShapeError if shapes differ.
 template <Operand M, Operand S>
 auto normal(const M& mean, const S& std, const RandomOptions& options = {}) {
   const auto& centre = detail::defined_value("normal", mean);
@@ -38963,8 +38800,8 @@ detail::OfShape<T, Rank, D> normal(double mean, double std, const std::array<Ind
 
 namespace detail {
 
-/// The key of `count` numbers that depend on each other, made on the host. Throws UsageError where they are as many as
-/// this device's samples, one of several devices'.
+/// The key for `count` dependent numbers that the host draws. Throws UsageError if `count` is this device's number of
+/// samples and there are several devices.
 inline RandomKey key_of_whole(std::string_view operation, Index count, std::string_view what,
                               const RandomOptions& options) {
   auto* context = random_context();
@@ -38984,10 +38821,9 @@ inline RandomKey key_of_whole(std::string_view operation, Index count, std::stri
 
 }  // namespace detail
 
-/// The numbers 0 to n - 1 in random order (Fisher, Yates), made on the host. In a forward pass it is the same on all
-/// devices, as an order of features is. Throws UsageError where n is this device's number of samples and others have
-/// some, too, for no order of a share is one of the batch: then `same_on_all` says whether all devices have one order,
-/// or each has its own.
+/// A random permutation of 0 to n - 1 (Fisher, Yates), made on the host. In a forward pass all devices get the same
+/// one. With several devices, throws UsageError if n is this device's number of samples, since a permutation of a share
+/// is none of the batch: `same_on_all` then says whether all devices get the same permutation or their own.
 template <std::integral T = std::int64_t, Device D = Cpu>
 Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOptions& options = {}) {
   check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
@@ -39002,7 +38838,7 @@ Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOp
 
 namespace detail {
 
-/// A row's weights of which none is negative, as they stand and added up.
+/// The non-negative weights of a row, and their cumulative sums.
 struct Categories {
   std::vector<double> weights, up_to;
   Index possible = 0;
@@ -39018,15 +38854,15 @@ struct Categories {
     check<UsageError>(sum > 0 && sum <= std::numeric_limits<double>::max(),
                       "multinomial: expected weights with a finite sum above 0, got ", sum, " in row ", number);
   }
-  /// By a number in [0, 1).
+  /// Chooses a category by a number in [0, 1).
   std::int64_t choose(double unit) const {
     const auto first_above = std::upper_bound(up_to.begin(), up_to.end(), unit * up_to.back());
     auto chosen = first_above == up_to.end() ? up_to.size() - 1 : static_cast<std::size_t>(first_above - up_to.begin());
-    while (!(weights[chosen] > 0)) --chosen;  // where rounding has led past the last one
+    while (!(weights[chosen] > 0)) --chosen;  // rounding may lead past the last one
     return static_cast<std::int64_t>(chosen);
   }
-  /// `count` different ones, by a number in [0, 1) for each category: those whose exponential times are the shortest,
-  /// which is to draw one after the other (Efraimidis, Spirakis 2006).
+  /// Chooses `count` distinct categories, by a number in [0, 1) for each: those with the smallest exponential times.
+  /// This is equivalent to drawing one after the other (Efraimidis, Spirakis 2006).
   void choose(const double* units, Index count, std::int64_t* out) const {
     std::vector<std::pair<double, std::int64_t>> times;
     for (std::size_t i = 0; i < weights.size(); ++i)
@@ -39038,11 +38874,11 @@ struct Categories {
 
 }  // namespace detail
 
-/// weights: [categories] or [rows, categories], not negative, of any sum -> [num_samples] or [rows, num_samples]: of
-/// each row that many categories, each as likely as its share of the row's weights, with `replacement` or different
-/// ones. Made on the host. Without replacement, those of [categories] are the same on all devices; else their rows are
-/// those of the result. No gradient goes to the weights. Throws UsageError for weights that are negative, not finite,
-/// or all 0, unless num_samples is positive, and where fewer categories than that have a weight.
+/// weights: [categories] or [rows, categories], non-negative, with any sum -> [num_samples] or [rows, num_samples]:
+/// draws categories of each row in proportion to their weights, with `replacement` or without. Made on the host.
+/// Without replacement, draws from [categories] are the same on all devices; else RandomOptions applies to the result's
+/// rows. Weights get no gradient. Throws UsageError if weights are negative, not finite or all 0, if num_samples is not
+/// positive, or if fewer categories than needed have a positive weight.
 template <Operand W>
 auto multinomial(const W& weights, Index num_samples, bool replacement = false, const RandomOptions& options = {}) {
   constexpr int rank = tensor_of<W>::rank;
@@ -39064,7 +38900,7 @@ auto multinomial(const W& weights, Index num_samples, bool replacement = false, 
                                               "different ones of a device are not different ones of the batch", own)
                        : detail::random_rows("multinomial", shape, own).key;
   detail::check_can_draw<Cpu>("multinomial", key);
-  const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with a sample's numbers
+  const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with its own sample's numbers
   const Index inner = replacement ? rows * num_samples / std::max<Index>(lines, 1) : categories;
   std::vector<double> units(static_cast<std::size_t>(lines * inner));
   kernels::draw_uniform(Cpu{}, lines, inner, units.data(), std::nextafter(1.0, 0.0), key);
@@ -39089,23 +38925,23 @@ auto multinomial(const W& weights, Index num_samples, bool replacement = false, 
 // <chorus/ops/resize.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_RESIZE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_RESIZE_HPP
-/// Images in other sizes: nearest-neighbour enlargement, and pooling to a given size.
+/// Resizing images: nearest-neighbour upsampling and adaptive average pooling.
 
 // <chorus/ops/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_RESAMPLE_HPP
-/// Images resampled along both axes by given weights. (No products with matrices of weights: 0 times an infinity
-/// elsewhere in the image is NaN.)
+/// Resampling of images along both axes with given weights. Matrix products are not used: 0 times an infinity elsewhere
+/// in the image would be NaN.
 
 // <chorus/kernels/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_RESAMPLE_HPP
-/// Images resampled along both of their axes: interpolation, and means of parts.
+/// Resampling of images along both axes: interpolation, and means of parts.
 
 namespace chorus::kernels {
 
-/// The map from an axis of `in` entries to one of `out`: entry i is the sum of weight[k] times entry index[k] of the
-/// old axis, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
+/// A linear map from an axis of `in` entries to one of `out`: entry i is the sum of weight[k] times entry index[k] of
+/// the old axis, over k from begin[i] to begin[i + 1] - 1. The arrays are on the kernel's device.
 template <class T>
 struct AxisTaps {
   Index in, out;
@@ -39113,8 +38949,8 @@ struct AxisTaps {
   const T* weight;
 };
 
-/// x: [planes, rows.in, columns.in] -> y: [planes, rows.out, columns.out], which it overwrites or, with `accumulate`,
-/// adds to. The gradient by x is the same with both axes' matrices of weights transposed.
+/// x: [planes, rows.in, columns.in] -> y: [planes, rows.out, columns.out], overwritten or, with `accumulate`, added to.
+/// The gradient w.r.t. x uses both axes' transposed weights.
 template <class T>
 void resample(Cpu, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate);
@@ -39133,13 +38969,12 @@ void resample(Cpu device, Index planes, const AxisTaps<float>& rows, const AxisT
 // <chorus/kernels/cpu/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RESAMPLE_HPP
-/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by
-/// one.
+/// Resampling of images along both axes on the CPU. Rows are mixed packet by packet, the elements of a row one by one.
 
 namespace chorus::kernels {
 
 namespace detail {
-/// to[j] = the sum of the row's taps of rows of `width` numbers, or +=.
+/// to[j] = the weighted sum over the row's taps, for rows of `width` numbers, or +=.
 template <class T>
 void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, bool accumulate) {
   const auto begin = rows.begin[row], end = rows.begin[row + 1];
@@ -39151,7 +38986,7 @@ void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T*
   });
 }
 
-/// One row, resampled along its columns.
+/// Resamples one row along its columns.
 template <class T>
 void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumulate) {
   for (Index j = 0; j < columns.out; ++j) {
@@ -39165,7 +39000,7 @@ void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumula
 template <class T>
 void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate) {
-  // Columns, which are processed number by number, of the fewer rows.
+  // Columns are slow, since they are processed element by element, so they are resampled while there are fewer rows.
   const Index in = rows.in * columns.in, out = rows.out * columns.out;
   if (rows.in < rows.out) {
     const ThreadScratch<T> lines(device, rows.in * columns.out);
@@ -39196,7 +39031,7 @@ void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<
 // <chorus/kernels/cuda/resample.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RESAMPLE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_RESAMPLE_HPP
-/// Images resampled along both of their axes on GPUs: a thread for each pixel of the result.
+/// Resampling of images along both axes on GPUs: one thread per result pixel.
 
 namespace chorus::kernels {
 
@@ -39239,7 +39074,7 @@ namespace chorus {
 
 namespace detail {
 
-/// For each entry of a resampled axis the old axis' entries that it is the sum of, and their weights.
+/// For each entry of a resampled axis: the source entries of its weighted sum.
 struct AxisWeights {
   struct Tap {
     Index index;
@@ -39257,7 +39092,7 @@ struct AxisWeights {
   }
 };
 
-/// The same on a device, as kernels read it.
+/// The same on a device, in the kernels' layout.
 template <Real T, Device D>
 class AxisTaps {
  public:
@@ -39283,7 +39118,7 @@ class AxisTaps {
 
  private:
   Index in_, out_;
-  Tensor<std::int32_t, 1, D> places_;  // where each entry's begin, and then their indices
+  Tensor<std::int32_t, 1, D> places_;  // the begin of each entry's taps, then the source indices
   Tensor<compute_type<T>, 1, D> weights_;
 };
 
@@ -39306,7 +39141,7 @@ struct Resample {
 
 namespace detail {
 
-/// x: [batch, channels, height, width], resampled by `operation.there`; its gradients by `operation.back`.
+/// x: [batch, channels, height, width], resampled by `operation.there`; the gradient is resampled by `operation.back`.
 template <Operand X, class T, class D>
 auto resample(const X& x, const operations::Resample<T, D>& operation) {
   const auto input = contiguous(value_of(x));
@@ -39340,8 +39175,8 @@ auto resample(const X& x, const AxisWeights& rows, const AxisWeights& columns) {
 
 namespace chorus {
 
-/// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless
-/// the scale is positive.
+/// x: [batch, channels, height, width]; repeats each pixel `scale` times along both axes. Throws UsageError unless the
+/// scale is positive.
 template <Operand X>
 auto upsample_nearest2d(const X& x, Size2d scale) {
   static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: the input is [batch, channels, height, width]");
@@ -39355,8 +39190,8 @@ auto upsample_nearest2d(const X& x, Size2d scale) {
 
 namespace detail {
 
-/// An axis of `in` entries in `out` equal parts, which may share entries: part i has those from first(i) to last(i)
-/// - 1.
+/// Splits an axis of `in` entries into `out` parts of about equal size, which may overlap: part i is [first(i),
+/// last(i)).
 struct AxisParts {
   Index in, out;
   Index first(Index i) const { return i * in / out; }
@@ -39369,7 +39204,7 @@ struct AxisParts {
   }
 };
 
-/// Each entry the sum of its part.
+/// Each output entry is the sum of its part.
 inline AxisWeights sums_of(const AxisParts& parts) {
   AxisWeights weights{parts.in, {}};
   for (Index i = 0; i < parts.out; ++i) {
@@ -39379,7 +39214,7 @@ inline AxisWeights sums_of(const AxisParts& parts) {
   return weights;
 }
 
-/// The mean of each part. (Sums are divided, not the numbers, so that what cancels out does.)
+/// The mean of each part. Sums are divided, not the elements, so that cancellation stays exact.
 template <Operand X>
 auto mean_of_parts(const X& x, const AxisParts& rows, const AxisParts& columns) {
   using T = typename tensor_of<X>::value_type;
@@ -39394,8 +39229,8 @@ auto mean_of_parts(const X& x, const AxisParts& rows, const AxisParts& columns) 
 
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the
-/// image, as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
+/// x: [batch, channels, height, width] -> means of parts, split as in PyTorch: [batch, channels, size.height,
+/// size.width]. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
@@ -39443,21 +39278,21 @@ struct SgdScalars {
 };
 
 /// g += weight_decay p; m = momentum m + (1 - dampening) g (in the first step m = g); g = m, or g + momentum m for
-/// Nesterov; p -= lr g. Overwrites `p` and `momentum`, which is null where there is none; `g` stays.
+/// Nesterov; p -= lr g. Overwrites `p` and `momentum`, which is null without momentum; `g` is unchanged.
 template <Real T>
 void sgd_step(Cpu, Index count, T* p, const T* g, T* momentum, const SgdScalars& s);
 
 struct AdamScalars {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  /// True: weight decay shrinks the parameter itself (AdamW); false: it is added to the gradient (Adam).
+  /// True: weight decay shrinks the parameter directly (AdamW); false: it is added to the gradient (Adam).
   bool decoupled = false;
   /// The number of this step, from 1.
   Index step = 1;
 };
 
-/// m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g²;
-/// p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps), with the largest v so far if `vmax` is not null
-/// (AMSGrad). Overwrites p, m, v and vmax; `g` stays.
+/// m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g²; p -= lr / (1 - beta1^step) * m / (sqrt(v / (1 -
+/// beta2^step)) + eps), with the largest v so far if `vmax` is not null (AMSGrad). Overwrites p, m, v and vmax; `g` is
+/// unchanged.
 template <Real T>
 void adam_step(Cpu, Index count, T* p, const T* g, T* m, T* v, T* vmax, const AdamScalars& s);
 
@@ -39466,7 +39301,7 @@ struct RmsPropScalars {
 };
 
 /// g += weight_decay p; v = alpha v + (1 - alpha) g²; step = g / (sqrt(v) + eps); with momentum m = momentum m + step
-/// and step = m; p -= lr step. Overwrites p, v and m, which is null where there is no momentum; `g` stays.
+/// and step = m; p -= lr step. Overwrites p, v and m, which is null without momentum; `g` is unchanged.
 template <Real T>
 void rms_prop_step(Cpu, Index count, T* p, const T* g, T* v, T* m, const RmsPropScalars& s);
 
@@ -39573,15 +39408,15 @@ void adagrad_step(Cpu, Index count, T* p, const T* g, T* sum, const AdagradScala
 // <chorus/kernels/cuda/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_OPTIMIZER_HPP
-/// Optimizer steps over flat arrays on GPUs, one launch each. Values that change with each step (learning rate, number
-/// of the step) may lie in device memory, so that a captured graph can be replayed with other values.
+/// Optimizer steps over flat arrays on GPUs, one launch each. Values that change with each step (learning rate, step
+/// number) may be in device memory, so that a captured graph can be replayed with other values.
 
 namespace chorus::kernels {
 
 namespace cuda {
 
-/// The device memory that tells whether a step is skipped (`*unwanted` is not 0), and the number of skipped steps among
-/// those that the host has counted. Null: no step is skipped.
+/// Device memory that tells whether a step is skipped (`*unwanted` is nonzero), and how many of the steps that the host
+/// counted were skipped. Null: no step is skipped.
 struct StepSkip {
   const std::int32_t* unwanted = nullptr;
   const Index* left_out = nullptr;
@@ -39591,7 +39426,7 @@ struct StepSkip {
 /// SgdScalars, AdamScalars, ... of a step: by value, or in device memory.
 template <class S>
 struct Scalars {
-  /// The scalars of a replay, and its number, from 1, if no replay was skipped.
+  /// The scalars of a replay, and its step number (from 1) without skipped replays.
   struct Replayed {
     S value{};
     Index step = 1;
@@ -39610,8 +39445,8 @@ struct Scalars {
   }
 };
 
-/// Calls `rule.update(i)` for all elements. Once a block, `rule.prepare(scalars)` first computes the values of the
-/// formula, since powers of doubles are slow.
+/// Calls `rule.update(i)` for all elements. `rule.prepare(scalars)` precomputes values once per block, since powers of
+/// doubles are slow.
 template <class S, class Rule>
 __global__ void optimizer_step(Index count, const __grid_constant__ Scalars<S> scalars, Rule rule) {
   if (scalars.skip.now()) return;
@@ -39735,7 +39570,7 @@ struct AdagradRule {
 
 template <class S, class Rule>
 void run_step(Cuda device, const char* name, Index count, const Scalars<S>& scalars, const Rule& rule) {
-  // Several elements a thread, to repay the block's preparation.
+  // Several elements per thread, to amortise the block's preparation.
   if (count > 0)
     launch(device, name, blocks_for(count, 4 * block_threads), optimizer_step<S, Rule>, count, scalars, rule);
 }
@@ -39747,7 +39582,7 @@ struct CountLeftOut {
     if (*unwanted != 0) ++*left_out;
   }
 };
-/// After a step's kernels: `++*left_out` if the device has skipped them.
+/// After a step's kernels: `++*left_out` if the device skipped them.
 inline void count_left_out(Cuda device, const std::int32_t* unwanted, Index* left_out) {
   for_each(device, "count of steps left out", 1, CountLeftOut{unwanted, left_out});
 }
@@ -39772,7 +39607,7 @@ void square_sum(Cuda device, Index count, const T* x, double* sum) {
 
 }  // namespace cuda
 
-// Each step takes its scalars by value, or as cuda::Scalars.
+// Each step takes its scalars by value or as cuda::Scalars.
 #define CHORUS_OPTIMIZER_STEP(NAME, SCALARS, PARAMETERS, RULE)                       \
   template <Real T>                                                                  \
   void NAME(Cuda device, Index count, PARAMETERS, const cuda::Scalars<SCALARS>& s) { \
@@ -39818,19 +39653,18 @@ double square_sum(Cuda device, Index count, const T* x) {
 // <chorus/nn/flat_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
-/// All parameters of a model in one buffer per dtype, and all gradients in another, so that a replica's copy, a
-/// gradient bucket and an optimizer step are each a range of memory.
+/// Stores all parameters of a dtype in one buffer, and all gradients in another. A replica's copy, a gradient bucket
+/// and an optimizer step are then ranges of memory.
 
 namespace chorus::nn {
 
-/// Owns the buffers; the parameters are views of them. Within a dtype those come first that want gradients, in the
-/// order in which backward is expected to finish them (the last layer's first), frozen ones last. In front of large
-/// ones, on GPUs of all, some zeros may lie, up to an address that suits them (`parameter_place`); they count as the
-/// parameter's before.
+/// Owns the buffers; parameters are views of them. Within a dtype, trainable parameters come first, in the order in
+/// which backward is expected to finish them (last layer first), then frozen ones. Large parameters, and on GPUs all,
+/// are aligned (`parameter_place`): zeros before them count as part of the previous parameter.
 template <Device D>
 class FlatParameters {
  public:
-  /// Where one parameter lies, in elements of its group's buffers: `count` of them up to the next parameter.
+  /// The place of one parameter, in elements of its group's buffers: `count` elements up to the next parameter.
   struct Entry {
     NamedParameter<D> named;
     std::size_t group, begin, count;
@@ -39840,8 +39674,8 @@ class FlatParameters {
   struct Group {
     DType dtype;
     Storage<D> values, grads;
-    std::size_t count = 0;      // elements in all
-    std::size_t trainable = 0;  // elements at the front that want gradients
+    std::size_t count = 0;      // total elements
+    std::size_t trainable = 0;  // elements of trainable parameters, at the front
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
@@ -39855,34 +39689,34 @@ class FlatParameters {
   /// Moves the parameters of `model`, contents included, into new buffers on their device.
   explicit FlatParameters(Module& model);
 
-  /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i. Where they lie so
-  /// already they stay, for captured graphs know their addresses.
+  /// Changes the layout: `order[i]` is the current index of the parameter that becomes number i. Does nothing if the
+  /// order is the same, since captured graphs know the addresses.
   [[gnu::cold]] void reorder(std::span<const std::size_t> order);
 
-  /// Memory for that many bytes, or none.
+  /// Allocates that many bytes, or returns null.
   using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
-  /// Moves the buffers into memory that these give, now and at each `reorder`; where one gives none, they stay the
-  /// device's.
+  /// Moves the buffers into memory from these functions, now and at each `reorder`. If one returns null, the device
+  /// allocates.
   void use_memory(Allocate for_values, Allocate for_grads);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
 
-  /// The first parameter that lies elsewhere by now, for another FlatParameters has taken it; null where none does.
+  /// The first parameter that another FlatParameters has moved away; null if there is none.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
       if (entry.parameter().place() != groups_[entry.group].value(entry.begin)) return &entry;
     return nullptr;
   }
 
-  /// Changes with the layout, and with what is made for it, such as buckets: what has kept addresses asks it.
+  /// Changes with the layout, and with data that depends on it, such as buckets. Users of cached addresses compare it.
   std::uint64_t generation() const { return generation_; }
   void count_generation() { ++generation_; }
 
   /// Bytes of all parameters.
   std::size_t bytes() const;
 
-  /// In memory order: an optimizer that keeps it touches memory from front to back.
+  /// In memory order, so that an optimizer accesses memory sequentially.
   std::vector<NamedParameter<D>> parameters() const;
 
  private:
@@ -39900,7 +39734,7 @@ class FlatParameters {
 // <chorus/nn/flat_parameters_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_IMPL_HPP
-/// How FlatParameters lays the parameters out.
+/// The layout of FlatParameters.
 
 namespace chorus::nn {
 
@@ -39972,14 +39806,14 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const D device = first->parameter().where();
     const std::size_t bytes = group.count * size_of(group.dtype);
     const auto lent_by = [&](const Allocate& allocate) {
-      // What is lent is the host's memory.
+      // Only host memory can be lent.
       return std::is_same_v<D, Cpu> && allocate ? allocate(bytes) : std::shared_ptr<void>();
     };
     const auto memory = [&](trace::Memory kind, std::shared_ptr<void> lent) {
       const MemoryScope scope(kind);
       if constexpr (std::is_same_v<D, Cpu>) {
         if (lent) return Storage<D>(device, std::move(lent), bytes);
-        if (PromisedNumbers::current() != nullptr) return untouched_memory(bytes);  // no numbers to put there
+        if (PromisedNumbers::current() != nullptr) return untouched_memory(bytes);  // no values to store
       }
       return Storage<D>(device, bytes);
     };
@@ -40800,7 +40634,7 @@ class AdamW final : public Adam<D> {
 
 namespace chorus::kernels {
 
-/// The sum of squares, in an order that depends on `count` alone.
+/// The sum of squares, in an order that depends only on `count`.
 template <Real T>
 double square_sum(Cpu, Index count, const T* x);
 
@@ -40825,7 +40659,7 @@ double square_sum(Cpu, Index count, const T* x) {
           return pmul(value, value);
         })));
     if (std::isfinite(squares)) return squares;
-    double large = 0;  // squares of finite floats may be too large for float
+    double large = 0;  // squares of finite floats may overflow float
     for (Index i = start; i < end; ++i) large += static_cast<double>(x[i]) * static_cast<double>(x[i]);
     return large;
   };
@@ -40856,13 +40690,13 @@ double square_sum(Cpu, Index count, const T* x) {
 // <chorus/kernels/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
-/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. Decisions stay
-/// in device memory, so that no step waits for the host.
+/// Unscaling, norm and clipping of all gradients, in one launch each, on GPUs. Decisions stay in device memory, so that
+/// no step waits for the host.
 
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
-/// How a loss scale changes, on the host and on a GPU.
+/// The update rule of a loss scale, on the host and on GPUs.
 
 namespace chorus::kernels {
 
@@ -40877,9 +40711,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
-  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
-  /// become smaller.
+  /// Called after a step: `finite` if all gradients were finite, else the step was skipped. The scale does not grow
+  /// beyond `max_scale`, as PyTorch's does not become infinite, and does not shrink below `min_scale`, or its initial
+  /// value if that is smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
@@ -40902,10 +40736,10 @@ namespace chorus::kernels::cuda {
 struct LossScale : LossScaleState {
   double inverse = 1;
   float scale_f32 = 1;
-  std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
+  std::int32_t found = 0;  ///< nonzero: a gradient of this step is not finite
 };
 
-/// The norm of all gradients, and their factor unless that is at least 1, in device memory.
+/// The norm of all gradients, and their clipping factor, which applies if below 1, in device memory.
 struct GradNorm {
   double squares, norm, factor;
 };
@@ -40916,12 +40750,12 @@ struct Array {
   Index count;
 };
 
-/// Some arrays that a kernel treats as one.
+/// Several arrays that a kernel treats as one.
 template <class T>
 struct Arrays {
   static constexpr std::size_t most = 64;
   T* data[most];
-  Index end[most];  ///< of each one's elements, counted over all
+  Index end[most];  ///< cumulative end of each array's elements
   __device__ T& operator[](Index i) const {
     int k = 0;
     while (i >= end[k]) ++k;
@@ -40929,7 +40763,7 @@ struct Arrays {
   }
 };
 
-/// Calls `f(arrays, count of their elements)` for as few groups as it takes.
+/// Calls `f(arrays, number of elements)` for as few groups as possible.
 template <class T, class F>
 void for_arrays(std::span<const Array<T>> all, const F& f) {
   for (std::size_t begin = 0; begin < all.size(); begin += Arrays<T>::most) {
@@ -40951,7 +40785,7 @@ struct Unscale {
   __device__ void operator()(Index i) const {
     T& grad = grads[i];
     grad *= static_cast<T>(state->inverse);
-    if (!(grad - grad == 0)) state->found = 1;  // infinite, or not a number
+    if (!(grad - grad == 0)) state->found = 1;  // infinite or NaN
   }
 };
 
@@ -40998,7 +40832,7 @@ struct ClipGrads {
   }
 };
 
-/// Divides gradients by the scale, and records whether one is not finite.
+/// Divides gradients by the scale, and records non-finite ones.
 template <class T>
 void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* state) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -41006,13 +40840,12 @@ void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* stat
   });
 }
 
-/// Ends a step: the scale shrinks or grows.
+/// Ends a step: decreases or increases the scale.
 inline void update_loss_scale(Cuda device, LossScale* state, const LossScaleRule& rule) {
   for_each(device, "loss scale", 1, UpdateLossScale{state, rule});
 }
 
-/// out = the norm of all gradients, and the factor that reduces it to `most`. Sums are made in an order that depends on
-/// sizes alone.
+/// out = the norm of all gradients, and the factor that reduces it to `most`. The order of sums depends only on sizes.
 inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<const Array<double>> f64, double most,
                       GradNorm* out) {
   bool any = false;
@@ -41025,8 +40858,8 @@ inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<
   if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
 }
 
-/// Multiplies gradients by the factor unless it is at least 1. A factor of NaN makes all gradients NaN. Zeros stay
-/// zeros, since some lie between parameters.
+/// Multiplies gradients by the factor if it is below 1. A NaN factor makes all gradients NaN, except zeros, since
+/// padding between parameters must stay zero.
 template <class T>
 void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -41756,19 +41589,19 @@ class BackwardNode : public Node {
 // <chorus/autograd/batch_axis.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
-/// What an argument of a model says of itself: along which of its axes the samples lie (`batch_axis`), that it belongs
-/// to no sample (`whole`), that its scalar type stays (`exact`).
+/// What a model's argument declares: the axis of its samples (`batch_axis`), that it belongs to no sample (`whole`), or
+/// that its scalar type stays (`exact`).
 
 namespace chorus {
 
 namespace detail {
-// In the place of an axis: none, since the operand belongs to no sample; and the policy's `dim`, since none is said.
+// Instead of an axis: no_axis means that the operand belongs to no sample, unsaid_axis that the policy's `dim` applies.
 inline constexpr int no_axis = 8, unsaid_axis = -1;
 }  // namespace detail
 
-/// X, a Tensor or Variable whose samples lie along `Axis` whatever the policy's `dim` is: the states [layers, batch,
-/// hidden] of an LSTM have them along axis 1. DataParallel cuts such an input, and joins such an output, along `Axis`.
-/// Operations take it as the X that it is; their results are plain again. `whole` and `exact` give one, too.
+/// X, a Tensor or Variable whose samples lie along `Axis`, whatever the policy's `dim` is. An LSTM's states [layers,
+/// batch, hidden] have them along axis 1. DataParallel scatters such inputs and gathers such outputs along `Axis`.
+/// Operations treat it as X; their results are plain. `whole` and `exact` return this type, too.
 template <int Axis, Operand X, bool Exact = false>
 class BatchAxis : public X {
  public:
@@ -41788,11 +41621,11 @@ class BatchAxis : public X {
   { return X::detach(); }
 };
 
-/// A type of arguments, also within tuples and structs, that belong to no sample: what `whole` gives.
+/// The type that `whole` returns, for declaring arguments, also in tuples and structs.
 template <Operand X>
 using Whole = BatchAxis<detail::no_axis, X>;
 
-/// Says that the samples of `x` lie along `Axis`.
+/// Declares that the samples of `x` lie along `Axis`.
 template <int Axis, Operand X>
 BatchAxis<Axis, X> batch_axis(const X& x) {
   return x;
@@ -41802,8 +41635,8 @@ BatchAxis<Axis, X, Exact> batch_axis(const BatchAxis<Before, X, Exact>& x) {
   return static_cast<const X&>(x);
 }
 
-/// Says that `x` belongs to no sample: a mask [length, length], weights of features, positions. Every device and every
-/// micro-batch has all of it, under every policy, whatever its sizes are, and their gradients by it are added up.
+/// Declares that `x` belongs to no sample: a mask [length, length], feature weights, positions. Under every policy each
+/// device and each micro-batch gets all of it, and its gradients are added up.
 template <Operand X>
 Whole<X> whole(const X& x) {
   return x;
@@ -41813,8 +41646,8 @@ BatchAxis<detail::no_axis, X, Exact> whole(const BatchAxis<Before, X, Exact>& x)
   return static_cast<const X&>(x);
 }
 
-/// Says that `x` stays in its scalar type where MixedPrecision turns other arguments into 2 bytes: times, positions,
-/// or numbers that need more digits.
+/// Declares that MixedPrecision keeps the scalar type of `x` and does not cast it to 2 bytes: times, positions, or
+/// numbers that need more precision.
 template <Operand X>
 BatchAxis<detail::unsaid_axis, X, true> exact(const X& x) {
   return x;
@@ -41824,7 +41657,6 @@ BatchAxis<Axis, X, true> exact(const BatchAxis<Axis, X, Before>& x) {
   return static_cast<const X&>(x);
 }
 
-/// The numbers of an operand.
 template <int Axis, AnyTensor X, bool Exact>
 const X& value_of(const BatchAxis<Axis, X, Exact>& x) {
   return x;
@@ -41850,13 +41682,13 @@ inline constexpr bool says_exact = false;
 template <int Axis, class X>
 inline constexpr bool says_exact<BatchAxis<Axis, X, true>> = true;
 
-/// The axis along which an operand's samples lie: the one that its type says, else `dim`.
+/// The batch axis of an operand: the one that its type declares, else `dim`.
 template <class X>
 constexpr int batch_axis_of(int dim) {
   return says_batch_axis<X> ? said_axis<X> : dim;
 }
 
-/// An operand as it is without what it says.
+/// The operand without its declarations.
 template <class X>
 const X& unsaid(const X& x) {
   return x;
@@ -41866,7 +41698,7 @@ const X& unsaid(const BatchAxis<Axis, X, Exact>& x) {
   return x;
 }
 
-/// `y`, made of the X that it takes the place of, saying what that says.
+/// `y`, which replaces an X, with the declarations of X.
 template <class X, Operand Y>
 auto with_batch_axis_of(const Y& y) {
   if constexpr (says_batch_axis<X> || says_exact<X>)
@@ -42237,25 +42069,25 @@ std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& spli
 // <chorus/autograd/loss_terms.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_HPP
-/// Of what means and sums over the batch a loss is made. Policies that divide a batch weigh each of them by itself.
+/// Finds the means and sums over the batch in a loss. Policies that split a batch weight each of them separately.
 
 namespace chorus::detail {
 
-/// The operation whose value is the whole batch's already: see ops/global_batch.hpp.
+/// The operation whose value already belongs to the global batch: see ops/global_batch.hpp.
 inline constexpr const char* global_batch_name = "of_global_batch";
 
-/// What to write where a part's mean or sum is not enough.
+/// Advice for error messages, if a part's mean or sum is not enough.
 inline constexpr const char* whole_batch_line =
     "the whole batch's mean or sum, which ch::of_global_batch(net, ch::mean(x)) is, and in the model "
     "ch::of_global_batch(ch::mean(x)) (#include <chorus/ops/global_batch.hpp>)";
 
-/// A loss is right on any number of devices where it is linear in means and sums over the batch: each part's gradient
-/// then counts by its share of the mean, or as it is for a sum. What is not linear in them, such as a root, is another
-/// number for a part of the batch.
+/// A loss is correct on any number of devices if it is linear in means and sums over the batch. The gradient of each
+/// part is then weighted by its share of the mean, or taken as it is for a sum. A nonlinear function of them, such as a
+/// root, has another value on a part of the batch.
 class LossTerms {
  public:
-  /// By which number a term is multiplied, as far as operations with numbers say, and by which numbers and tensors it
-  /// is divided among them: of a sum, by its own number of samples?
+  /// The factor of a term as far as constants tell, and the divisors (numbers and tensors) in it. A sum may be divided
+  /// by its own number of samples.
   struct Factor {
     double all = 1, numbers = 1, tensors = 1;
     bool by_number = false, by_tensor = false;
@@ -42267,8 +42099,8 @@ class LossTerms {
       by_tensor = by_tensor || other.by_tensor;
       return *this;
     }
-    /// Whether what divides a sum of `count` numbers may be how many of them count. A tensor is one that the program
-    /// has computed; a number may as well be the whole batch's.
+    /// Whether the divisor of a sum of `count` elements may be the part's own count. The program computed a tensor from
+    /// the part; a number may be the global batch's.
     bool may_be_own(double count) const {
       const double divisor = by_tensor ? tensors : numbers;
       return (by_tensor || (by_number && divisor == std::round(divisor))) && std::abs(divisor) <= count * (1 + 1e-12);
@@ -42276,41 +42108,41 @@ class LossTerms {
   };
   /// A part of the loss that is proportional to one mean or sum.
   struct Term {
-    Node* node;    ///< where its gradient is to be weighed
+    Node* node;    ///< where its gradient is weighted
     Node* origin;  ///< the mean or the sum
-    /// A sum of parameters and of numbers that are not on the tape: it may be a penalty, which is no batch's.
+    /// A sum of parameters and of values off the tape. It may be a penalty, which does not depend on the batch.
     bool may_be_penalty = false;
     Factor factor = {};
   };
 
-  /// Looks for those of `root`, in an order that depends on the operations alone. Of operations that were recorded
-  /// before the number `outside`, in the model, those that make samples of samples are taken for granted.
+  /// Finds the terms of `root` in an order that depends only on the operations. Operations inside of the model,
+  /// recorded before sequence number `outside`, are not checked if they map samples to samples.
   void find(Node& root, std::uint64_t outside = std::numeric_limits<std::uint64_t>::max());
 
   const std::vector<Term>& all() const { return terms_; }
-  /// Whether `root`, in which they were found, is proportional to one of them.
+  /// Whether `root`, which was searched, is proportional to one term.
   bool is_one_term(const Node& root) const { return root.of_batch_ == reduced; }
-  /// Whether there is more in it: parameters, numbers.
+  /// Whether the loss has other parts: parameters, constants.
   bool has_more() const { return has_more_; }
-  /// What the terms give to the value of `root`, in which they were found: what is left of it is not of the batch.
+  /// The contribution of each term to the value of `root`. The rest of the value does not depend on the batch.
   std::vector<double> values(Node& root, double value) const;
-  /// The operation that is not linear in a mean or a sum; null where there is none.
+  /// The operation that is not linear in a mean or a sum; null if there is none.
   const char* nonlinear() const { return nonlinear_; }
-  /// Throws UsageError where there is one.
+  /// Throws UsageError if there is one.
   void check_linear(std::string_view policy) const;
-  /// An operation that multiplies a sum of terms by what a gradient goes to: right where all count alike.
+  /// An operation that multiplies a sum of terms by a tracked value. It is right only if all terms have equal weights.
   const char* needs_alike() const { return needs_alike_; }
 
  private:
-  // How a value depends on the batch; remembered in Node::of_batch_.
+  // How a value depends on the batch; cached in Node::of_batch_.
   enum Kind : std::uint8_t {
     unknown,
     parameters,  // not at all
-    loose,       // it is of parameters and of numbers that are not on the tape
-    samples,     // there are values of samples in it
+    loose,       // on parameters and on values off the tape
+    samples,     // has a value for each sample
     reduced,     // proportional to a mean or a sum
-    mixed,       // a sum of such, perhaps with what is not of the batch
-    refused      // in another way
+    mixed,       // a sum of such, maybe with terms that don't depend on the batch
+    refused      // any other way
   };
   struct Inputs {
     Node* first = nullptr;
@@ -42346,7 +42178,7 @@ class LossTerms {
 // <chorus/autograd/loss_terms_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_LOSS_TERMS_IMPL_HPP
-/// How a loss's terms are found.
+/// How the terms of a loss are found.
 
 namespace chorus::detail {
 
@@ -42371,7 +42203,7 @@ CHORUS_INLINE bool LossTerms::looks_through(const Node& node) const {
          (node.is_scalar() || node.form() != Node::Form::other || node.sequence() >= outside_);
 }
 
-// Inputs come before those that use them. Not by recursion: a loss may be a sum of many thousand.
+// Visits inputs before their users. Not recursive: a loss may be a sum of thousands of terms.
 CHORUS_INLINE void LossTerms::settle(Node& root) {
   stack_.assign(1, &root);
   while (!stack_.empty()) {
@@ -42447,7 +42279,7 @@ CHORUS_INLINE LossTerms::Kind LossTerms::kind_of(const Node& node) const {
   }
 }
 
-// From the root down to where terms begin.
+// Walks from the root down to the terms.
 CHORUS_INLINE void LossTerms::walk(Node& root) {
   seen_.clear();
   places_.assign(1, {&root, {}});
@@ -42479,8 +42311,8 @@ CHORUS_INLINE void LossTerms::walk(Node& root) {
   }
 }
 
-// Of an operation with one input that is a mean or a sum: by what it is multiplied there, as far as numbers say, or
-// what it is divided by. A tensor of the program's that it is multiplied by is the program's own.
+// For an operation with one reduced input: the constant factor, or the divisor. Tensor factors of the program are not
+// counted.
 CHORUS_INLINE LossTerms::Factor LossTerms::own_factor(const Node& node, const Inputs& in) {
   const std::string_view name = node.operation();
   const double number = node.operand_number();
@@ -42530,7 +42362,7 @@ CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) co
   return out;
 }
 
-// A term is weighed as far down as no gradient goes elsewhere: what uses a mean twice weighs it once.
+// A term is weighted at the last node that only it uses, so that a mean used twice is weighted once.
 CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
   Term term{nullptr, &node};
   while (true) {
@@ -42540,7 +42372,7 @@ CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
       term.may_be_penalty = now.is_sum() && in.count > 0 && !in.samples;
       break;
     }
-    // A loss of the library divides the sum that it is.
+    // The library's losses divide their own sum.
     if (now.is_loss() && in.reduced_input->is_sum() && inputs_of(*in.reduced_input).reduced == 0) break;
     if (term.node == nullptr && in.count > 1) term.node = &now;
     term.factor *= own_factor(now, in);
@@ -42575,11 +42407,11 @@ CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
 // <chorus/autograd/found_nodes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_FOUND_NODES_HPP
-/// A walk back over the tape that ends where the caller says.
+/// A backward walk over the tape that stops where the caller decides.
 
 namespace chorus::detail {
 
-/// Nodes of the tape, each once, in the order in which they were found.
+/// Nodes of the tape without duplicates, in the order of discovery.
 class FoundNodes {
  public:
   void add(Node& node) {
@@ -42588,7 +42420,7 @@ class FoundNodes {
   void add_inputs_of(const Node& node) {
     node.for_each_input([](Node& input, void* found) { static_cast<FoundNodes*>(found)->add(input); }, this);
   }
-  /// Adds the inputs of all nodes for which `goes_on(node)`, those that are added included.
+  /// Adds the inputs of every node for which `goes_on(node)` is true, newly added nodes included.
   template <class GoesOn>
   void walk(const GoesOn& goes_on) {
     for (std::size_t next = 0; next < nodes_.size(); ++next)
@@ -50840,30 +50672,8 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
   void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
-<<<<<<< HEAD
   void gradient_is_final(std::size_t i);
   void begin_backward() override;
-=======
-  void gradient_is_final(std::size_t i) {
-    this->check_weighed();
-    if (this->sync && !this->in_backward) {
-      begin_backward();
-      this->when_backward_ends([this] { finish_backward(); });
-    }
-    this->tell(&Extension::gradient_arrived, i);
-    if (!this->sync || !this->buckets.sends(i)) return;
-    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may have given none
-    this->buckets.arrived(i);
-    send_full();
-  }
-  void begin_backward() override {
-    this->weight = this->shares_.weight();
-    this->buckets.begin_pass();
-    this->in_backward = true;
-    this->tell(&Extension::backward_begins);
-  }
->>>>>>> w_text2
   // 5. After backward, the remaining buckets are sent, and all averages are awaited.
   void finish_backward() override;
   // 6. A bucket's gradients become sum(weight * gradients) over all ranks.
@@ -54871,19 +54681,19 @@ Erased erased(Kernel* kernel) {
 // <chorus/nn/parallel_linear.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
 #define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-/// Fully connected layers that the ranks of TensorParallel share: by columns of the output, then by rows.
+/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
 
 // <chorus/ops/columns.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-/// Columns: a value whose last axis is shared out among the ranks of a TensorGroup, as a type of its own. Functions of
-/// each element take it; what mixes columns does not compile.
+/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
+/// accept it; functions that mix columns don't compile.
 
 // <chorus/ops/tensor_regions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
-/// Where tensor parallelism begins and ends (Shoeybi et al. 2019, Megatron-LM): functions whose gradients are each
-/// other's. Of a null group all are the identity.
+/// The boundaries of tensor parallel regions (Shoeybi et al. 2019, Megatron-LM): pairs of functions, each the gradient
+/// of the other. For a null group all are the identity.
 
 namespace chorus {
 
@@ -54896,7 +54706,7 @@ std::span<T> span_of(const Tensor<T, Rank, D>& x) {
   return {x.data(), static_cast<std::size_t>(x.numel())};
 }
 
-/// The sum over the group.
+/// The sum over the group (all-reduce).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -54906,18 +54716,18 @@ Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   return sum;
 }
 
-/// How an axis of `width` entries is shared out, whose parts have `unit` entries or several times as many.
+/// An axis of `width` entries that is sharded in multiples of `unit`.
 struct SharedAxis {
   std::size_t axis;
   Index width, unit;
 };
 
-// The most numbers that a member has; messages have that size.
+// The largest number of elements of a member, which is the message size.
 inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
   return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
 }
 
-/// All members' parts, each `x` of its own, joined along the axis.
+/// All members' parts, joined along the axis (all-gather).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto part = contiguous(x);
@@ -54938,7 +54748,7 @@ Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shar
   return out;
 }
 
-/// This member's part of the sum of all members' `x`.
+/// This member's part of the sum over members (reduce-scatter).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -54970,7 +54780,7 @@ void check_first_order() {
                      "TensorParallel shares out");
 }
 
-/// An operation between ranks: `forward(x)`, and `backward(dy)` for the gradient.
+/// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
 template <class Forward, class Backward, Operand X>
 X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
   check_first_order<X>();
@@ -54982,7 +54792,7 @@ X between_ranks(const char* name, const Forward& forward, Backward backward, con
         [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
 }
 
-/// What takes a Variable's place: of a Parameter its Variable.
+/// The Variable of a Parameter; other operands as they are.
 template <Operand X>
 auto as_recorded(const X& x) {
   if constexpr (AnyTensor<X> || is_graph_variable<X>)
@@ -54993,7 +54803,7 @@ auto as_recorded(const X& x) {
 
 }  // namespace detail
 
-/// x, which all members have, where each begins to compute something of its own with it. Gradients are added up.
+/// Megatron's f: the identity, where members start different computations with x. Gradients are summed.
 template <Operand X>
 auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -55002,7 +54812,7 @@ auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
 }
 
-/// The sum of all members' x: each has it then.
+/// Megatron's g: the sum over members; the gradient passes unchanged.
 template <Operand X>
 auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -55022,8 +54832,8 @@ auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& 
       [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
 }
 
-/// All members' parts of an axis of `width` entries, of which x is this one's. `summing`: what comes after it differs
-/// between members, so that gradients are added up; else all compute the same with it.
+/// Joins all members' parts of an axis of `width` entries. `summing`: members use the result differently, so gradients
+/// are summed; else all members compute the same with it.
 template <Operand X>
 auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
                  const TensorGroupRef& group = tensor_group()) {
@@ -55041,7 +54851,7 @@ auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summi
       detail::as_recorded(x));
 }
 
-/// This member's part of an axis of the sum of all members' x. Gradients are gathered.
+/// This member's part of an axis of the sum over members. Gradients are gathered.
 template <Operand X>
 auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -55057,13 +54867,13 @@ auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGro
 
 namespace chorus {
 
-/// [..., width], of which this rank has some neighbouring columns: `part()`. Without a group that is all of them.
+/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
 template <Operand X>
 class Columns {
  public:
   using operand_type = X;
 
-  /// `unit`: see Split. Throws ShapeError where the part is not this rank's.
+  /// `unit`: see Split. Throws ShapeError if the part does not have this rank's size.
   Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
       : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
     check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
@@ -55074,20 +54884,20 @@ class Columns {
   Index width() const { return width_; }
   Index unit() const { return unit_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Which columns this rank has.
+  /// The range of columns that this rank holds.
   AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
-  /// Of all columns.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape.back() = width_;
     return shape;
   }
-  /// Another value whose columns are shared out as these are.
+  /// Another value with the same sharding.
   template <Operand Y>
   Columns<Y> with(Y part) const {
     return {std::move(part), width_, unit_, group_};
   }
-  /// Whether two values' columns are shared out in the same way.
+  /// Whether two values have the same sharding.
   template <class Y>
   bool same_as(const Columns<Y>& other) const {
     return width_ == other.width() && group_ == other.group() &&
@@ -55115,13 +54925,13 @@ void check_same_columns(const char* operation, const Columns<A>& a, const Column
 }
 }  // namespace detail
 
-/// All columns, on every rank.
+/// All columns, on every rank (all-gather).
 template <class X>
 auto gather_columns(const Columns<X>& x) {
   return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
 }
 
-/// This rank's columns of what all ranks have.
+/// This rank's columns of a value that all ranks have.
 template <Operand X>
 auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   const Index width = value_of(x).shape().back();
@@ -55184,7 +54994,7 @@ auto operator-(const Columns<X>& x) {
   return x.with(-x.part());
 }
 
-// What would mix columns, of which no rank has all. The sentence is the only error, so what they return is x.
+// Functions that would mix columns. They return x, so that the message below is the only error.
 #define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
@@ -55202,7 +55012,7 @@ CHORUS_MIXES_COLUMNS(sum)
 CHORUS_MIXES_COLUMNS(mean)
 #undef CHORUS_MIXES_COLUMNS
 
-/// The same elements go as of the whole value on one device: each row's numbers are drawn at this part's place.
+/// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
 template <class X>
 auto dropout(const Columns<X>& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
@@ -55212,7 +55022,7 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
   return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
 
-/// Another shape for all axes but the last, which stays: the sizes are those of all columns. Throws ShapeError.
+/// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
 template <class X, std::size_t NewRank>
 auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
   check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
@@ -55227,18 +55037,18 @@ auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
 // <chorus/ops/sequence_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
-/// SequencePart: a value whose places of a text are shared out among the ranks of a TensorGroup (Korthikanti et al.
-/// 2022, sequence parallelism), between the layers that share columns. A type of its own, as Columns are.
+/// SequencePart: a value whose sequence positions are sharded over the ranks of a TensorGroup (sequence parallelism,
+/// Korthikanti et al. 2022), between column-sharded layers. A type of its own, as Columns.
 
 namespace chorus {
 
-/// The group that shares out sequences, where the policy wants that; null else.
+/// The group that shards sequences, if the policy uses sequence parallelism; else null.
 inline TensorGroupRef sequence_group() {
   const auto& group = tensor_group();
   return group != nullptr && group->splits_sequences() ? group : nullptr;
 }
 
-/// [batch, length, ...], of which this rank has some neighbouring places: `part()`. Without a group that is all.
+/// [batch, length, ...], of which this rank holds adjacent positions: `part()`. Without a group it holds all.
 template <Operand X>
 class SequencePart {
  public:
@@ -55248,13 +55058,13 @@ class SequencePart {
   const X& part() const { return part_; }
   Index length() const { return length_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Of all places.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape[1] = length_;
     return shape;
   }
-  /// Another value of the same places.
+  /// Another value with the same sharding.
   template <Operand Y>
   SequencePart<Y> with(Y part) const {
     return {std::move(part), length_, group_};
@@ -55266,9 +55076,9 @@ class SequencePart {
   TensorGroupRef group_;
 };
 
-/// This rank's places of x: [batch, length, ...], which all ranks have; all places where sequences are whole. Blocks of
-/// a transformer take what it gives, and give such: a model that calls it before its blocks, and gather_sequence after
-/// them, keeps each rank at its own places in between.
+/// This rank's positions of x: [batch, length, ...], which all ranks have; all positions without sequence parallelism.
+/// Transformer blocks map SequenceParts to SequenceParts: call this before the blocks and gather_sequence after them,
+/// and each rank works on its own positions in between.
 template <Operand X>
 auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
   static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
@@ -55276,7 +55086,7 @@ auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) 
   return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
 }
 
-/// All places, on every rank, which compute the same with them.
+/// All positions, on every rank (all-gather). All ranks must compute the same with them.
 template <class X>
 auto gather_sequence(const SequencePart<X>& x) {
   return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
@@ -55289,7 +55099,7 @@ auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
   return a.with(a.part() + b.part());
 }
 
-/// The same elements go as of the whole value on one device.
+/// Drops the same elements as on one device.
 template <class X>
 auto dropout(const SequencePart<X>& x, double p, bool training = true) {
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
@@ -55307,8 +55117,8 @@ auto dropout(const SequencePart<X>& x, double p, bool training = true) {
 namespace chorus::nn {
 
 namespace detail {
-/// The group that shares a layer's `width` entries, of which the layer has `mine`; null where it has all. Throws
-/// UsageError where there is none.
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
+/// UsageError if there is no such group.
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
@@ -55318,7 +55128,7 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
   return group;
 }
 
-/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+/// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
 template <Operand X>
 auto entered(const X& x, const TensorGroupRef& group) {
   return enter_tensor_region(x, group);
@@ -55333,12 +55143,12 @@ auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
 /// Options of ColumnParallelLinear and RowParallelLinear.
 struct ParallelLinearOptions {
   bool bias = true;
-  /// Ranks have whole groups of so many columns each, such as the features of a head.
+  /// Ranks hold whole groups of this many columns, such as the features of a head.
   Index unit = 1;
 };
 
-/// Linear whose outputs are shared out under TensorParallel: each rank has rows of the weight and the same of the bias,
-/// and computes its columns of y. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded outputs under TensorParallel: each rank holds rows of weight and bias and computes its columns
+/// of y. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class ColumnParallelLinear : public Linear<D, T> {
  public:
@@ -55349,19 +55159,19 @@ class ColumnParallelLinear : public Linear<D, T> {
                       " outputs");
   }
 
-  /// x: [..., in], on each rank the same -> Columns of [..., out].
+  /// x: [..., in], the same on all ranks -> Columns of [..., out].
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
-  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  /// x: sharded [batch, length, in] -> Columns of [batch, length, out], for all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
-    return linear(x, this->weight, this->bias);  // which does not compile, and says why
+    return linear(x, this->weight, this->bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override {
     visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
@@ -55382,30 +55192,30 @@ class ColumnParallelLinear : public Linear<D, T> {
   Index out_, unit_;
 };
 
-/// Linear whose inputs are shared out under TensorParallel: each rank has columns of the weight, and computes a term of
-/// y; the terms are added up, then the bias. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded inputs under TensorParallel: each rank holds columns of the weight and computes a partial y; the
+/// sum gets the bias. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class RowParallelLinear : public Linear<D, T> {
  public:
-  /// `unit` is that of the columns that come in. Throws ShapeError unless it divides the inputs.
+  /// `unit` is that of the input columns. Throws ShapeError unless it divides the inputs.
   RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
       : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
     check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
                       " inputs");
   }
 
-  /// x: [..., in], as a ColumnParallelLinear gives it -> [..., out], on each rank the same. Throws ShapeError where the
-  /// columns are shared out in another way.
+  /// x: [..., in], as returned by ColumnParallelLinear -> [..., out], the same on all ranks. Throws ShapeError if the
+  /// columns are sharded differently.
   template <class X>
   auto operator()(const Columns<X>& x) const {
     return detail::watched(*this, [&] { return of_columns(x); });
   }
-  /// Of what each rank has whole, it takes its columns.
+  /// For an input that all ranks have: uses this rank's columns.
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return of_whole(x); });
   }
-  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  /// The same with a sharded result [batch, length, out], if `group` shards sequences: a reduce-scatter.
   template <class X>
   auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
     return detail::watched(*this, [&] { return sequence_of(x, group); });
@@ -55478,8 +55288,8 @@ class RowParallelLinear : public Linear<D, T> {
 // <chorus/ops/attention_packed.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
-/// Attention of queries, keys and values as layers give them: the heads of a place lie side by side. On GPUs, where
-/// scores are not to be in memory, kernels go by strides, and nothing is copied.
+/// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
+/// scores don't fit into the limit, strided kernels read them without a copy.
 
 // <chorus/ops/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
@@ -55489,42 +55299,42 @@ class RowParallelLinear : public Linear<D, T> {
 // <chorus/kernels/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-/// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
-/// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
+/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
+/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
 
 namespace chorus::kernels {
 
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// The factor of scores.
+  /// The factor of the scores.
   double scale;
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
+  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: one matrix for all.
+  /// The distance between the matrices of an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
+/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; each gradient has the layout of its variable.
+/// The strides of q, k, v and y. Each gradient has the strides of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
     return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
             AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
   }
-  /// Of arrays [samples, places, heads, features].
+  /// For arrays [samples, places, heads, features].
   static AttentionPitches heads_inside(const AttentionShape& s) {
     const auto of = [&s](Index rows, Index features) {
       return AttentionPitch{rows * s.heads * features, features, s.heads * features};
@@ -55533,31 +55343,30 @@ struct AttentionPitches {
   }
 };
 
-/// The gradients that are added to old values; the others overwrite them.
+/// Which gradients are added to old values; the others are overwritten.
 struct AttentionAdds {
   bool q, k, v;
 };
 
-/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
-/// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
+/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
+/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to old values. Any may be null.
+/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
-/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
-/// at any time.
+/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
+/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether that number of scores of type T goes by blocks.
+/// Whether that many scores of type T need blockwise kernels.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
@@ -55569,7 +55378,7 @@ bool above_scores_limit(Index scores) {
 // <chorus/kernels/cpu/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-/// Attention by blocks on the CPU: blocks of scores that stay in the first-level cache, products by `gemm_alone`.
+/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
 
 namespace chorus::kernels {
 
@@ -55582,12 +55391,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// The number of the block's keys that its query `i` sees.
+/// The number of the block's keys that query `i` may attend to.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -55630,7 +55439,7 @@ void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* fact
   }
 }
 
-/// Calls f(first, count) for the blocks of [0, n).
+/// Calls f(first, count) for each block of [0, n).
 template <class F>
 void for_attention_blocks(Index n, F f) {
   for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
@@ -55772,34 +55581,34 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
-/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
-/// used: without a GPU nothing tells whether it would accept one.
+/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
+/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
+/// cuDNN accepts one can only be tested on a GPU.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Products of tiles in a block's shared memory, the parts of attention by blocks.
+/// Tile products in shared memory, for blockwise attention.
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
+/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// The part of a sum that is in shared memory at once.
+/// The number of terms of a sum that are in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads form a square.
+/// The side of the square that a block's threads form.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are one number longer than necessary, so that a column lies in all banks.
+/// Rows are padded by one element, so that a column uses all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
   C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
 };
 
-/// A thread's numbers of a tile.
+/// A thread's elements of a tile.
 template <class C>
 struct TileSums {
   static constexpr int count = attention_tile<C> / attention_side;
@@ -55817,8 +55626,8 @@ struct TileSums {
   }
 };
 
-/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Neighbours in memory are right's p, or with
-/// `right_by_columns` its c. All threads of the block call it; it waits for what they wrote before.
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
+/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
 template <bool right_by_columns, class C, class Left, class Right>
 __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
   constexpr int tile = attention_tile<C>, depth = attention_depth;
@@ -55841,19 +55650,19 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, without its results.
+/// The inputs of an attention.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
   AttentionPitches pitches;
 };
-/// The place of a row of a matrix.
+/// The offset of a row of a matrix.
 inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
   const Index sample = matrix / s.heads;
   return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
 }
 
-/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
+/// The task of a block: a tile of rows and columns of one matrix's result.
 struct AttentionTask {
   Index matrix, first, column;
 };
@@ -55880,8 +55689,8 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
-/// beyond the matrix. The thread that has written a number may read it; the others wait.
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
+/// matrix. A thread may read what it wrote itself; others need a barrier.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
                                  Index matrix, Index query, Index key) {
@@ -55916,8 +55725,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
-/// 2018).
+/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
+/// Gimelshein 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -55931,7 +55740,7 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
     const AttentionTask task = tasks(i, tile);
     const Index matrix = task.matrix, query = task.first, value = task.column;
-    __syncthreads();  // the last task's numbers may still be read
+    __syncthreads();  // the previous task's numbers may still be read
     if (lane == 0) largest[row] = lowest, total[row] = 0;
     TileSums<C> out;
     const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
@@ -55978,8 +55787,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
-/// old values.
+/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
+/// which gradients are added to old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -55987,7 +55796,7 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -56011,7 +55820,7 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
   __syncthreads();
 }
 
-/// A block for a tile of queries and of features.
+/// One block per tile of queries and of features.
 template <class T>
 __global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
                                          const __grid_constant__ AttentionTasks tasks,
@@ -56039,7 +55848,7 @@ __global__ void attention_query_gradient(const __grid_constant__ AttentionShape 
   }
 }
 
-/// A block for a tile of keys, and of features and values.
+/// One block per tile of keys, and of features and values.
 template <class T>
 __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
                                         const __grid_constant__ AttentionTasks tasks,
@@ -56089,7 +55898,7 @@ struct AttentionDots {
   }
 };
 
-/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
+/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -56105,7 +55914,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
+/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -56121,7 +55930,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// With `adds` gradients are added to old values.
+/// `adds`: which gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
@@ -56182,15 +55991,15 @@ namespace chorus {
 
 /// Options of scaled_dot_product_attention.
 struct AttentionOptions {
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, in training (see `dropout`).
+  /// The probability of dropping an attention weight in training (see `dropout`).
   double dropout = 0;
 };
 
 namespace detail {
 
-/// Whether there is a kernel that goes by blocks: on the CPU, in float and double, for a gradient of the first order.
+/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_attention_kernel =
     std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
@@ -56205,8 +56014,8 @@ kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
 template <class Q>
 using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
 
-/// `mask` is undefined or has the shape of the scores, or of one matrix of them; there are some. With `heads_inside`,
-/// on GPUs, operands and result are [batch, places, heads, features].
+/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
+/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
 template <bool heads_inside = false, Operand Q, Operand K, Operand V>
 auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
@@ -56272,8 +56081,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
       q, k, v);
 }
 
-/// [queries, keys]: true where the key comes after the query. The newest one is kept, so that a step that is captured
-/// as a graph, in which nothing comes from the host, finds it.
+/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
+/// copy from the host.
 template <Device D>
 Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   thread_local Tensor<bool, 2, D> kept;
@@ -56289,7 +56098,7 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   return kept;
 }
 
-/// Whether this is a layer's attention of which the interceptor takes the weights of values.
+/// Whether the interceptor wants the attention weights of this layer.
 template <Operand Q>
 bool takes_attention_weights() {
   if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
@@ -56305,8 +56114,8 @@ W taken_weights(const W& weights) {
   return weights;
 }
 
-/// The same by operations of the library, in memory for all scores: for every device and type. `masked(scores)` hides
-/// what is not to be seen.
+/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
+/// applies the mask.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto features = static_cast<double>(value_of(q).size(-1));
@@ -56319,13 +56128,14 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
+/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
+/// gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_stacked_attention =
     !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
     tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
-/// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
+/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
 template <Operand Q, Operand K>
 auto attention_scores(const Q& q, const K& k) {
   using kernels::Trans;
@@ -56361,7 +56171,7 @@ auto attention_scores(const Q& q, const K& k) {
       q, k);
 }
 
-/// The weights that scores [..., queries, keys] give, where query i sees keys 0 to i only.
+/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
 template <Operand X>
 auto causal_softmax(const X& scores) {
   return along_axis(
@@ -56374,8 +56184,8 @@ auto causal_softmax(const X& scores) {
       });
 }
 
-/// A product of stacks for the scores, and one for the result: memory for all scores, launches whose number does not
-/// depend on sizes.
+/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
+/// launches does not depend on the sizes.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto scores = masked(attention_scores(q, k));
@@ -56384,7 +56194,7 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// A mask for each matrix of the scores, one after the other, or one for all.
+/// The mask as matrices: one for each matrix of scores, or one for all.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
@@ -56393,7 +56203,7 @@ Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index,
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
   return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
-/// The same of truth values: numbers of type T that hide what no query sees.
+/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
   constexpr float hidden = -std::numeric_limits<float>::infinity();
@@ -56443,9 +56253,8 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
 }  // namespace detail
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. Its memory grows with queries and keys, not with their product; on
-/// GPUs from kernels::attention_scores_limit() on. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout
-/// < 1.
+/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
+/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
   return detail::attention(
@@ -56457,8 +56266,8 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
   return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
 }
 
-/// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
-/// A query that sees no key gets zeros, and no gradient, as in PyTorch.
+/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
+/// without any key gets zeros and no gradient, as in PyTorch.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
                                   const AttentionOptions& options = {}) {
@@ -56472,8 +56281,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
       options);
 }
 
-/// The same where the mask's numbers are added to the scores: [queries, keys] or with axes in front. It gets no
-/// gradient.
+/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
                                   const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
@@ -56490,7 +56298,7 @@ namespace chorus {
 
 namespace detail {
 
-/// What is added to scores of this shape: of one mask, or of none.
+/// The additive mask for scores of this shape; undefined without a mask.
 template <Operand Q, class... Mask>
 AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
   static_assert(sizeof...(mask) <= 1);
@@ -56500,7 +56308,7 @@ AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
     return {};
 }
 
-/// Whether attention of [batch, heads, queries, keys] scores goes by strides.
+/// Whether attention with scores [batch, heads, queries, keys] uses strided kernels.
 template <class Q, class K, class V>
 bool goes_by_strides(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
@@ -56509,8 +56317,8 @@ bool goes_by_strides(const Shape<4>& scores) {
   return false;
 }
 
-/// By blocks; the gradients of all three are one array, too. `mask` is undefined or has the shape of the scores, or of
-/// one matrix of them.
+/// Blockwise attention; the three gradients are one array, too. `mask` is undefined, or has the shape of the scores or
+/// of one score matrix.
 template <Operand X>
 auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, const AttentionOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -56551,7 +56359,7 @@ auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, cons
 }
 
 /// q: [batch, queries, heads, features], k: [batch, keys, heads, features], v: [batch, keys, heads, values] ->
-/// scaled_dot_product_attention of each head: [batch, queries, heads, values]. `mask`: one as it takes it, or none.
+/// scaled_dot_product_attention for each head: [batch, queries, heads, values]. `mask`: as there, or none.
 template <Operand Q, Operand K, Operand V, class... Mask>
 auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOptions& options, const Mask&... mask) {
   if constexpr (has_stacked_attention<Q, K, V>) {
@@ -56591,16 +56399,15 @@ auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&
 
 }  // namespace detail
 
-/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
-/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
-/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
-/// 1.
+/// qkv: [batch, length, 3, heads, features], i.e. for each position and head a query, a key and a value ->
+/// scaled_dot_product_attention for each head: [batch, length, heads, features]. On GPUs, above the limit for scores,
+/// it copies nothing. Throws ShapeError if the third axis is not 3, UsageError unless 0 <= dropout < 1.
 template <Operand X>
 auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
   return detail::attention_packed(qkv, options);
 }
-/// The same with a mask, as scaled_dot_product_attention takes one: true for the keys that a query sees, or numbers
-/// that are added to the scores; [length, length] or with axes in front.
+/// The same with a mask as for scaled_dot_product_attention: true for visible keys, or numbers added to the scores;
+/// [length, length] or with leading axes.
 template <Operand X, Scalar T, int Rank, Device D>
 auto scaled_dot_product_attention_packed(const X& qkv, const Tensor<T, Rank, D>& mask,
                                          const AttentionOptions& options = {}) {
@@ -56617,10 +56424,10 @@ struct MultiheadAttentionOptions {
   bool bias = true;
 };
 
-/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
-/// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
-/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
-/// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
+/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features], with features
+/// / heads per head. in_proj_weight: [3 features, features], the stacked projections of query, key and value. The batch
+/// axis comes first (PyTorch's batch_first = True). TensorParallel shards whole heads over ranks. QuantizationAware
+/// also rounds the operands of both products.
 template <Device D, Real T>
 class MultiheadAttention : public Module {
  public:
@@ -56632,7 +56439,7 @@ class MultiheadAttention : public Module {
   /// Throws ShapeError unless `heads` divides the features.
   MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
       : out_proj(features, features, {options.bias, checked_head(features, heads)}), heads_(heads) {
-    // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
+    // Xavier's bound (Glorot, Bengio 2010) for the three stacked projections.
     const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
     in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
     if (!options.bias) return;
@@ -56640,18 +56447,18 @@ class MultiheadAttention : public Module {
     out_proj.bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
   }
 
-  /// With `causal`, query i sees keys 0 to i only.
+  /// With `causal`, query i attends to keys 0 to i only.
   template <Operand Q, Operand K, Operand V>
   auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
     return detail::watched(*this, [&] { return attend(query, key, value, causal); });
   }
-  /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
+  /// `mask` is true for keys that the query attends to: [queries, keys], or with leading axes [batch, heads].
   template <Operand Q, Operand K, Operand V, int Rank>
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
-  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
   template <class Q, class K, class V, class Seen = bool>
   auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
     return detail::watched(
@@ -56679,7 +56486,7 @@ class MultiheadAttention : public Module {
   auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
     return out_proj(attended(query, key, value, seen));
   }
-  // [batch, queries, features], before the last layer.
+  // [batch, queries, features], before the output projection.
   template <class Q, class K, class V, class Seen>
   auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
     const ReadsParts parts;
@@ -56707,7 +56514,7 @@ class MultiheadAttention : public Module {
       return permute(seen_in_order(q, k, v, seen, head, group), Shape<4>{0, 2, 1, 3});
     }
   }
-  // On GPUs, where kernels go by strides: of one input one product, and attention to what it gives as it lies.
+  // On GPUs with strided kernels: one product if query, key and value are the same, whose result is used in place.
   template <Operand Q, Operand K, Operand V, class... Mask>
   auto seen_in_place(const Q& q, const K& k, const V& v, Index head, const AttentionOptions& options,
                      const Mask&... mask) const {
@@ -56751,7 +56558,7 @@ class MultiheadAttention : public Module {
   static auto node_in(const SequencePart<X>& x) {
     return node_of(x.part());
   }
-  // One value that goes in at several places enters once, so that its gradients are added up in one message.
+  // A value that is used several times enters once, so that its gradients are summed in one message.
   template <class X, class Known, class Entered>
   static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
     requires std::is_same_v<X, Known>
@@ -56764,7 +56571,7 @@ class MultiheadAttention : public Module {
   static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
     return detail::entered(x, group);
   }
-  // Of a mask with an axis of heads, this rank's.
+  // For a mask with an axis of heads: this rank's heads.
   template <class Seen>
   Seen of_heads(const Seen& seen, const TensorGroupRef& group) const {
     if constexpr (AnyTensor<Seen>)
@@ -56798,19 +56605,19 @@ class MultiheadAttention : public Module {
 // <chorus/nn/convolutions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
-/// Convolution layers of sequences and volumes, and transposed convolutions.
+/// 1D and 3D convolution layers, and transposed convolutions.
 
 // <chorus/ops/convolution3d.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
-/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth among the channels.
+/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth as channels.
 
 namespace chorus {
 
 /// Depth, height and width, given as one number or three.
 struct Size3d {
   Index depth = 0, height = 0, width = 0;
-  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number stands for three
+  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number for all three
   constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
 };
 
@@ -56837,7 +56644,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
 
-  // The slices that each slice of the result sees; slice 0 of the padded input is zero and serves for all padding.
+  // The input slices of each output slice. Slice 0 of the padded input is zero and serves as all padding.
   std::vector<std::int64_t> slices;
   for (Index d = 0; d < out_depth; ++d)
     for (Index k = 0; k < w[2]; ++k) {
@@ -56864,11 +56671,11 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 // <chorus/ops/transposed_convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
-/// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
+/// The transposed convolution: the gradient of conv2d w.r.t. its input, as a forward function.
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
@@ -56884,8 +56691,8 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
-/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where
-/// channels don't fit or nothing would be left, UsageError for options that make no sense.
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError if channels
+/// don't match or the output would be empty, UsageError for invalid options.
 template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -56905,7 +56712,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
     return (size - 1) * step - 2 * pad + gap * (kernel - 1) + more + 1;
   };
-  // The convolution that this one turns round: it would make x from the result.
+  // The transposed convolution: it maps the result's shape to x's.
   const kernels::Conv2dShape shape{
       .batch = input.size(0),
       .in_channels = w.size(1) * groups,
@@ -56946,7 +56753,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
       x, weight);
 }
 
-// What operands of different types get, and no other error.
+// The only error for operands of different types.
 template <Operand X, Operand W>
 requires OfOtherType<X, W>
 auto conv_transpose2d(const X&, const W&, const ConvTranspose2dOptions& = {}) {
@@ -57140,12 +56947,12 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 // <chorus/kernels/exact_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
-/// Sums of products of whole numbers, without rounding error.
+/// Exact sums of products of integers.
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
-/// exact as long as they stay below 2^24. Winograd's methods don't.
+/// While true on a thread, convolutions only multiply and add their operands, so that sums of integers are exact as
+/// long as they stay below 2^24. Winograd's algorithm is then not used.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -58961,7 +58768,7 @@ CHORUS_OF_TWO(Sub)
 // <chorus/kernels/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
-/// Running sums and products along an axis. x, y: [outer, axis, inner].
+/// Cumulative sums and products along an axis. x, y: [outer, axis, inner].
 
 namespace chorus::kernels {
 
@@ -58974,8 +58781,7 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: also correct if x has
-/// zeros.
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]. Correct for zeros in x.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
 
@@ -58985,19 +58791,19 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
 // <chorus/kernels/cpu/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
-/// Running sums on the CPU.
+/// Cumulative sums and products on the CPU.
 
 namespace chorus::kernels {
 
 namespace detail {
-/// Neighbouring lines, whose rows are read and written along memory.
+/// Adjacent lines, whose rows are contiguous.
 template <Index Most>
 struct RunningColumns {
   static constexpr Index most = Most;  ///< the largest `count`
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several lines at a time don't wait for each other's last number.
+/// Lines along memory. Several at a time hide the latency of the dependent additions.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;
@@ -59005,7 +58811,7 @@ struct RunningRows {
   Index at(Index a, Index i) const { return first + i * length + a; }
 };
 
-/// Calls `f` with all lines in groups; of columns `Most` at a time, of rows `Rows`.
+/// Calls `f` with all lines in groups: `Most` columns or `Rows` rows at a time.
 template <Index Most, Index Rows, class F>
 void for_line_groups(AxisShape shape, const F& f) {
   const Index groups = (shape.inner + Most - 1) / Most;
@@ -59062,7 +58868,7 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
   if (shape.numel() == 0) return;
   const ThreadScratch<double> after_of_thread(device, shape.axis * most);
   detail::for_line_groups<most, 4>(shape, [=, &after_of_thread](const auto lines) {
-    // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
+    // sum_j>=a dy[j] x[a+1] ... x[j] is computed from the end, so that no division by x is needed.
     double* after = after_of_thread.data();
     double sum[most];
     for (Index i = 0; i < lines.count; ++i) sum[i] = 0;
@@ -59091,8 +58897,8 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
 // <chorus/kernels/cuda/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
-/// for each.
+/// Cumulative sums and products along an axis on GPUs, in double: one thread per line, or, for sums over few lines, one
+/// block per line.
 
 namespace chorus::kernels {
 
@@ -59119,7 +58925,7 @@ struct RunningSum {
   }
 };
 
-/// Pieces of `block_threads` numbers, each scanned by doubling (Hillis, Steele 1986), one after the other.
+/// Scans pieces of `block_threads` numbers (Hillis, Steele 1986), one after the other.
 template <class T>
 __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> job) {
   __shared__ double sums[2][block_threads];
@@ -59130,7 +58936,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
       const Index a = begin + thread;
       const bool inside = a < job.shape.axis;
       int now = 0;
-      __syncthreads();  // the sums of the piece before have been read
+      __syncthreads();  // the previous piece's sums have been read
       sums[0][thread] = inside ? static_cast<double>(get(job.x, job.place(line, a))) : 0;
       for (int step = 1; step < block_threads; step *= 2) {
         __syncthreads();
@@ -59144,7 +58950,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
   }
 }
 
-/// The place of a line's first element in [outer, axis, inner].
+/// The index of a line's first element in [outer, axis, inner].
 inline __device__ Index line_begin(const AxisShape& shape, Index line) {
   const Index o = line / shape.inner;
   return o * shape.axis * shape.inner + (line - o * shape.inner);
@@ -59165,8 +58971,8 @@ struct RunningProduct {
   }
 };
 
-/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
-/// has the layout of x.
+/// The sum after each element is computed from the end, so that no division by x is needed. It is stored in `after`,
+/// which has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
@@ -59227,12 +59033,12 @@ void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* 
 // <chorus/kernels/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
-/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
+/// Sorting along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
 
 namespace chorus::kernels {
 
-/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
-/// larger than all numbers.
+/// The indices of the first `count` elements in ascending (or descending) order. Stable; NaN is larger than all
+/// numbers.
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
 
@@ -59242,7 +59048,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
+/// Sorting along an axis on the CPU: numbers become unsigned keys of the same order for a radix sort.
 
 namespace chorus::kernels {
 
@@ -59251,14 +59057,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
+/// An unsigned key for `value`. Equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits set, or none, without a branch
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -59267,8 +59073,8 @@ OrderKey<T> order_key(T value) {
   }
 }
 
-/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// little-endian number, the key is more significant than the index.
+/// All entries of a line differ, so every sort is stable. As one little-endian number, the key is more significant than
+/// the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -59280,7 +59086,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
+/// Radix sort by keys, least significant byte first, with `other` as temporary memory. Returns the sorted array.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -59299,8 +59105,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
-/// comparison of a block of them with the present greatest one excludes all at once.
+/// The `count` least of `n` entries, sorted, for contiguous numbers `x`. Most entries are not among them: comparing a
+/// block with the current greatest one usually excludes the whole block.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -59310,7 +59116,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN has no order: its entry decides.
+  // Equal numbers come too late, since their index is larger. For NaN the entries are compared.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -59333,7 +59139,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Neighbouring lines are read together, so that all use the fetched cache lines.
+  // Adjacent lines are sorted together, so that all of them use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;
@@ -59386,8 +59192,8 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
-/// but without a step that waits for another.
+/// Sorting along an axis on GPUs: each element's position is the number of elements before it. Quadratic in the axis,
+/// but without dependent steps.
 
 namespace chorus::kernels {
 
@@ -59683,19 +59489,18 @@ CHORUS_EXTERN template class ddp::UnusedParameters<Cpu, comm::AnyCommunicator>;
 // <chorus/ops/distances.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
-/// Functions of two operands that are made of several steps, and of numbers that are none: logaddexp, cdist,
-/// nan_to_num.
+/// logaddexp, cdist, nan_to_num.
 
 // <chorus/ops/norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
-/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
-/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
+/// Norms and standard deviations, with subgradient 0 where they are not differentiable, as in PyTorch. Large and small
+/// numbers are scaled, so that their squares neither overflow nor underflow.
 
 // <chorus/ops/reduction_axes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
-/// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
+/// Reductions over several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
 
 namespace chorus {
 
@@ -59712,7 +59517,7 @@ std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index
   return chosen;
 }
 
-// The axes that stay, in their order, and one last axis with all elements of the others.
+// The remaining axes in order, then one last axis with all elements of the chosen ones.
 template <std::size_t N, Operand X>
 auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -59733,8 +59538,8 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
   return reshape(permute(x, order), shape);
 }
 
-/// `reduce(y, axis)` over the named axes: over neighbours of them at once, the last ones first. What is summed so need
-/// not be moved together first. Of bf16 and half, sums between would be rounded.
+/// Applies `reduce(y, axis)` to each run of adjacent axes, the last run first, so that no elements have to be moved.
+/// Not for bf16 and half, whose intermediate sums would be rounded.
 template <std::size_t N, Operand X, class Reduce>
 auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -59745,7 +59550,7 @@ auto reduce_neighbours(const char* operation, const X& x, const std::array<Index
   for (std::size_t axis = 0, stay = 0; axis < rank; ++axis)
     if (!chosen[axis]) left[stay++] = shape[axis];
   std::size_t end = rank;
-  // A run of axes [begin, end) in the middle of what is left of the others.
+  // A run of chosen axes [begin, end) as the middle axis of a view.
   const auto next = [&](const auto& y) {
     while (!chosen[end - 1]) --end;
     std::size_t begin = end;
@@ -59785,7 +59590,7 @@ auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>
   auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) {                                            \
     return detail::restore_axes(x, NAME(x, axes), axes);                                                         \
   }
-/// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
+/// NAME(x, axes) reduces over several axes, which are removed, or keep size 1 with keep_axis. Throws ShapeError if an
 /// axis doesn't exist or is named twice.
 CHORUS_REDUCTION_OF_AXES(sum, true)
 CHORUS_REDUCTION_OF_AXES(mean, true)
@@ -59794,7 +59599,7 @@ CHORUS_REDUCTION_OF_AXES(amin, false)
 CHORUS_REDUCTION_OF_AXES(logsumexp, false)
 #undef CHORUS_REDUCTION_OF_AXES
 
-/// The variance over several axes, with the same forms.
+/// The variance over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto var(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return var(detail::merge_axes("var", x, axes), -1, correction);
@@ -59804,7 +59609,7 @@ auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
   return detail::restore_axes(x, var(x, axes, correction), axes);
 }
 
-/// The position of the smallest element along an axis; of several, the first.
+/// The index of the minimum along an axis; in a tie the first.
 template <Operand X>
 auto argmin(const X& x, Index axis) {
   detail::check_not_empty("argmin", x, axis);
@@ -59818,8 +59623,8 @@ namespace chorus {
 
 namespace functors {
 
-/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
-/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
+/// A power of two; numbers up to x, divided by it, have squares and gradients that neither overflow nor underflow. 1
+/// for most x, else `first`, `second` or 1 / `second`.
 struct SquareUnit {
   double first = 1, second = 1;
   template <class S>
@@ -59831,7 +59636,7 @@ struct SquareUnit {
   }
 };
 
-/// x, or 1 where x is 0 or not finite.
+/// x, or 1 if x is 0 or not finite.
 struct DivisorOrOne {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -59839,7 +59644,7 @@ struct DivisorOrOne {
   }
 };
 
-/// 1 where x is 0, else 0.
+/// 1 if x is 0, else 0.
 struct IsZero {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -59855,7 +59660,7 @@ template <class T>
 constexpr functors::SquareUnit square_unit =
     std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
 
-// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
+// Computed from values only, so constants for differentiation. Reduced axes keep size 1 for broadcasting.
 template <class F, Operand X>
 auto largest_as(const F& f, const X& x, Index axis) {
   return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
@@ -59865,14 +59670,14 @@ auto one_where_zero(const X& x) {
   return pointwise(functors::IsZero{}, value_of(x));
 }
 
-// Without an axis that has stayed with size 1.
+// Removes an axis of size 1.
 template <Operand X>
 auto drop_axis(const char* operation, const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
 }
 
-// Of an axis that stays with size 1, over which there are elements.
+// The norm along a non-empty axis, which keeps size 1.
 template <Operand X>
 auto norm_keeping(const X& x, double p, Index axis) {
   using T = typename tensor_of<X>::value_type;
@@ -59880,7 +59685,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
   if (p == inf) return amax(abs(x), axis, keep_axis);
   if (p == -inf) return amin(abs(x), axis, keep_axis);
   if (p == 1) return sum(abs(x), axis, keep_axis);
-  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
+  // unit * (sum of |x / unit|^p)^(1 / p). If that sum is 0, 1 is added under the root and subtracted outside.
   const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
     const auto total = sum(powers, axis, keep_axis);
     const auto zero = one_where_zero(total);
@@ -59890,7 +59695,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
     const auto unit = largest_as(square_unit<T>, x, axis);
     return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
   }
-  // |x|^p has no gradient at 0 for p below 1.
+  // For p < 1, |x|^p is not differentiable at 0.
   const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
   const auto part = abs(x) / unit;
   const auto zero = one_where_zero(part);
@@ -59899,10 +59704,10 @@ auto norm_keeping(const X& x, double p, Index axis) {
 
 }  // namespace detail
 
-/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
-/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
-/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
-/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
+/// (sum of |x|^p)^(1 / p) along an axis, which keeps size 1 (torch.linalg.vector_norm, with torch.norm's argument
+/// order). p is positive or infinite: inf gives the largest |x|, -inf the smallest. The gradient is 0 if the norm is 0,
+/// and for elements that are 0; tied largest elements share it. The norm of an empty axis is 0. Throws UsageError for
+/// other p, and for an empty axis with infinite p.
 template <Operand X>
 auto norm(const X& x, double p, Index axis, KeepAxis) {
   check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
@@ -59919,17 +59724,17 @@ auto norm(const X& x, double p, Index axis, KeepAxis) {
     return detail::norm_keeping(x, p, axis);
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto norm(const X& x, double p, Index axis) {
   return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
 }
-/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
+/// The norm of all elements; by default the Euclidean norm, for a matrix the Frobenius norm.
 template <Operand X>
 auto norm(const X& x, double p = 2) {
   return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
 }
-/// The norm over several axes, which go away, or with keep_axis stay with size 1.
+/// The norm over several axes, which are removed, or keep size 1 with keep_axis.
 template <Operand X, std::size_t N>
 auto norm(const X& x, double p, const std::array<Index, N>& axes) {
   return norm(detail::merge_axes("norm", x, axes), p, -1);
@@ -59939,8 +59744,8 @@ auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
   return detail::restore_axes(x, norm(x, p, axes), axes);
 }
 
-/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
-/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
+/// The standard deviation along an axis, which keeps size 1: the root of `var`. Its gradient is 0 if it is 0. NaN with
+/// a NaN gradient if there are not more elements than `correction`.
 template <Operand X>
 auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
   if constexpr (NarrowOperand<X>) {
@@ -59954,7 +59759,7 @@ auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
     return (sqrt(squares + zero) - zero) * unit;
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto std(const X& x, Index axis, Index correction = 1) {
   return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
@@ -59964,7 +59769,7 @@ template <Operand X>
 auto std(const X& x) {
   return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
 }
-/// The standard deviation over several axes, with the same forms.
+/// The standard deviation over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return std(detail::merge_axes("std", x, axes), -1, correction);
@@ -59980,8 +59785,8 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 // <chorus/ops/rearranging.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
-/// The same numbers in another place or several times: unsqueeze, squeeze, repeat, tile, flip, roll. All are
-/// differentiable, and made of the functions in ops/shape.hpp and ops/indexing.hpp.
+/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
+/// and ops/indexing.hpp.
 
 namespace chorus {
 
@@ -59994,7 +59799,7 @@ auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>&
 }
 }  // namespace detail
 
-/// A new axis of size 1 in front of axis `axis`; -1 puts it last.
+/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
 template <Operand X>
 auto unsqueeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -60005,8 +59810,8 @@ auto unsqueeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// Without an axis, whose size is 1. Throws ShapeError where it is another: the rank is part of the type, so that none
-/// can stay, as it would in PyTorch.
+/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
+/// as in PyTorch.
 template <Operand X>
 auto squeeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -60019,8 +59824,8 @@ auto squeeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// x as often along each axis as `times` says; it may name further axes in front (torch.Tensor.repeat, torch.tile).
-/// Throws UsageError where one is negative.
+/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
+/// UsageError if one is negative.
 template <Operand X, std::size_t N>
 auto repeat(const X& x, const std::array<Index, N>& times) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -60048,7 +59853,7 @@ auto tile(const X& x, const std::array<Index, N>& times) {
   return repeat(x, times);
 }
 
-/// The entries of the axes in reverse order. Throws ShapeError where an axis doesn't exist.
+/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
 template <Operand X, std::size_t N>
 auto flip(const X& x, const std::array<Index, N>& axes) {
   static_assert(N >= 1, "flip: names at least one axis");
@@ -60067,7 +59872,7 @@ auto flip(const X& x, Index axis) {
   return flip(x, std::array<Index, 1>{axis});
 }
 
-/// The entries of an axis moved on by `shift` places; those that leave at one end come in at the other.
+/// Shifts the entries of an axis cyclically by `shift`.
 template <Operand X>
 auto roll(const X& x, Index shift, Index axis) {
   const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
@@ -60084,7 +59889,7 @@ namespace chorus {
 
 namespace functors {
 
-/// log(exp(a) + exp(b)) without overflow; the gradients are the shares of each. Of equal infinities, a.
+/// log(exp(a) + exp(b)) without overflow; the gradients are the softmax weights. For equal infinities, a.
 struct LogAddExp {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -60098,7 +59903,7 @@ struct LogAddExp {
   }
 };
 
-/// x, or what stands for NaN and for the infinities.
+/// x, with replacements for NaN and infinities.
 struct NanToNum {
   double nan = 0, above = 0, below = 0;
   template <class S>
@@ -60116,14 +59921,14 @@ struct NanToNum {
 
 }  // namespace functors
 
-/// log(exp(a) + exp(b)), element by element.
+/// log(exp(a) + exp(b)), element-wise.
 template <Operand A, Operand B>
 auto logaddexp(const A& a, const B& b) {
   return detail::pointwise("logaddexp", functors::LogAddExp{}, a, b);
 }
 
-/// x with `nan` in the place of NaN, and of the infinities `above` and `below`, by default the type's largest and
-/// smallest numbers. No gradient goes through what is replaced.
+/// Replaces NaN by `nan`, and infinities by `above` and `below` (default: the type's largest and lowest numbers).
+/// Replaced elements get no gradient.
 template <Operand X>
 auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, std::optional<double> below = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -60138,9 +59943,9 @@ auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, st
   return detail::pointwise("nan_to_num", functors::NanToNum{nan, above.value_or(most), below.value_or(-most)}, x);
 }
 
-/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norm of each difference. The axes in front are
-/// equal or 1. All m n features differences are in memory at once. The gradient of a distance 0 is 0. Throws ShapeError
-/// where features differ.
+/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norms of all differences. Leading axes are equal
+/// or 1. All m n features differences are in memory at once. A distance of 0 has gradient 0. Throws ShapeError if
+/// features differ.
 template <Operand A, Operand B>
 auto cdist(const A& a, const B& b, double p = 2) {
   constexpr int rank = tensor_of<A>::rank;
@@ -60156,13 +59961,13 @@ auto cdist(const A& a, const B& b, double p = 2) {
 // <chorus/ops/more_activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
-/// Activations beside the usual ones, with PyTorch's definitions.
+/// Less common activations, with PyTorch's definitions.
 
 namespace chorus {
 
 namespace functors {
 
-/// scale (x, or alpha (exp(x) - 1) below 0) with the constants that keep mean 0 and variance 1 (Klambauer et al. 2017).
+/// scale (x, or alpha (exp(x) - 1) for x <= 0). The constants keep mean 0 and variance 1 (Klambauer et al. 2017).
 struct Selu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -60170,7 +59975,7 @@ struct Selu {
     return where(x > 0, x * R(1.0507009873554805), expm1(x) * R(1.6732632423543772 * 1.0507009873554805));
   }
 };
-/// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0 (Barron 2017).
 struct Celu {
   double alpha = 1;
   template <class S>
@@ -60210,7 +60015,7 @@ struct Hardshrink {
     return {{where(abs(x) > real_of<S>(lambda), dy, S(0))}};
   }
 };
-/// x moved by lambda towards 0, where it ends.
+/// x moved by lambda towards 0, but not beyond.
 struct Softshrink {
   double lambda = 0.5;
   template <class S>
@@ -60219,7 +60024,7 @@ struct Softshrink {
     return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), x * 0));  // NaN stays
   }
 };
-/// x above the threshold, else a value.
+/// x above the threshold, else `value`.
 struct Threshold {
   double threshold = 0, value = 0;
   template <class S>
@@ -60227,7 +60032,7 @@ struct Threshold {
     return where(x <= real_of<S>(threshold), S(real_of<S>(value)), x);
   }
 };
-/// x for positive x, else slope x, the slope being learned (He et al. 2015).
+/// x for positive x, else slope x with a learned slope (He et al. 2015).
 struct Prelu {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& slope) const {
@@ -60237,12 +60042,12 @@ struct Prelu {
 
 }  // namespace functors
 
-/// elu with the scale and alpha of Klambauer et al., 2017, for which numbers keep mean 0 and variance 1.
+/// elu with the constants of Klambauer et al. 2017, which keep mean 0 and variance 1.
 template <Operand X>
 auto selu(const X& x) {
   return detail::pointwise("selu", functors::Selu{}, x);
 }
-/// Throws UsageError where alpha is 0.
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0. Throws UsageError if alpha is 0.
 template <Operand X>
 auto celu(const X& x, double alpha = 1) {
   check<UsageError>(alpha != 0, "celu: alpha is 0");
@@ -60258,23 +60063,23 @@ template <Operand X>
 auto tanhshrink(const X& x) {
   return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
 }
-/// x where |x| > lambda, else 0.
+/// x if |x| > lambda, else 0.
 template <Operand X>
 auto hardshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
 }
-/// x pulled towards 0 by lambda, and 0 where |x| <= lambda.
+/// x moved by lambda towards 0; 0 if |x| <= lambda.
 template <Operand X>
 auto softshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
 }
-/// x where x > above, else value.
+/// x if x > above, else value.
 template <Operand X>
 auto threshold(const X& x, double above, double value) {
   return detail::pointwise("threshold", functors::Threshold{above, value}, x);
 }
 
-/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError where the channels differ.
+/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError if the channels differ.
 template <Operand X, Operand W>
 auto prelu(const X& x, const W& slope) {
   constexpr int rank = tensor_of<X>::rank;
@@ -60302,8 +60107,8 @@ auto glu(const X& x, Index axis = -1) {
 // <chorus/ops/more_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
-/// Losses of distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of what
-/// `NAME_per_element` or `NAME_per_sample` keeps apart.
+/// Losses for distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of
+/// `NAME_per_element` or `NAME_per_sample`.
 
 namespace chorus {
 
@@ -60356,7 +60161,7 @@ struct CosineEmbedding {
   }
 };
 
-/// (log(var) + (x - target)² / var) / 2; variances below `eps` count as that, but get the gradient.
+/// (log(var) + (x - target)² / var) / 2. Variances below `eps` are replaced by `eps`, but get the gradient.
 struct GaussianNll {
   double eps = 0;
   template <class S>
@@ -60372,7 +60177,7 @@ struct GaussianNll {
   }
 };
 
-/// exp(x) - target x, x being the logarithm of the rate.
+/// exp(x) - target x, where x is the logarithm of the rate.
 struct PoissonNllOfLog {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -60383,7 +60188,7 @@ struct PoissonNllOfLog {
     return {{dy * (exp(x) - target), -(dy * x)}};
   }
 };
-/// x - target log(x + eps), x being the rate.
+/// x - target log(x + eps), where x is the rate.
 struct PoissonNll {
   double eps = 1e-8;
   template <class S>
@@ -60406,8 +60211,8 @@ struct Stirling {
   }
 };
 
-/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)), where |x|
-/// counts as in BinaryCrossEntropy.
+/// Binary cross entropy of a logit with weight p of the positive part: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)),
+/// computed without cancellation as in BinaryCrossEntropy.
 struct WeightedBinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
@@ -60439,17 +60244,17 @@ auto reduce_losses(const char* operation, const X& losses, Reduction reduction) 
   return mean_or_sum(losses, reduction);
 }
 
-// The Euclidean length of each row of x + eps: [batch, features] -> [batch].
+// The Euclidean norm of each row of a - b + eps: [batch, features] -> [batch].
 template <Operand A, Operand B>
 auto pair_distance(const A& a, const B& b, double eps) {
   return sqrt(sum(square(a - b + eps), -1));
 }
 }  // namespace detail
 
-/// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
+/// The cosine of the angle between a and b along an axis, which is removed. Norms below `eps` are replaced by `eps`.
 template <Operand A, Operand B>
 auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
-  // Each by itself, so that the product of two lengths need not be a number.
+  // Normalised separately, since the product of two norms may overflow.
   const auto normalized = [&](const auto& x) { return x * rsqrt(clamp(sum(square(x), axis, keep_axis), eps * eps)); };
   return sum(normalized(a) * normalized(b), axis);
 }
@@ -60459,7 +60264,7 @@ struct TripletOptions {
   double margin = 1;
   /// Added to each difference.
   double eps = 1e-6;
-  /// The negative's distance is the smaller one of those to the anchor and to the positive (Balntas et al. 2016).
+  /// The negative's distance is the smaller of its distances to anchor and positive (Balntas et al. 2016).
   bool swap = false;
   Reduction reduction = Reduction::mean;
 };
@@ -60474,7 +60279,7 @@ auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N&
   if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
   return relu(near - far + options.margin);
 }
-/// triplet_margin_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of triplet_margin_loss_per_sample.
 template <Operand A, Operand P, Operand N>
 auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
   return detail::reduce_losses("triplet_margin_loss",
@@ -60484,12 +60289,12 @@ auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, 
 /// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
-  constexpr double eps = 1e-12;  // PyTorch's, added to the squares of lengths
+  constexpr double eps = 1e-12;  // as PyTorch, added to squared norms
   const auto scale = [](const auto& x) { return rsqrt(sum(square(x), -1) + eps); };
   return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
                            sum(a * b, -1) * scale(a) * scale(b), target);
 }
-/// cosine_embedding_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of cosine_embedding_loss_per_sample.
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
                            Reduction reduction = Reduction::mean) {
@@ -60497,24 +60302,24 @@ auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margi
                                reduction);
 }
 
-/// max(0, margin - target (a - b)); target: 1 where a should rank higher, -1 where b should.
+/// max(0, margin - target (a - b)). target: 1 if a should rank higher, -1 if b should.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
   return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
 }
-/// margin_ranking_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of margin_ranking_loss_per_element.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
                          Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("margin_ranking_loss", margin_ranking_loss_per_element(a, b, target, margin), reduction);
 }
 
-/// x where the target is 1, max(0, margin - x) where it is -1.
+/// x if the target is 1, max(0, margin - x) if it is -1.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
   return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
 }
-/// hinge_embedding_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of hinge_embedding_loss_per_element.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
@@ -60525,7 +60330,7 @@ template <Operand X, Operand Y>
 auto soft_margin_loss_per_element(const X& x, const Y& target) {
   return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
 }
-/// soft_margin_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of soft_margin_loss_per_element.
 template <Operand X, Operand Y>
 auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
@@ -60535,18 +60340,18 @@ auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reducti
 struct GaussianNllOptions {
   /// Adds log(2 π) / 2.
   bool full = false;
-  /// Variances below it count as `eps`, but get the gradient.
+  /// Variances below `eps` are replaced by `eps`, but get the gradient.
   double eps = 1e-6;
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
+/// The negative log density of N(x, var) at the target (Nix, Weigend 1994).
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
-/// gaussian_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of gaussian_nll_loss_per_element.
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
@@ -60555,7 +60360,7 @@ auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const Gaussian
 
 /// Options of poisson_nll_loss.
 struct PoissonNllOptions {
-  /// Whether x is the logarithm of the rate or the rate itself.
+  /// Whether x is the logarithm of the rate; else x is the rate.
   bool log_input = true;
   /// Adds Stirling's approximation of log(target!).
   bool full = false;
@@ -60563,7 +60368,7 @@ struct PoissonNllOptions {
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of a Poisson distribution's probability of the target, without log(target!) unless `full`.
+/// The negative log probability of the target in a Poisson distribution; includes log(target!) only with `full`.
 template <Operand X, Operand Y>
 auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   auto losses = options.log_input ? detail::pointwise("poisson_nll_loss", functors::PoissonNllOfLog{}, x, target)
@@ -60571,18 +60376,18 @@ auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllO
   if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
   return losses;
 }
-/// poisson_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of poisson_nll_loss_per_element.
 template <Operand X, Operand Y>
 auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
 }
 
-/// Binary cross entropy of logits x with a weight for each element and one for the positive part; both broadcast.
+/// Binary cross entropy of logits x with weights for elements and for the positive part; both broadcast.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
   return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
 }
-/// bce_with_logits_per_element with weights, averaged or as the reduction says.
+/// The mean (or sum) of bce_with_logits_per_element with weights.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
                      Reduction reduction = Reduction::mean) {
@@ -60603,7 +60408,7 @@ namespace chorus {
 
 namespace functors {
 
-/// The next cell state from the gates before their activations and the present state.
+/// The next cell state from the pre-activation gates and the current cell state.
 struct LstmCell {
   template <class S>
   CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
@@ -60628,7 +60433,7 @@ struct LstmOutput {
   }
 };
 
-/// The candidate state: the reset gate acts on what comes from the present state.
+/// The candidate state: the reset gate is applied to the hidden state's contribution.
 struct GruCandidate {
   template <class S>
   CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
@@ -60641,7 +60446,7 @@ struct GruCandidate {
     return {{by_reset, by_reset, by_x, by_x * r}};
   }
 };
-/// The next state, between the candidate and the present one.
+/// The next state, interpolated between the candidate and the current state.
 struct GruState {
   template <class S>
   CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
@@ -60664,7 +60469,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
-/// A GRU's outputs, and its last state.
+/// The outputs of all steps, and the last state.
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;
@@ -60686,7 +60491,7 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
 }
 
-// Columns `gate` of the rows of a step.
+// The columns of one gate.
 template <Operand X>
 auto gate(const X& gates, Index number, Index hidden) {
   return slice(gates, -1, number * hidden, (number + 1) * hidden);
@@ -60711,7 +60516,7 @@ auto zero_state(const X& x, const W& weight_hh) {
       {value_of(x).size(0), value_of(weight_hh).size(1)}, value_of(x).device());
 }
 
-// A first state, a Tensor or recorded, as the steps' states are.
+// The initial state, in the type of the steps' states.
 template <class State, Operand H>
 State as_state(const H& h) {
   if constexpr (std::is_same_v<State, H>)
@@ -60732,9 +60537,9 @@ auto join_steps(const std::vector<State>& steps) {
 
 }  // namespace detail
 
-/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
-/// gates in the order input, forget, candidate, output; h, c: the states before the first step, [batch, hidden]. With
-/// `reverse` the sequence is read from its end; outputs stay at their steps. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
+/// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
+/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
           const C& c0, bool reverse = false) {
@@ -60759,16 +60564,16 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   auto output = detail::join_steps(steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
-/// The same with states that start from zero.
+/// The same with initial states of zero.
 template <Operand X, Operand W, Operand B>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   const auto zero = detail::zero_state(x, weight_hh);
   return lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, zero, zero);
 }
 
-/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
-/// gates in the order reset, update, candidate; h: the state before the first step, [batch, hidden]; `reverse` as for
-/// lstm. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
+/// sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
          bool reverse = false) {
@@ -60794,7 +60599,7 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   auto output = detail::join_steps(steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
-/// The same with a state that starts from zero.
+/// The same with an initial state of zero.
 template <Operand X, Operand W, Operand B>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   return gru(x, weight_ih, weight_hh, bias_ih, bias_hh, detail::zero_state(x, weight_hh));
@@ -63348,14 +63153,14 @@ template class same_bits::SideBySide<Cpu>;
 // <chorus/nn/summary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
-/// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
-/// the memory that backward needs.
+/// A table of a model's layers and parameters; given an input, also of output shapes, multiply-adds and activation
+/// memory.
 
 namespace chorus::nn {
 
 namespace detail {
 
-/// The lines of a summary, and who watches the layers while they are called.
+/// The rows of a summary. Observes the layers during the forward pass.
 template <Device D>
 class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
  public:
@@ -63364,7 +63169,7 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
     std::vector<AnyParameter> parameters{};
     const Module* module = nullptr;
     int calls = 0;
-    std::size_t place = uncalled;  ///< among the calls
+    std::size_t place = uncalled;  ///< index in call order
     std::int64_t multiply_adds = 0;
   };
   static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
@@ -63377,22 +63182,22 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
 
   std::int64_t all_multiply_adds() const;
 
-  /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
+  /// The rows, in call order if there were calls. Column widths fit the content.
   std::string text(bool called);
 
  private:
   struct Call {
-    Row* row;  ///< that its multiply-adds are of
+    Row* row;  ///< the row that counts its multiply-adds
     bool counts;
   };
 
   std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
   void enter(Module& module) override;
-  // Its caller's description has said what it is.
+  // The wrapper's description already names it.
   void inner(Module&) override {}
   void parameter(std::string_view, AnyParameter& handle) override;
 
-  // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
+  // A list of layers, which is not called itself, comes before its first layer. Uncalled layers come last.
   void sort_by_calls();
 
   std::vector<Row> rows_;
@@ -63420,7 +63225,7 @@ D device_for_summary(Module& model) {
   return parameters.front().parameter->where();
 }
 
-/// An input, on the model's device.
+/// The example input, on the model's device.
 template <class X, Device D>
 decltype(auto) example_on(const X& x, D device) {
   if constexpr (AnyTensor<X>)
@@ -63431,23 +63236,23 @@ decltype(auto) example_on(const X& x, D device) {
 
 }  // namespace detail
 
-/// One line a module: its path, what it is, its own parameters (in parentheses where all of them are shared with a
-/// layer above); then the sums.
+/// One line per module: path, description, own parameters (in parentheses if all are shared with a layer above). The
+/// last lines are totals.
 template <class Model>
 std::string summary(Model& model) {
   using D = typename Model::device_type;
   return detail::SummaryTable<D>(model).text(false) + detail::summed_parameters<D>(model);
 }
 
-/// The same for `model(inputs...)`: lines in the order of the first calls, with the shape of the (last) output, and the
-/// multiply-adds that are the module's own: of Linear, matrix products, convolutions, attention's two products (all
-/// pairs, causal or not), and recurrent layers; nothing else counts, an embedding neither. One that is called several
-/// times says so. "-": not called, or not by a call that is watched, as `layer(x)` is in the calling thread. The last
-/// line sums up: multiply-adds, and the bytes of activations that the tape holds after the forward pass.
+/// The same for `model(inputs...)`: lines in call order, with the shape of the (last) output and the module's own
+/// multiply-adds: those of Linear, matrix products, convolutions, attention's two products (all pairs, causal or not),
+/// and recurrent layers. Other operations, such as embeddings, don't count. Repeated calls are noted. "-": not called,
+/// or called in a way that is not observed (only `layer(x)` in the calling thread is). The last line has totals:
+/// multiply-adds, and the bytes of activations on the tape after the forward pass.
 ///
-/// The forward pass is one of a copy, with the model's mode and gradients: the model, its statistics and random numbers
-/// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
-/// computes on its device. Throws what the model throws, with "summary: " in front.
+/// Runs the forward pass on a copy, with the model's mode and gradient settings: the model, its statistics and random
+/// numbers don't change, and nothing is communicated. Call it with the bare model (`net.module()`) while no other
+/// thread uses its device. Throws what the model throws, prefixed with "summary: ".
 template <class Model, class... Inputs>
 requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&... inputs) {
   using D = typename Model::device_type;
@@ -63484,7 +63289,7 @@ requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&.
   }
 }
 
-/// The same for an input of that shape: `summary(model, {1, 3, 224, 224})`, zeros of type T.
+/// The same for zeros of type T of the given shape: `summary(model, {1, 3, 224, 224})`.
 template <Real T = float, class Model, std::size_t Rank>
 std::string summary(Model& model, const Index (&shape)[Rank]) {
   std::array<Index, Rank> extents{};
@@ -63496,7 +63301,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
   for (const Index extent : shape)
     check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
   const auto device = detail::device_for_summary<typename Model::device_type>(model);
-  const trace::PeakKept peak(trace_slot(device));  // of the zeros, too
+  const trace::PeakKept peak(trace_slot(device));  // includes the zeros
   return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
 }
 
@@ -63506,7 +63311,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
 // <chorus/nn/summary_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
-/// How a model's layers become the lines of a table.
+/// Builds and prints the table of a model's layers.
 
 #include <set>
 
@@ -63521,7 +63326,7 @@ SummaryTable<D>::SummaryTable(Module& model) {
 template <Device D>
 void SummaryTable<D>::begins(const void* layer) {
   const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
-  // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+  // A layer that calls itself with more arguments counts once. An unlisted layer belongs to its caller.
   const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
   under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
   if (!counts) return;

@@ -1,5 +1,5 @@
 #pragma once
-/// What crosses a cut of a pipeline, without its type: numbers forward, the gradient by them backward.
+/// Type-erased messages between pipeline stages: activations in forward, their gradients in backward.
 
 #include <algorithm>
 #include <array>
@@ -11,19 +11,19 @@
 
 namespace chorus::pipeline {
 
-/// Goes before each message: types at cuts are known where the model is compiled, shapes are not.
+/// Precedes each message. Stages know the types at a cut from the model's type, but not the shapes.
 struct Header {
-  std::int32_t micro_batch = 0, stage = 0;  ///< whose input, or whose output's gradient, follows
-  std::uint32_t next_operation = 0;         ///< what random operations have counted to so far
+  std::int32_t micro_batch = 0, stage = 0;  ///< of the input, or of the output whose gradient follows
+  std::uint32_t next_operation = 0;         ///< the counter of random operations so far
   DType dtype{};
   std::uint8_t rank = 0;
-  std::uint8_t wants_grad = 0;  ///< whether the gradient is waited for
+  std::uint8_t wants_grad = 0;  ///< whether the sender waits for the gradient
   std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
-  std::uint8_t part = 0;        ///< 0: what goes from layer to layer; from 1 on, what was stashed
-  std::uint8_t stashed = 0;     ///< of part 0: how many others follow
-  std::array<char, 22> name{};  ///< of what was stashed
+  std::uint8_t part = 0;        ///< 0: the activation between layers; 1 and more: stashed values
+  std::uint8_t stashed = 0;     ///< in part 0: number of stashed values that follow
+  std::array<char, 22> name{};  ///< of the stashed value
   std::array<Index, 8> extents{};
-  std::uint64_t batch = 0;  ///< of the first micro-batch: a fingerprint of the whole batch
+  std::uint64_t batch = 0;  ///< in the first micro-batch: a fingerprint of the whole batch
 
   std::size_t bytes() const {
     std::size_t bytes = size_of(dtype);
@@ -33,21 +33,21 @@ struct Header {
 };
 static_assert(sizeof(Header) == 112);
 
-/// The input of a stage, or its output.
+/// The input or the output of a stage.
 template <Device D>
 class AnyActivation {
  public:
   virtual ~AnyActivation() = default;
-  /// Dtype, rank and extents, and whether a gradient is wanted.
+  /// Dtype, rank, extents and `wants_grad`.
   virtual Header header() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// The numbers, dense.
+  /// The values, contiguous.
   virtual void* numbers() const = 0;
-  /// Of an output: where the gradient by it is to be written before `take_gradient`.
+  /// For an output: memory for its gradient, to be filled before `take_gradient`.
   virtual void* gradient_to_come() = 0;
-  /// Gives that gradient to the node, from which backward is to go on; null where there is none.
+  /// Adds that gradient to the output's node, from which backward continues; null if there is none.
   virtual Ref<Node> take_gradient() = 0;
-  /// Of an input: the gradient by it, dense; zeros where none has come.
+  /// For an input: its gradient, contiguous; zeros if none has arrived.
   virtual void* gradient() = 0;
 };
 
@@ -59,7 +59,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
 
  public:
   explicit Activation(X x) : value(dense(std::move(x))) {}
-  /// An input with room for numbers to come. Throws UsageError where `header` is not of this type.
+  /// An input with room for values to receive. Throws UsageError if `header` describes another type.
   Activation(const Header& header, D device) : value(made(header, device)) {}
 
   Header header() const override {
@@ -97,7 +97,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   const X value;
 
  private:
-  // What is sent lies dense. A copy is as good as what it is of, where a gradient goes back through the same node.
+  // Messages are contiguous. A contiguous copy keeps the node, so its gradient flows back as before.
   static X dense(X x) {
     if constexpr (AnyTensor<X>)
       return contiguous(x);
@@ -126,7 +126,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   tensor_of<X> gradient_;
 };
 
-/// What was stashed in an earlier stage: its type is that of the Pop that takes it, if this stage has it.
+/// A value stashed in an earlier stage. Its type is unknown until this stage pops it, if it does.
 template <Device D>
 class RawActivation final : public AnyActivation<D> {
  public:
@@ -140,10 +140,10 @@ class RawActivation final : public AnyActivation<D> {
     return gradient_.data();
   }
   Ref<Node> take_gradient() override { return {}; }
-  /// Of the value that was popped; else the one that has come from the next stage.
+  /// The gradient of the popped value; if none was popped here, the one received from the next stage.
   void* gradient() override { return popped_ ? popped_->gradient() : gradient_.data(); }
 
-  /// The value as a Variable X. Throws UsageError where it is of another type.
+  /// The value as a Variable X. Throws UsageError if the types differ.
   template <class X>
   const X& pop() {
     auto typed = std::make_shared<Activation<X>>(header_, numbers_.device());

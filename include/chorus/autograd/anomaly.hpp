@@ -1,13 +1,13 @@
 #pragma once
-/// DetectAnomaly: finds the operation that makes the first NaN or infinity.
+/// DetectAnomaly: finds the operation that produces the first NaN or infinity.
 
 #include <chorus/autograd/node.hpp>
 
 namespace chorus {
 
-/// While one lives, in any thread, every recorded operation's output and every gradient that it sends back is searched,
-/// and the first NaN or infinity becomes a NonFiniteError that names the operation. `masked_fill` may give infinities.
-/// Slow: for looking for a mistake.
+/// While an object lives, every recorded operation in every thread checks its output and the gradients that it sends
+/// back. The first NaN or infinity throws a NonFiniteError that names the operation. `masked_fill` may produce
+/// infinities. Slow: use it for debugging only.
 ///   const ch::DetectAnomaly detect;
 ///   loss_of(net, batch).backward();
 class DetectAnomaly {

@@ -1,6 +1,6 @@
 #pragma once
-/// What an argument of a model says of itself: along which of its axes the samples lie (`batch_axis`), that it belongs
-/// to no sample (`whole`), that its scalar type stays (`exact`).
+/// What a model's argument declares: the axis of its samples (`batch_axis`), that it belongs to no sample (`whole`), or
+/// that its scalar type stays (`exact`).
 
 #include <chorus/autograd/variable.hpp>
 #include <utility>
@@ -8,13 +8,13 @@
 namespace chorus {
 
 namespace detail {
-// In the place of an axis: none, since the operand belongs to no sample; and the policy's `dim`, since none is said.
+// Instead of an axis: no_axis means that the operand belongs to no sample, unsaid_axis that the policy's `dim` applies.
 inline constexpr int no_axis = 8, unsaid_axis = -1;
 }  // namespace detail
 
-/// X, a Tensor or Variable whose samples lie along `Axis` whatever the policy's `dim` is: the states [layers, batch,
-/// hidden] of an LSTM have them along axis 1. DataParallel cuts such an input, and joins such an output, along `Axis`.
-/// Operations take it as the X that it is; their results are plain again. `whole` and `exact` give one, too.
+/// X, a Tensor or Variable whose samples lie along `Axis`, whatever the policy's `dim` is. An LSTM's states [layers,
+/// batch, hidden] have them along axis 1. DataParallel scatters such inputs and gathers such outputs along `Axis`.
+/// Operations treat it as X; their results are plain. `whole` and `exact` return this type, too.
 template <int Axis, Operand X, bool Exact = false>
 class BatchAxis : public X {
  public:
@@ -34,11 +34,11 @@ class BatchAxis : public X {
   { return X::detach(); }
 };
 
-/// A type of arguments, also within tuples and structs, that belong to no sample: what `whole` gives.
+/// The type that `whole` returns, for declaring arguments, also in tuples and structs.
 template <Operand X>
 using Whole = BatchAxis<detail::no_axis, X>;
 
-/// Says that the samples of `x` lie along `Axis`.
+/// Declares that the samples of `x` lie along `Axis`.
 template <int Axis, Operand X>
 BatchAxis<Axis, X> batch_axis(const X& x) {
   return x;
@@ -48,8 +48,8 @@ BatchAxis<Axis, X, Exact> batch_axis(const BatchAxis<Before, X, Exact>& x) {
   return static_cast<const X&>(x);
 }
 
-/// Says that `x` belongs to no sample: a mask [length, length], weights of features, positions. Every device and every
-/// micro-batch has all of it, under every policy, whatever its sizes are, and their gradients by it are added up.
+/// Declares that `x` belongs to no sample: a mask [length, length], feature weights, positions. Under every policy each
+/// device and each micro-batch gets all of it, and its gradients are added up.
 template <Operand X>
 Whole<X> whole(const X& x) {
   return x;
@@ -59,8 +59,8 @@ BatchAxis<detail::no_axis, X, Exact> whole(const BatchAxis<Before, X, Exact>& x)
   return static_cast<const X&>(x);
 }
 
-/// Says that `x` stays in its scalar type where MixedPrecision turns other arguments into 2 bytes: times, positions,
-/// or numbers that need more digits.
+/// Declares that MixedPrecision keeps the scalar type of `x` and does not cast it to 2 bytes: times, positions, or
+/// numbers that need more precision.
 template <Operand X>
 BatchAxis<detail::unsaid_axis, X, true> exact(const X& x) {
   return x;
@@ -70,7 +70,6 @@ BatchAxis<Axis, X, true> exact(const BatchAxis<Axis, X, Before>& x) {
   return static_cast<const X&>(x);
 }
 
-/// The numbers of an operand.
 template <int Axis, AnyTensor X, bool Exact>
 const X& value_of(const BatchAxis<Axis, X, Exact>& x) {
   return x;
@@ -96,13 +95,13 @@ inline constexpr bool says_exact = false;
 template <int Axis, class X>
 inline constexpr bool says_exact<BatchAxis<Axis, X, true>> = true;
 
-/// The axis along which an operand's samples lie: the one that its type says, else `dim`.
+/// The batch axis of an operand: the one that its type declares, else `dim`.
 template <class X>
 constexpr int batch_axis_of(int dim) {
   return says_batch_axis<X> ? said_axis<X> : dim;
 }
 
-/// An operand as it is without what it says.
+/// The operand without its declarations.
 template <class X>
 const X& unsaid(const X& x) {
   return x;
@@ -112,7 +111,7 @@ const X& unsaid(const BatchAxis<Axis, X, Exact>& x) {
   return x;
 }
 
-/// `y`, made of the X that it takes the place of, saying what that says.
+/// `y`, which replaces an X, with the declarations of X.
 template <class X, Operand Y>
 auto with_batch_axis_of(const Y& y) {
   if constexpr (says_batch_axis<X> || says_exact<X>)

@@ -1,5 +1,5 @@
 #pragma once
-/// Buffer: numbers that a model owns and no gradient goes to.
+/// Buffer: values that a model owns but does not train.
 
 #include <chorus/autograd/at_home.hpp>
 #include <span>
@@ -7,14 +7,14 @@
 
 namespace chorus {
 
-/// A buffer whose scalar type and rank are known at run time only.
+/// A buffer whose scalar type and rank are known only at run time.
 template <Device D>
 class BufferOn : public detail::AtHome<D> {
  public:
-  /// The numbers, to read or write: see Buffer::value.
+  /// The values, to read or write: see Buffer::value.
   void* data() const { return this->watched_memory(); }
   virtual Ref<Node> copy_to(D device) const = 0;
-  /// Moves the numbers to another device. Handles stay.
+  /// Moves the values to another device. Handles stay valid.
   virtual void move_to_device(D device) = 0;
 };
 
@@ -52,10 +52,10 @@ class AnyBuffer {
  public:
   explicit operator bool() const { return static_cast<bool>(node_); }
   const Ref<Node>& shared() const { return node_; }
-  /// Makes this handle stand for another buffer of the same type; for policies that make replicas.
+  /// Makes this handle refer to another buffer of the same type. Policies use it to make replicas.
   void replace(Ref<Node> node) { node_ = std::move(node); }
 
-  /// Throws DeviceError where the buffer is not on a device of kind `D`.
+  /// Throws DeviceError if the buffer is not on a device of kind `D`.
   template <Device D>
   BufferOn<D>& on() const {
     auto* buffer = dynamic_cast<BufferOn<D>*>(node_.get());
@@ -67,19 +67,19 @@ class AnyBuffer {
   Ref<Node> node_;
 };
 
-/// Numbers that belong to a model and are saved with it, but are not trained (batch norm's running mean). The value of
-/// an empty one is undefined.
+/// Values that a model owns and saves but does not train, such as batch norm's running mean. An empty buffer's value is
+/// undefined.
 template <Scalar T, int Rank, Device D = Cpu>
 class Buffer : public AnyBuffer {
  public:
   Buffer() = default;
   explicit Buffer(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new BufferNode<T, Rank, D>(value)); }
-  /// The numbers, to read or write: as Parameter::value.
+  /// The values, to read or write: see Parameter::value.
   const Tensor<T, Rank, D>& value() const {
     if (node_) typed().storage().watch();
     return value_of(*this);
   }
-  /// Copies numbers into the buffer. Throws ShapeError where the shapes differ.
+  /// Copies values into the buffer. Throws ShapeError if the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
     const auto& own = value_of(*this);
     check<ShapeError>(node_ && numbers.shape() == own.shape() && numbers.is_contiguous(),
@@ -89,7 +89,7 @@ class Buffer : public AnyBuffer {
     typed().touch_by_hand();
   }
 
-  /// For reading; library code that writes calls `touch` of the node.
+  /// For reading. Library code that writes calls the node's `touch`.
   friend const Tensor<T, Rank, D>& value_of(const Buffer& buffer) {
     static const Tensor<T, Rank, D> none;
     return buffer.node_ ? buffer.typed().value() : none;

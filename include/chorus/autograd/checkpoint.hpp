@@ -1,6 +1,6 @@
 #pragma once
-/// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016): memory for time. What a part of a model computes is
-/// forgotten and computed again when backward needs it.
+/// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016) trades time for memory: activations of a part of the model
+/// are dropped and recomputed in backward.
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/batch_group.hpp>
@@ -21,13 +21,13 @@ namespace chorus {
 
 namespace detail {
 
-/// The random numbers of a part of a forward pass, to be drawn again, and what its layers found.
+/// Replays a part of a forward pass: its random numbers and what its layers recorded in the first run.
 class PassReplay {
  public:
   PassReplay() : outer_(random_context()), outer_run_(first_run) {
     if (outer_ != nullptr) {
       context_ = *outer_;
-      // Asked for once, while its answer holds; not at all if no random operation asks.
+      // Asked at most once, in the first run, while the answer is valid.
       if (context_.first_sample)
         context_.first_sample = [ask = context_.first_sample, known = std::optional<std::int64_t>()]() mutable {
           if (!known) known = ask();
@@ -42,7 +42,7 @@ class PassReplay {
     }
     start_ = context_.next_operation;
   }
-  /// Runs the part, each time with the same numbers.
+  /// Runs the part with the same random numbers each time.
   template <class Function>
   auto run(const Function& function) {
     context_.next_operation = start_;
@@ -53,13 +53,13 @@ class PassReplay {
     const FirstRunScope run_scope(findings_);
     return function();
   }
-  /// After the first run: the rest of the pass goes on after it.
+  /// After the first run: the pass continues with the random numbers after the part's.
   void leave() {
     if (outer_ != nullptr) {
       outer_->next_operation = context_.next_operation;
       outer_->drew = context_.drew;
     }
-    context_.is_share = nullptr;  // it has been asked; by backward there may be another batch
+    context_.is_share = nullptr;  // already asked; during backward the batch may be another one
     outer_ = nullptr;
     outer_run_ = nullptr;
     ran_ = true;
@@ -75,8 +75,7 @@ class PassReplay {
   PassNumbers passes_;
 };
 
-/// The parameters that a part of a forward pass takes, and the versions of their numbers: what is computed again needs
-/// the same ones.
+/// The parameters that a part of a forward pass uses, with their versions: recomputation needs the same values.
 class SeenParameters final : public ParameterWatch {
  public:
   SeenParameters() : outer_(std::exchange(parameter_watch, this)) {}
@@ -109,8 +108,8 @@ auto fresh_leaf(const X& x) {
     return Variable(value_of(x), static_cast<bool>(node_of(x)));
 }
 
-/// The leaves behind a value, recorded after `start`, that existed then. Throws UsageError where it was made from an
-/// older one.
+/// The leaves behind a value recorded after `start` that are older than `start`. Throws UsageError if the value depends
+/// on an older operation.
 inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t start) {
   struct Walk {
     std::vector<Ref<Node>> nodes, leaves;
@@ -198,19 +197,19 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     std::vector<Ref<Node>> parameters;
     std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
-    std::shared_ptr<TensorGroup> layers;  // who shares them
+    std::shared_ptr<TensorGroup> layers;  // the ranks that share them
   };
   std::optional<Saved> saved_;
 };
 
 }  // namespace detail
 
-/// `function(inputs...)`, a Variable, of which only the inputs and the result are kept: backward runs it a second time,
-/// with the same random numbers, to have what lies between. Parameters that the function uses get their gradients as
-/// ever. Other recorded values must be inputs; what the function refers to must live until backward. Layers are in
-/// training or in evaluation as they were the first time, and batch norm counts its batch once; a layer of one's own
-/// that changes buffers asks `is_recomputed`. Throws UsageError for a value that is no input, and in backward where a
-/// parameter has been written since.
+/// Computes `function(inputs...)`, a Variable, but keeps only the inputs and the result. Backward runs the function
+/// again with the same random numbers to recompute the rest. Parameters that the function uses get their gradients as
+/// usual. Other recorded values must be inputs. Objects that the function references must live until backward. The
+/// second run is in training or evaluation mode as the first was, and batch norm counts its batch once. A user's layer
+/// that changes buffers asks `is_recomputed`. Throws UsageError for a recorded value that is no input, and in backward
+/// if a parameter was written in between.
 ///   for (const auto& block : blocks) x = ch::checkpoint([&](const auto& in) { return block(in); }, x);
 template <class Function, Operand... Inputs>
 auto checkpoint(const Function& function, const Inputs&... inputs) {
@@ -234,7 +233,7 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
   Ref<GradNode<T, Output::rank, D>> node(new Made(value.value(), function, std::move(random), std::move(parameters),
                                                   std::move(seen), inputs...));
-  node->take_mean(*value.node());  // of a function that returns its loss
+  node->take_mean(*value.node());  // for functions that return a loss
   return Output(value.value(), std::move(node));
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Differentiable functions of a user's own.
+/// User-defined differentiable functions.
 
 #include <chorus/autograd/saved.hpp>
 #include <chorus/autograd/variable.hpp>
@@ -9,7 +9,7 @@
 
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class Backward>
 struct Custom {
@@ -29,11 +29,11 @@ std::tuple<X> as_tuple(X one) {
 }
 }  // namespace detail
 
-/// A function given by its forward and its backward pass, both in Tensors: `forward(x...)` returns the value y,
-/// `backward(dy, y, x...)` the gradient by x, or a tuple of those by each input (an undefined Tensor{}: none). `inputs`
-/// are Tensors, Variables or Parameters; the result is a Tensor for Tensors, else a Variable. Inputs and value are
-/// saved for the way back. A backward function that takes any operand (`const auto&`) is differentiated again in
-/// programs with <chorus/ops/higher_order.hpp>. Throws ShapeError where a gradient hasn't its input's shape.
+/// A user-defined function. `forward(x...)` and `backward(dy, y, x...)` work on Tensors. `forward` returns the value y;
+/// `backward` returns the gradient w.r.t. x, or a tuple with one for each input (an undefined Tensor{} for none).
+/// `inputs` are Tensors, Variables or Parameters; the result is a Tensor if all are Tensors, else a Variable. Inputs
+/// and value are saved for backward. A `backward` that takes any operand (`const auto&`) can be differentiated again
+/// with <chorus/ops/higher_order.hpp>. Throws ShapeError if a gradient's shape is not its input's.
 ///   auto clipped_exp(const auto& x) {  // exp(min(x, 3)), whose gradient never ends
 ///     return ch::custom_function(
 ///         "clipped_exp", [](const auto& in) { return ch::exp(ch::minimum(in, ceiling)); },

@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients by weights that are put off: nobody waits for them but the optimizer (Qi et al. 2023, "zero bubble").
+/// Deferred weight gradients: only the optimizer waits for them (Qi et al. 2023, "zero bubble").
 
 #include <chorus/autograd/node.hpp>
 #include <functional>
@@ -9,9 +9,9 @@
 
 namespace chorus::detail {
 
-/// What backward functions of this thread have put off, while a DeferralScope lives.
+/// Gradient computations that this thread's backward has deferred, while a DeferralScope lives.
 struct DeferredGradients {
-  /// The leaves whose gradients may wait.
+  /// The leaves whose gradients may be deferred.
   const std::unordered_set<const Node*>* weights = nullptr;
   std::vector<std::function<void()>> later;
 
@@ -33,8 +33,8 @@ class DeferralScope {
   DeferredGradients* before_;
 };
 
-/// Calls `add(node, saved...)`, which adds to the gradient that `node` holds: now, or later where such are put off and
-/// nothing but a leaf waits for this one. `add` and what it is given are copied then.
+/// Calls `add(node, saved...)`, which adds to the gradient of `node`: at once, or later if this leaf's gradients are
+/// deferred. Deferring copies `add` and its arguments.
 template <class N, class Add, class... Saved>
 void now_or_later(N& node, const Add& add, const Saved&... saved) {
   auto* const deferred = deferred_gradients;

@@ -1,20 +1,20 @@
 #pragma once
-/// Dual: a number and its derivatives. A functor called with Duals computes its own gradient (forward-mode automatic
-/// differentiation of one element, inside the fused backward pass of an element-wise operation).
+/// Dual: a value and its derivatives (forward-mode automatic differentiation). A functor called with Duals computes its
+/// own gradient inside the fused backward pass of an element-wise operation.
 
 #include <chorus/kernels/scalar_math.hpp>
 #include <type_traits>
 
 namespace chorus::math {
 
-/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. Kinks follow the branch that `where`
-/// takes; the branch not taken has no influence, not even as NaN. `Dual<S, 0>` is a plain number with this interface.
+/// `value` and its derivatives in `N` directions. `S` is float, double or a Pack. At kinks the derivative is that of
+/// the branch that `where` takes; the other branch has no influence, not even as NaN. `Dual<S, 0>` has no derivatives.
 template <class S, int N>
 struct Dual {
   S value;
   S d[N == 0 ? 1 : N];
 
-  // What stands for no derivatives is copied with the rest, so it has a value.
+  // For N = 0 the placeholder is copied, too, so it is initialised.
   CHORUS_HD Dual() {
     if constexpr (N == 0) d[0] = S(0);
   }
@@ -37,8 +37,8 @@ inline constexpr bool is_dual = false;
 template <class S, int N>
 inline constexpr bool is_dual<Dual<S, N>> = true;
 
-/// slope d. Of several directions one that a number doesn't depend on has no influence, however steep the slope: 0, not
-/// infinity times 0. (A d that is a Dual may be 0 and yet change.)
+/// slope * d. With several directions, d = 0 gives 0 even if the slope is infinite. A d that is itself a Dual may be 0
+/// and still have derivatives, so it is multiplied.
 template <int N, class S>
 CHORUS_HD S along(const S& slope, const S& d) {
   if constexpr (N > 1 && !is_dual<S>)
@@ -47,7 +47,7 @@ CHORUS_HD S along(const S& slope, const S& d) {
     return slope * d;
 }
 
-/// The chain rule: a result `value` whose derivative by `x` is `slope`.
+/// The chain rule: the result `value` has the derivative `slope` with respect to `x`.
 template <class S, int N>
 CHORUS_HD Dual<S, N> chain(const S& value, const S& slope, const Dual<S, N>& x) {
   Dual<S, N> out;
@@ -100,7 +100,7 @@ CHORUS_HD Dual<S, N> operator/(const Dual<S, N>& a, const Dual<S, N>& b) {
   return out;
 }
 
-// A plain number on one side has no derivatives to carry along.
+// A plain number has no derivatives.
 template <class S, int N, Arithmetic A>
 CHORUS_HD Dual<S, N> operator+(const Dual<S, N>& a, A b) {
   Dual<S, N> out = a;
@@ -149,7 +149,7 @@ CHORUS_HD Dual<S, N> operator/(A a, const Dual<S, N>& b) {
   return detail::chain<S, N>(value, -value / b.value, b);
 }
 
-// Comparisons look at the value alone.
+// Comparisons use the value only.
 #define CHORUS_DUAL_COMPARISON(OP)                                       \
   template <class S, int N>                                              \
   CHORUS_HD auto operator OP(const Dual<S, N>& a, const Dual<S, N>& b) { \
@@ -199,7 +199,7 @@ template <class S, int N>
 CHORUS_HD Dual<S, N> log(const Dual<S, N>& x) {
   Dual<S, N> out;
   out.value = log(x.value);
-  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x of a subnormal number overflows
+  for (int i = 0; i < N; ++i) out.d[i] = x.d[i] / x.value;  // 1 / x would overflow for subnormal x
   return out;
 }
 template <class S, int N>
@@ -243,7 +243,7 @@ template <class S, int N>
 CHORUS_HD Dual<S, N> softplus(const Dual<S, N>& x) {
   return detail::chain<S, N>(softplus(x.value), sigmoid(x.value), x);
 }
-/// At 0 the derivative is 0.
+/// The derivative at 0 is 0.
 template <class S, int N>
 CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
   Dual<S, N> out;
@@ -252,7 +252,7 @@ CHORUS_HD Dual<S, N> abs(const Dual<S, N>& x) {
   return out;
 }
 
-/// At a tie each side has half of the derivative, and where one is NaN all of it, as in PyTorch.
+/// At a tie each side gets half of the derivative. If one is NaN, each side gets all of it, as in PyTorch.
 template <class S, int N>
 CHORUS_HD Dual<S, N> max(const Dual<S, N>& a, const Dual<S, N>& b) {
   Dual<S, N> out;
@@ -283,8 +283,8 @@ CHORUS_HD Dual<S, N> min(A a, const Dual<S, N>& b) {
   return min(Dual<S, N>(a), b);
 }
 
-/// By the exponent it is 0 where the base is 0 and the exponent is not negative; by the base it is 0 where the exponent
-/// is.
+/// The derivative w.r.t. the exponent is 0 if the base is 0 and the exponent is not negative. The derivative w.r.t. the
+/// base is 0 if the exponent is 0.
 template <class S, int N>
 CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
   const S y = pow(x.value, exponent.value);
@@ -292,7 +292,7 @@ CHORUS_HD Dual<S, N> pow(const Dual<S, N>& x, const Dual<S, N>& exponent) {
   const S by_exponent = where(x.value == 0, where(exponent.value >= 0, S(0), y * log(x.value)), y * log(x.value));
   Dual<S, N> out;
   out.value = y;
-  // A negative base is no NaN for the base's gradient, although the exponent's does not exist.
+  // For a negative base the derivative w.r.t. the exponent is NaN; it must not spoil that w.r.t. the base.
   for (int i = 0; i < N; ++i)
     out.d[i] =
         where(x.d[i] == 0, S(0), by_base * x.d[i]) + where(exponent.d[i] == 0, S(0), by_exponent * exponent.d[i]);

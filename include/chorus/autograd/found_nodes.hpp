@@ -1,5 +1,5 @@
 #pragma once
-/// A walk back over the tape that ends where the caller says.
+/// A backward walk over the tape that stops where the caller decides.
 
 #include <chorus/autograd/node.hpp>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace chorus::detail {
 
-/// Nodes of the tape, each once, in the order in which they were found.
+/// Nodes of the tape without duplicates, in the order of discovery.
 class FoundNodes {
  public:
   void add(Node& node) {
@@ -17,7 +17,7 @@ class FoundNodes {
   void add_inputs_of(const Node& node) {
     node.for_each_input([](Node& input, void* found) { static_cast<FoundNodes*>(found)->add(input); }, this);
   }
-  /// Adds the inputs of all nodes for which `goes_on(node)`, those that are added included.
+  /// Adds the inputs of every node for which `goes_on(node)` is true, newly added nodes included.
   template <class GoesOn>
   void walk(const GoesOn& goes_on) {
     for (std::size_t next = 0; next < nodes_.size(); ++next)

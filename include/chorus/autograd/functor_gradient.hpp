@@ -1,20 +1,20 @@
 #pragma once
-/// The gradient of an element-wise functor at one element: its own, or by Dual numbers.
+/// The gradient of an element-wise functor at one element: the functor's own `gradient`, or Dual numbers.
 
 #include <chorus/autograd/dual.hpp>
 #include <utility>
 
 namespace chorus::math {
 
-/// What `gradient` returns: one number for each input of a functor.
+/// The result of `gradient`: one derivative for each input of the functor.
 template <class S, int N>
 struct Partials {
   S d[N];
 };
 
-/// The gradient by each input of `y = f(x...)` at one element (or Pack), where `dy` is the gradient by y. A functor
-/// that knows a cheaper or more exact way than Dual numbers brings it along: `template <class S> Partials<S, 2>
-/// gradient(const S& dy, const S& a, const S& b) const`.
+/// The gradients of `y = f(x...)` at one element (or Pack); `dy` is the gradient w.r.t. y. A functor with a cheaper or
+/// more exact gradient than Dual numbers defines `template <class S> Partials<S, 2> gradient(const S& dy, const S& a,
+/// const S& b) const`.
 template <class F, class S, class... X>
 CHORUS_HD Partials<S, static_cast<int>(sizeof...(X))> gradient(const F& f, const S& dy, const X&... x) {
   constexpr int n = static_cast<int>(sizeof...(X));

@@ -1,5 +1,5 @@
 #pragma once
-/// grad: gradients by chosen values as results, added to nothing (PyTorch's torch.autograd.grad).
+/// grad: returns gradients w.r.t. chosen values and accumulates nothing (PyTorch's torch.autograd.grad).
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
@@ -14,18 +14,18 @@ namespace chorus {
 
 /// Options of grad.
 struct GradOptions {
-  /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
+  /// Record the computation of the gradients, so that they can be differentiated again. For GraphVariables: see
   /// <chorus/ops/higher_order.hpp>.
   bool create_graph = false;
-  /// Keep what the operations saved, so that backward or grad can go through them again. Unset: as `create_graph`.
+  /// Keep saved tensors, so that backward or grad can run again. Unset: as `create_graph`.
   std::optional<bool> retain_graph = {};
-  /// Give an undefined gradient for an input on which the value does not depend, rather than an error.
+  /// Return an undefined gradient for an input that the value does not depend on, instead of an error.
   bool allow_unused = false;
 };
 
 namespace detail {
 
-/// The part of a tape that lies between a value and the chosen inputs. While it lives, what it leads to beside them is
+/// The part of the tape between a value and the chosen inputs. While it lives, branches that lead to no input are
 /// skipped.
 class GradPath {
  public:
@@ -50,7 +50,7 @@ class GradPath {
     }
     std::sort(nodes_.begin(), nodes_.end(),
               [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
-    // From the first recorded to the last: an operation leads to an input where one of its own inputs is on the path.
+    // From the first recorded to the last: an operation leads to an input if one of its own inputs is on the path.
     for (std::size_t i = nodes_.size(); i-- > 0;) {
       struct Search {
         const GradPath* path;
@@ -69,7 +69,7 @@ class GradPath {
       check<UsageError>(
           !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
           "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
-    // No further: what lies behind may be on the path of another thread.
+    // Only direct inputs: nodes behind them may be on another thread's path.
     for (const auto& node : nodes_)
       if (leads_on(*node))
         for_each_behind(
@@ -113,7 +113,7 @@ class GradPath {
   bool any_input_ = false;
 };
 
-/// Takes an input's gradient out of the way of what `grad` computes, and puts it back.
+/// Sets an input's accumulated gradient aside while `grad` runs, and restores it.
 template <class N>
 class Divert {
  public:
@@ -127,7 +127,6 @@ class Divert {
   typename N::Held held_;
 };
 
-/// The gradients as Tensors.
 template <class T, class D, class... Nodes>
 auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, const Ref<Nodes>&... nodes) {
   check<UsageError>(value.requires_grad(), "grad: nothing behind the value requires a gradient");
@@ -145,7 +144,7 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
     }
     if (path.leads_on(*node)) node->backward_to_wanted(options.retain_graph.value_or(options.create_graph));
   }
-  // A far leaf may turn out to be unused.
+  // Only now it is known whether a far leaf got a gradient.
   const bool all = std::apply([](const auto&... gradient) { return (gradient.defined() && ...); }, gradients);
   if (!all && !options.allow_unused) GradPath::fail_unused();
   return gradients;
@@ -153,10 +152,9 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
 
 }  // namespace detail
 
-/// The gradients of `value`, a scalar, by `inputs`, a tuple of Variables and Parameters, leaves or not: a tuple of
-/// Tensors. Nothing is added to any value's `grad()`, no hook runs. For a value of another shape take `sum(value *
-/// seed)`. Throws UsageError for an input that requires no gradient or on which the value does not depend (but see
-/// `allow_unused`).
+/// The gradients of `value`, a scalar, w.r.t. `inputs`, a tuple of Variables and Parameters, leaves or not. Returns a
+/// tuple of Tensors. Does not change any `grad()` and runs no hooks. For a non-scalar value use `sum(value * seed)`.
+/// Throws UsageError if an input requires no gradient, or if the value does not depend on it (see `allow_unused`).
 ///   const auto [dx, dw] = ch::grad(loss, std::tie(x, layer.weight));
 template <AnyVariable Y, class... Inputs>
 auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
@@ -165,7 +163,7 @@ auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions
                     "GraphVariable(x), of <chorus/ops/higher_order.hpp>");
   return std::apply([&](const auto&... x) { return detail::grad_tensors(value, options, node_of(x)...); }, inputs);
 }
-/// The same by one input: a Tensor.
+/// The same for one input; returns a Tensor.
 template <AnyVariable Y, AnyVariable X>
 auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));

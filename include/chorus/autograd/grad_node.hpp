@@ -1,5 +1,5 @@
 #pragma once
-/// GradNode and LeafNode: the gradient by a value, while backward runs or for good.
+/// GradNode and LeafNode: nodes that hold a gradient, during backward or permanently.
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/kernels/contiguous.hpp>
@@ -16,7 +16,7 @@
 
 namespace chorus {
 
-/// Where a backward function writes the gradient of one input: dense memory, to be added to or overwritten.
+/// Where a backward function writes an input's gradient: contiguous memory that it adds to or overwrites.
 template <Real T, int Rank, Device D>
 struct GradTarget {
   Tensor<T, Rank, D> grad;
@@ -38,14 +38,14 @@ template <class T, int Rank, class D>
 }
 template <class T, int Rank, class D>
 [[gnu::noinline, gnu::cold]] void check_finite(const char* operation, const Tensor<T, Rank, D>& value) {
-  // What masks attention is infinite on purpose.
+  // Attention masks are infinite on purpose.
   if (std::string_view(operation) == "masked_fill") return;
   check<NonFiniteError>(all_finite(value), "anomaly: a NaN or an infinity in the output of '", operation,
                         "', of shape ", value.shape());
 }
 }  // namespace detail
 
-/// A node that holds the gradient by one value.
+/// A node that holds the gradient of one value.
 template <Real T, int Rank, Device D>
 class GradNode : public Node {
  public:
@@ -54,7 +54,7 @@ class GradNode : public Node {
   GradNode(const char* operation, const Shape<Rank>& shape, D device)
       : Node(operation, Rank == 0), shape_(shape), device_(device) {}
 
-  /// Where the next contribution goes; from then on there is a gradient.
+  /// Where the next contribution is written. Marks the gradient as present.
   GradTarget<T, Rank, D> target() {
     grad_.storage().touch();
     if (!grad_.defined()) {
@@ -65,8 +65,8 @@ class GradNode : public Node {
     return {grad_, std::exchange(has_grad_, true)};
   }
 
-  /// A contribution that stands ready, dense, in a tensor of its own or in one that others may hold too. What is not
-  /// made yet (see wide_later.hpp) is for who made that tensor's node.
+  /// Adds a complete, contiguous contribution, whose memory others may share. A lazy one (see wide_later.hpp) stays
+  /// lazy: the operation that made this value can take the narrow numbers.
   void add(const tensor_type& contribution) {
     if (!has_grad_ && !bound_) {
       grad_ = contribution;
@@ -81,7 +81,7 @@ class GradNode : public Node {
     }
   }
 
-  /// Whether `add` would keep the memory that it is given: there is none for this gradient yet.
+  /// Whether `add` would keep the memory that it is given, since this gradient has none yet.
   bool takes_over() const { return !grad_.defined(); }
 
   bool has_grad() const final { return has_grad_; }
@@ -90,12 +90,12 @@ class GradNode : public Node {
     has_grad_ = false;
     grad_ = {};
   }
-  /// The gradient; undefined where there is none.
+  /// The gradient; undefined if there is none.
   tensor_type grad() const {
     grad_.storage().touch();
     return has_grad_ ? grad_ : tensor_type{};
   }
-  /// Puts other numbers in the gradient's place. Throws ShapeError where shapes differ.
+  /// Replaces the gradient's values. Throws ShapeError if the shapes differ.
   void replace_grad(const tensor_type& other) {
     check<ShapeError>(other.defined() && other.shape() == shape_, "register_hook: the hook of a gradient of shape ",
                       shape_, " returned shape ", other.shape());
@@ -107,8 +107,8 @@ class GradNode : public Node {
       grad_ = dense;
     has_grad_ = true;
   }
-  /// Forgets the gradient. The memory stays, and the next contribution overwrites it; but what somebody has a handle to
-  /// stays that gradient.
+  /// Clears the gradient but keeps its memory, which the next contribution overwrites. Handles that others hold keep
+  /// the old values.
   void zero_grad() {
     if (grad_.storage().owners() > 1) {
       if (!bound_)
@@ -122,26 +122,26 @@ class GradNode : public Node {
   D device() const { return device_; }
   bool gradient_is_finite() const override { return !has_grad_ || detail::all_finite(grad()); }
 
-  /// A gradient and the place where it lies.
+  /// A gradient and whether it is bound to a place.
   struct Held {
     tensor_type grad;
     bool has_grad = false, bound = false;
   };
-  /// Puts another gradient, or none, in the place of this one, which is returned: for `grad`, which adds to none.
+  /// Replaces this gradient and returns the old one. `grad` uses it to leave accumulated gradients alone.
   Held exchange_grad(Held held) {
     return {std::exchange(grad_, std::move(held.grad)), std::exchange(has_grad_, held.has_grad),
             std::exchange(bound_, held.bound)};
   }
 
  protected:
-  // The value has got another shape: there is no gradient by it, nor a place for one.
+  // The value has a new shape, so the old gradient and its memory are dropped.
   void change_shape(const Shape<Rank>& shape) {
     set_has_grad(false);
     shape_ = shape;
     grad_ = {};
     bound_ = false;
   }
-  // Puts the gradient at a place that stays: a range of a flat buffer, on the device of `whole`.
+  // Moves the gradient to a permanent place: a range of the flat buffer `whole`.
   void bind_grad(const Storage<D>& whole, T* place) {
     const auto bytes = static_cast<std::size_t>(numel(shape_)) * sizeof(T);
     if (has_grad_) copy_bytes(whole.device(), place, device_, grad_.data(), bytes);
@@ -152,7 +152,7 @@ class GradNode : public Node {
       grad_ = {Storage<D>::home_in(whole, place, bytes), place, shape_, row_major(shape_)};
     bound_ = true;
   }
-  // The gradient's numbers on another device, in memory of their own.
+  // Moves the gradient to new memory on another device.
   void move_grad(D device) {
     if (grad_.defined()) {
       const auto near = tensor_type::empty(shape_, device);
@@ -178,7 +178,7 @@ class GradNode : public Node {
   const tensor_type& grad_memory() const { return grad_; }
 
  private:
-  // The numbers move out of the place that is bound, with all handles; a new gradient comes into it.
+  // Handles keep the old values in new memory; the next gradient uses the bound place.
   [[gnu::noinline, gnu::cold]] void leave_to_holders() {
     const MemoryScope scope(trace::Memory::gradients);
     const Storage<D> held = grad_.storage(), whole = held.memory(), aside(device_, grad_.bytes());
@@ -187,7 +187,7 @@ class GradNode : public Node {
     grad_ = {Storage<D>::home_in(whole, place, grad_.bytes()), place, shape_, row_major(shape_)};
     held.move_home(aside, aside.data());
   }
-  // Not in place: others may hold this memory.
+  // Not in place: others may share this memory.
   [[gnu::noinline, gnu::cold]] tensor_type take_scaled() {
     auto scaled = tensor_type::zeros(shape_, device_);
     grad_.storage().touch();
@@ -195,7 +195,7 @@ class GradNode : public Node {
     grad_ = {};
     return scaled;
   }
-  // Others hold this memory, so it must not change: continues in a copy.
+  // Others share this memory, so accumulation continues in a copy.
   void add_out_of_place(tensor_type copy) {
     copy_bytes(device_, copy.data(), device_, grad_.data(), grad_.bytes());
     grad_ = std::move(copy);
@@ -209,7 +209,7 @@ class GradNode : public Node {
   std::uint32_t times_forgotten_ = 0;
 };
 
-/// The gradient of a value that no operation made.
+/// The node of a leaf: a value that no operation made.
 template <Real T, int Rank, Device D>
 class LeafNode : public GradNode<T, Rank, D> {
  public:
@@ -227,9 +227,9 @@ class LeafNode : public GradNode<T, Rank, D> {
     for (const auto& hook : hooks_) hook();
   }
   bool has_hooks() const { return !hooks_.empty() || this->has_gradient_hooks(); }
-  /// `hook` runs during each backward as soon as this leaf's gradient is complete.
+  /// `hook` runs in each backward as soon as this leaf's gradient is complete.
   void add_hook(std::function<void()> hook) { hooks_.push_back(std::move(hook)); }
-  /// The same, after all others: it gives the gradient away.
+  /// The same, but after all other hooks, since it hands the gradient on.
   void add_last_hook(std::function<void()> hook) { last_hooks_.push_back(std::move(hook)); }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// Numeric gradients, to check those of an operator or of a whole model.
+/// Numeric gradients, to check those of an operator or of a model.
 
 #include <algorithm>
 #include <cmath>
@@ -14,14 +14,13 @@ namespace chorus {
 
 /// Options of gradient_error.
 struct GradientCheckOptions {
-  /// Half the distance of the two points of a central difference.
+  /// Half the distance between the two points of a central difference.
   double step = 1e-6;
 };
 
-/// Compares the gradients by all `inputs` (double, on the CPU) of `function(inputs...)`, a Variable of any shape, with
-/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the
-/// largest difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth
-/// functions.
+/// Compares the gradients of `function(inputs...)` (a Variable of any shape) w.r.t. all `inputs` (double, on the CPU)
+/// with central differences. Fixed random weights on the output keep errors from cancelling. Returns the largest
+/// difference, relative to that input's largest gradient (at least 1). 1e-6 is a good bound for smooth functions.
 template <class Function, int... Ranks>
 double gradient_error(const Function& function, const GradientCheckOptions& options,
                       const Tensor<double, Ranks>&... inputs) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Of what means and sums over the batch a loss is made. Policies that divide a batch weigh each of them by itself.
+/// Finds the means and sums over the batch in a loss. Policies that split a batch weight each of them separately.
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/config.hpp>
@@ -11,21 +11,21 @@
 
 namespace chorus::detail {
 
-/// The operation whose value is the whole batch's already: see ops/global_batch.hpp.
+/// The operation whose value already belongs to the global batch: see ops/global_batch.hpp.
 inline constexpr const char* global_batch_name = "of_global_batch";
 
-/// What to write where a part's mean or sum is not enough.
+/// Advice for error messages, if a part's mean or sum is not enough.
 inline constexpr const char* whole_batch_line =
     "the whole batch's mean or sum, which ch::of_global_batch(net, ch::mean(x)) is, and in the model "
     "ch::of_global_batch(ch::mean(x)) (#include <chorus/ops/global_batch.hpp>)";
 
-/// A loss is right on any number of devices where it is linear in means and sums over the batch: each part's gradient
-/// then counts by its share of the mean, or as it is for a sum. What is not linear in them, such as a root, is another
-/// number for a part of the batch.
+/// A loss is correct on any number of devices if it is linear in means and sums over the batch. The gradient of each
+/// part is then weighted by its share of the mean, or taken as it is for a sum. A nonlinear function of them, such as a
+/// root, has another value on a part of the batch.
 class LossTerms {
  public:
-  /// By which number a term is multiplied, as far as operations with numbers say, and by which numbers and tensors it
-  /// is divided among them: of a sum, by its own number of samples?
+  /// The factor of a term as far as constants tell, and the divisors (numbers and tensors) in it. A sum may be divided
+  /// by its own number of samples.
   struct Factor {
     double all = 1, numbers = 1, tensors = 1;
     bool by_number = false, by_tensor = false;
@@ -37,8 +37,8 @@ class LossTerms {
       by_tensor = by_tensor || other.by_tensor;
       return *this;
     }
-    /// Whether what divides a sum of `count` numbers may be how many of them count. A tensor is one that the program
-    /// has computed; a number may as well be the whole batch's.
+    /// Whether the divisor of a sum of `count` elements may be the part's own count. The program computed a tensor from
+    /// the part; a number may be the global batch's.
     bool may_be_own(double count) const {
       const double divisor = by_tensor ? tensors : numbers;
       return (by_tensor || (by_number && divisor == std::round(divisor))) && std::abs(divisor) <= count * (1 + 1e-12);
@@ -46,41 +46,41 @@ class LossTerms {
   };
   /// A part of the loss that is proportional to one mean or sum.
   struct Term {
-    Node* node;    ///< where its gradient is to be weighed
+    Node* node;    ///< where its gradient is weighted
     Node* origin;  ///< the mean or the sum
-    /// A sum of parameters and of numbers that are not on the tape: it may be a penalty, which is no batch's.
+    /// A sum of parameters and of values off the tape. It may be a penalty, which does not depend on the batch.
     bool may_be_penalty = false;
     Factor factor = {};
   };
 
-  /// Looks for those of `root`, in an order that depends on the operations alone. Of operations that were recorded
-  /// before the number `outside`, in the model, those that make samples of samples are taken for granted.
+  /// Finds the terms of `root` in an order that depends only on the operations. Operations inside of the model,
+  /// recorded before sequence number `outside`, are not checked if they map samples to samples.
   void find(Node& root, std::uint64_t outside = std::numeric_limits<std::uint64_t>::max());
 
   const std::vector<Term>& all() const { return terms_; }
-  /// Whether `root`, in which they were found, is proportional to one of them.
+  /// Whether `root`, which was searched, is proportional to one term.
   bool is_one_term(const Node& root) const { return root.of_batch_ == reduced; }
-  /// Whether there is more in it: parameters, numbers.
+  /// Whether the loss has other parts: parameters, constants.
   bool has_more() const { return has_more_; }
-  /// What the terms give to the value of `root`, in which they were found: what is left of it is not of the batch.
+  /// The contribution of each term to the value of `root`. The rest of the value does not depend on the batch.
   std::vector<double> values(Node& root, double value) const;
-  /// The operation that is not linear in a mean or a sum; null where there is none.
+  /// The operation that is not linear in a mean or a sum; null if there is none.
   const char* nonlinear() const { return nonlinear_; }
-  /// Throws UsageError where there is one.
+  /// Throws UsageError if there is one.
   void check_linear(std::string_view policy) const;
-  /// An operation that multiplies a sum of terms by what a gradient goes to: right where all count alike.
+  /// An operation that multiplies a sum of terms by a tracked value. It is right only if all terms have equal weights.
   const char* needs_alike() const { return needs_alike_; }
 
  private:
-  // How a value depends on the batch; remembered in Node::of_batch_.
+  // How a value depends on the batch; cached in Node::of_batch_.
   enum Kind : std::uint8_t {
     unknown,
     parameters,  // not at all
-    loose,       // it is of parameters and of numbers that are not on the tape
-    samples,     // there are values of samples in it
+    loose,       // on parameters and on values off the tape
+    samples,     // has a value for each sample
     reduced,     // proportional to a mean or a sum
-    mixed,       // a sum of such, perhaps with what is not of the batch
-    refused      // in another way
+    mixed,       // a sum of such, maybe with terms that don't depend on the batch
+    refused      // any other way
   };
   struct Inputs {
     Node* first = nullptr;

@@ -1,5 +1,5 @@
 #pragma once
-/// How a loss's terms are found.
+/// How the terms of a loss are found.
 
 #include <algorithm>
 #include <chorus/autograd/loss_terms.hpp>
@@ -32,7 +32,7 @@ CHORUS_INLINE bool LossTerms::looks_through(const Node& node) const {
          (node.is_scalar() || node.form() != Node::Form::other || node.sequence() >= outside_);
 }
 
-// Inputs come before those that use them. Not by recursion: a loss may be a sum of many thousand.
+// Visits inputs before their users. Not recursive: a loss may be a sum of thousands of terms.
 CHORUS_INLINE void LossTerms::settle(Node& root) {
   stack_.assign(1, &root);
   while (!stack_.empty()) {
@@ -108,7 +108,7 @@ CHORUS_INLINE LossTerms::Kind LossTerms::kind_of(const Node& node) const {
   }
 }
 
-// From the root down to where terms begin.
+// Walks from the root down to the terms.
 CHORUS_INLINE void LossTerms::walk(Node& root) {
   seen_.clear();
   places_.assign(1, {&root, {}});
@@ -140,8 +140,8 @@ CHORUS_INLINE void LossTerms::walk(Node& root) {
   }
 }
 
-// Of an operation with one input that is a mean or a sum: by what it is multiplied there, as far as numbers say, or
-// what it is divided by. A tensor of the program's that it is multiplied by is the program's own.
+// For an operation with one reduced input: the constant factor, or the divisor. Tensor factors of the program are not
+// counted.
 CHORUS_INLINE LossTerms::Factor LossTerms::own_factor(const Node& node, const Inputs& in) {
   const std::string_view name = node.operation();
   const double number = node.operand_number();
@@ -191,7 +191,7 @@ CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) co
   return out;
 }
 
-// A term is weighed as far down as no gradient goes elsewhere: what uses a mean twice weighs it once.
+// A term is weighted at the last node that only it uses, so that a mean used twice is weighted once.
 CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
   Term term{nullptr, &node};
   while (true) {
@@ -201,7 +201,7 @@ CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
       term.may_be_penalty = now.is_sum() && in.count > 0 && !in.samples;
       break;
     }
-    // A loss of the library divides the sum that it is.
+    // The library's losses divide their own sum.
     if (now.is_loss() && in.reduced_input->is_sum() && inputs_of(*in.reduced_input).reduced == 0) break;
     if (term.node == nullptr && in.count > 1) term.node = &now;
     term.factor *= own_factor(now, in);

@@ -1,5 +1,5 @@
 #pragma once
-/// Node: what a value remembers of how it was made. The nodes behind a loss are the tape that backward walks.
+/// Node: the record of an operation. The nodes behind a loss are the tape that backward walks.
 
 #include <array>
 #include <atomic>
@@ -22,13 +22,13 @@ template <class N>
 class Ref;
 struct BackwardOptions;
 
-/// Whether operations of this thread record nodes.
+/// Whether this thread's operations record nodes.
 inline bool& grad_enabled() {
   thread_local bool enabled = true;
   return enabled;
 }
 
-/// While it lives, operations of this thread record nodes, or don't.
+/// Turns recording on or off in this thread while it lives.
 class GradMode {
  public:
   explicit GradMode(bool enabled) : before_(std::exchange(grad_enabled(), enabled)) {}
@@ -40,7 +40,7 @@ class GradMode {
   bool before_;
 };
 
-/// While one lives, operations of this thread make no nodes: for evaluation and for updates of parameters.
+/// Turns recording off in this thread while it lives, as torch.no_grad: for evaluation and for parameter updates.
 class NoGrad : GradMode {
  public:
   NoGrad() : GradMode(false) {}
@@ -48,8 +48,8 @@ class NoGrad : GradMode {
 
 namespace detail {
 
-/// Node memory: freed pieces are kept by size, per thread, so that a steady training step calls no malloc. Not without
-/// bound: of DataParallel's threads some only make nodes, and one only frees them.
+/// Per-thread free lists for nodes, so that a steady training step calls no malloc. The lists are bounded: with
+/// DataParallel some threads only allocate nodes and one only frees them.
 class NodePool {
  public:
   static void* allocate(std::size_t bytes) {
@@ -81,7 +81,7 @@ class NodePool {
     Piece* first = nullptr;
     std::size_t count = 0;
   };
-  static constexpr std::size_t granule = 64, lists = 64, most_bytes = 1 << 20;  // the latter: of a list
+  static constexpr std::size_t granule = 64, lists = 64, most_bytes = 1 << 20;  // most_bytes: of a list
   static NodePool& of_thread() {
     thread_local NodePool pool;
     return pool;
@@ -96,14 +96,14 @@ class Node;
 namespace detail {
 class LossTerms;
 
-/// What is done with a node's gradient before it goes on; a list.
+/// An action on a node's gradient before it is passed on; a linked list.
 struct GradientHook {
   virtual ~GradientHook() = default;
   virtual void run(Node& node) = 0;
   std::unique_ptr<GradientHook> next;
 };
 
-/// How many DetectAnomaly live, in all threads.
+/// Number of live DetectAnomaly objects, over all threads.
 inline std::atomic<int>& anomaly_detectors() {
   static std::atomic<int> count{0};
   return count;
@@ -112,7 +112,7 @@ inline bool detects_anomalies() { return anomaly_detectors().load(std::memory_or
 
 }  // namespace detail
 
-/// One recorded operation, or a leaf. It also holds the gradient by its one output while backward runs.
+/// One recorded operation, or a leaf. It also holds the gradient of its output while backward runs.
 class Node {
  public:
   explicit Node(const char* operation, bool is_scalar = false)
@@ -123,87 +123,86 @@ class Node {
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
-  /// Sends this node's gradient to its inputs, then forgets it and, unless `keep`, what it saved.
+  /// Sends this node's gradient to its inputs and clears it. Frees the saved tensors unless `keep`.
   virtual void backward(bool keep) = 0;
-  /// Calls `visit` on each input that wants a gradient.
+  /// Calls `visit` on each input that requires a gradient.
   virtual void for_each_input(void (*visit)(Node&, void*), void* context) const = 0;
-  /// Called on a leaf once all of this backward's contributions are in its gradient.
+  /// Called on a leaf when this backward has added its last contribution.
   virtual void gradient_is_final() {}
   virtual bool is_leaf() const { return false; }
-  /// Whether backward sends gradients to the inputs that `for_each_input` names and nowhere else.
+  /// Whether backward sends gradients only to the inputs that `for_each_input` visits.
   virtual bool only_to_inputs() const { return true; }
-  /// Calls `visit` on each leaf, beside the inputs, to which backward may send a gradient by itself.
+  /// Calls `visit` on each far leaf: a leaf that is no input but may get a gradient from this backward.
   virtual void for_each_far_leaf(void (*)(Node&, void*), void*) const {}
-  /// In the midst of a backward run: a gradient has come to this leaf from one who knows it as a far leaf. Hooks of a
-  /// far leaf that none has reached don't run.
+  /// During backward: this leaf got a gradient from an operation that has it as a far leaf. The hooks of a far leaf
+  /// without a gradient don't run.
   void set_reached() { reached_ = true; }
-  /// Backward that leaves out far leaves that are skipped: for `grad`, which goes to some nodes only.
+  /// Backward without the skipped far leaves; `grad` uses it to compute only some gradients.
   virtual void backward_to_wanted(bool keep) { backward(keep); }
-  /// While a node is skipped, those that use its value send it no gradient: for `grad`, which goes to some nodes only.
+  /// While a node is skipped, no gradient is sent to it; `grad` uses it to compute only some gradients.
   bool skipped() const { return skipped_; }
   void set_skipped(bool skipped) { skipped_ = skipped; }
 
 
-  /// Of a parameter: the version of its numbers, and its name in the model, if that is known.
+  /// For a parameter: the version of its values, and its name in the model if known.
   virtual std::uint64_t numbers_version() const { return 0; }
   virtual const char* numbers_name() const { return ""; }
 
-  /// Whether the gradient that the node holds, if any, has neither NaN nor infinity.
+  /// Whether the gradient, if any, is free of NaN and infinity.
   virtual bool gradient_is_finite() const { return true; }
   virtual bool has_grad() const { return false; }
-  /// Of an operation: what gradient it holds goes nowhere.
+  /// For an operation: drops its gradient without passing it on.
   virtual void drop_grad() {}
-  /// Hooks see the gradient by this node's value, complete, and may replace it, before it goes on.
+  /// Hooks get the complete gradient of this node's value and may replace it before it is passed on.
   void add_gradient_hook(std::unique_ptr<detail::GradientHook> hook) {
     auto* last = &gradient_hooks_;
     while (*last) last = &(*last)->next;
     *last = std::move(hook);
   }
   void run_gradient_hooks() { run_gradient_hooks_on(*this); }
-  /// This node's hooks, on the gradient of another one of the same type.
+  /// Runs this node's hooks on the gradient of another node of the same type.
   void run_gradient_hooks_on(Node& node) {
     for (auto* hook = gradient_hooks_.get(); hook != nullptr; hook = hook->next.get()) hook->run(node);
   }
   bool has_gradient_hooks() const { return gradient_hooks_ != nullptr; }
 
-  /// Whether the value is known to be a mean: of a loss function, or a plain `mean(x)`.
+  /// Whether the value is known to be a mean: the mean of a loss function, or a plain `mean(x)`.
   bool is_mean() const { return mean_ >= Mean::plain; }
   bool is_loss() const { return mean_ >= Mean::loss; }
   /// Whether it is known to be a sum along the first axis, or of all elements.
   bool is_sum() const { return mean_ == Mean::sum; }
-  /// Of a mean: what its sum was divided by. Tokens that count, the sum of their classes' weights, samples, elements;
-  /// 0 where none counts. Gradients of several shares' means, each multiplied by its share of the sum of these numbers,
-  /// add up to that of the mean over all. 0 for what is not a mean, or not known to be one. The first call may wait
-  /// for a GPU.
+  /// For a mean: the divisor of its sum, i.e. the number of counted tokens, the sum of their class weights, samples or
+  /// elements; 0 if none counts. The gradient of the overall mean is the sum of the shares' gradients, each weighted by
+  /// its share of the total divisor. 0 if the value is not known to be a mean. The first call may wait for a GPU.
   double mean_over() { return mean_ == Mean::uncounted_loss ? count_now() : is_mean() ? mean_over_ : 0; }
   void set_mean(double over, bool is_loss) {
     forget_mean();
     mean_over_ = over;
     mean_ = is_loss ? Mean::loss : Mean::plain;
   }
-  /// The same for a loss whose number is not at hand: `count` gives it when somebody asks.
+  /// The same for a loss whose divisor is not known yet: `count` is called when it is needed.
   void set_mean_later(std::function<double()> count) {
     forget_mean();
     count_ = new std::function<double()>(std::move(count));
     mean_ = Mean::uncounted_loss;
   }
-  /// A sum. `divisor`: what the caller will divide the whole batch's by (`mean_over`), 0 where nobody has said it;
-  /// `counted`: what this one is a sum of, where that is known.
+  /// Marks a sum. `divisor`: what the caller divides the global batch's sum by (`mean_over`), 0 if unknown; `counted`:
+  /// number of summands, if known.
   void set_sum(double divisor = 0, double counted = 0) {
     forget_mean();
     mean_over_ = divisor;
     counted_ = counted;
     mean_ = Mean::sum;
   }
-  /// Of a batch's numbers, and not the one that a loss of the library divides.
+  /// A sum over the batch that no library loss divides.
   bool is_sum_of_batch() const { return is_sum() && is_scalar_ && may_be_of_data() && counted_ >= 0; }
   double divisor() const { return is_sum() ? mean_over_ : 0; }
   double counted() const { return is_sum() ? counted_ : 0; }
-  static constexpr double of_a_mean = -1;  ///< in place of `counted`
-  /// Of a product with a number, and of a quotient by one, without axes: the number. 0 of what is neither.
+  static constexpr double of_a_mean = -1;  ///< special value of `counted`
+  /// For a scalar multiplied or divided by a constant: the constant. 0 otherwise.
   double operand_number() const { return mean_ == Mean::none ? counted_ : 0; }
   void set_operand_number(double number) { counted_ = number; }
-  /// What `other` says of its value holds for this one's.
+  /// Copies the mean and sum marks of `other`.
   void take_mean(Node& other) {
     forget_mean();
     if (other.mean_ == Mean::uncounted_loss)
@@ -214,39 +213,39 @@ class Node {
     mean_ = std::exchange(other.mean_, Mean::none);
   }
 
-  /// How a value depends on the operation's operands. `linear`: its derivatives are constants; `product`, `quotient`:
-  /// of two operands; `pointwise`: element by element, in any other way.
+  /// How the value depends on the operands. `linear`: constant derivatives; `product`, `quotient`: of two operands;
+  /// `pointwise`: any other element-wise function.
   enum class Form : std::uint8_t { other, linear, product, quotient, pointwise };
   Form form() const { return form_; }
   void set_form(Form form) { form_ = form; }
   bool is_scalar() const { return is_scalar_; }
-  /// Whether an operand is not on the tape: numbers, which may be a batch's; and whether the first one is not.
+  /// Whether an operand is off the tape, so that it may be batch data; and whether the first operand is.
   bool has_loose_operand() const { return (operands_ & 1) != 0; }
   bool first_operand_is_loose() const { return (operands_ & 2) != 0; }
-  /// Whether anything but parameters has gone into the value.
+  /// Whether the value depends on more than parameters.
   bool may_be_of_data() const { return (operands_ & 4) != 0; }
   void set_operands(bool loose, bool first_is_loose, bool of_data) {
     operands_ = static_cast<std::uint8_t>((loose ? 1 : 0) | (first_is_loose ? 2 : 0) | (of_data ? 4 : 0));
   }
-  /// The value of an operation without axes, once it is on the host; NaN of others.
+  /// The value of a scalar operation, once it is on the host; else NaN.
   virtual double number() const { return std::numeric_limits<double>::quiet_NaN(); }
 
-  /// The gradient that comes into this node is multiplied by it before it goes on; for policies, which set it as a
-  /// backward run begins. Of a mean it is 1 again when the run has ended; of other nodes see `scale_in_backward`.
+  /// A factor for this node's gradient, applied before it is passed on. Policies set it as a backward run begins. For a
+  /// mean it is reset to 1 after the run; for other nodes see `scale_in_backward`.
   double scale() const { return scale_; }
   void set_scale(double scale) { scale_ = scale; }
 
   const char* operation() const { return operation_; }
-  /// Grows in the order in which nodes are made: an operation's inputs have smaller numbers.
+  /// Increases in recording order: an operation's inputs have smaller numbers.
   std::uint64_t sequence() const { return sequence_; }
-  /// For operations that threads record at the same time, one each, whose order should not be left to chance: a number
-  /// that one of them has got from `next_sequence` for it.
+  /// For threads that record concurrently: a number from `next_sequence`, drawn in advance by one thread, makes the
+  /// order deterministic.
   void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
 
   void* operator new(std::size_t bytes) { return detail::NodePool::allocate(bytes); }
   void operator delete(void* data, std::size_t bytes) { detail::NodePool::release(data, bytes); }
 
-  /// A number between those of the nodes that exist and those that will.
+  /// A number greater than those of all existing nodes and smaller than those of all later ones.
   static std::uint64_t next_sequence() {
     static std::atomic<std::uint64_t> counter{0};
     return counter.fetch_add(1, std::memory_order_relaxed);
@@ -258,7 +257,7 @@ class Node {
   template <class>
   friend class Ref;
 
-  // Destroying a node may release its inputs: they are queued, so that a long chain doesn't exhaust the stack.
+  // Destroying a node may release its inputs. They are queued, so that a long chain does not overflow the stack.
   static void dispose(Node* node);
 
   enum class Mean : std::uint8_t { none, sum, plain, loss, uncounted_loss };
@@ -275,10 +274,10 @@ class Node {
 
   const char* operation_;
   std::uint64_t sequence_;
-  std::uint64_t visited_by_ = 0;  // the backward run that last counted this node
-  int pending_ = 0;               // consumers that have yet to contribute in that run
+  std::uint64_t visited_by_ = 0;  // the last backward run that counted this node
+  int pending_ = 0;               // consumers that have not contributed in that run yet
   bool skipped_ = false;
-  bool reached_ = false;  // one of those consumers has contributed
+  bool reached_ = false;  // a consumer has contributed
   Mean mean_ = Mean::none;
   const bool is_scalar_;
   Form form_ = Form::other;
@@ -288,12 +287,12 @@ class Node {
   std::unique_ptr<detail::GradientHook> gradient_hooks_;
   union {
     double mean_over_ = 0;
-    std::function<double()>* count_;  // owned, of an uncounted_loss
+    std::function<double()>* count_;  // owned, for an uncounted_loss
   };
   double scale_ = 1, counted_ = 0;
 };
 
-/// A counted pointer to a Node.
+/// An intrusive counted pointer to a Node.
 template <class N>
 class Ref {
  public:

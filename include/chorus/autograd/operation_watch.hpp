@@ -1,5 +1,5 @@
 #pragma once
-/// Who watches the operations of a forward pass, as the conversion to integers does.
+/// Observers of a forward pass's operations, as used for the conversion to integers.
 
 #include <chorus/core/dtype.hpp>
 #include <memory>
@@ -12,16 +12,16 @@ struct WatchedTensor {
   DType dtype = DType::f32;
   const void* data = nullptr;
   std::vector<Index> shape, strides;
-  /// Holds the memory, so that no later tensor is taken for this one.
+  /// Keeps the memory alive, so that no later tensor has the same address.
   std::shared_ptr<const void> keep;
 
   bool defined() const { return data != nullptr; }
 };
 
-/// An operation that has ended.
+/// A finished operation.
 struct WatchedOperation {
   const char* name;
-  /// The operation as `record` got it: an object whose type goes with the name ("conv2d": operations::Conv2d).
+  /// The operation as passed to `record`; its type follows from the name ("conv2d": operations::Conv2d).
   const void* facts;
   std::vector<WatchedTensor> inputs;
   WatchedTensor output;
@@ -33,7 +33,7 @@ class OperationWatch {
   virtual void ended(const WatchedOperation& operation) = 0;
 };
 
-/// The one that watches this thread, or null.
+/// This thread's observer, or null.
 inline thread_local constinit OperationWatch* operation_watch = nullptr;
 
 }  // namespace chorus::detail

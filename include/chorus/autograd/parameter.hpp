@@ -1,7 +1,6 @@
 #pragma once
-/// Parameter: a leaf Variable that a model owns. A copy of a handle shares the numbers. Policies move them, into flat
-/// buffers and to other devices; handles, optimizers and tensors that a program has from before go on to stand for the
-/// same numbers.
+/// Parameter: a leaf Variable that a model owns. Copies of a handle share the values. Policies move the values into
+/// flat buffers and to other devices; existing handles, optimizers and tensors stay valid.
 
 #include <algorithm>
 #include <chorus/autograd/at_home.hpp>
@@ -16,51 +15,49 @@
 
 namespace chorus {
 
-/// The ranks that have a model's parameters together, each a part of them, or some: what they decide by these they
-/// decide together. All make the same calls, in one order. They throw CommError where one is lost.
+/// The ranks that hold parts of one model. They decide together: all make the same calls in the same order. Calls throw
+/// CommError if a rank is lost.
 class ModelRanks {
  public:
   virtual ~ModelRanks() = default;
-  /// Over all ranks, in place; the same bits on each.
+  /// Sums over all ranks, in place. All ranks get the same bits.
   virtual void sum(std::span<double> numbers) = 0;
   virtual void max(std::span<double> numbers) = 0;
 };
 
-/// A parameter whose scalar type and rank are known at run time only: what policies, optimizers and checkpoints work
-/// with.
+/// A parameter whose scalar type and rank are known only at run time. Policies, optimizers and checkpoints use it.
 template <Device D>
 class ParameterOn : public detail::AtHome<D> {
  public:
-  /// The numbers that are here, `count()` of them, to read or write: see Parameter::value.
+  /// The local values, `count()` of them, to read or write: see Parameter::value.
   void* value_data() const { return this->watched_memory(); }
-  /// The gradient's memory, of as many; null where there has been none yet. Throws UsageError where each process has a
-  /// part of it alone.
+  /// The gradient's memory, with as many elements; null if there has been none yet. Throws UsageError if each process
+  /// has only a part of the gradient.
   void* grad_data() const {
     check_grad_whole();
     return grad_place();
   }
-  /// The same for library code, which knows what it has of it.
+  /// The same without the check, for library code.
   virtual void* grad_place() const = 0;
-  /// Throws UsageError where each process has a part of the gradient alone: of the whole parameter, under
-  /// FullyShardedDataParallel, whose `parameters()` know their parts; and where a policy has said so.
+  /// Throws UsageError if each process has only a part of the gradient: for a whole parameter under
+  /// FullyShardedDataParallel (its `parameters()` can read their parts), or after `set_grad_in_parts`.
   void check_grad_whole() const {
     if (parts_at_ == 0 && !this->storage().in_parts()) [[likely]]
       return;
     if (parts_at_ == times_forgotten() + 1 || (this->storage().in_parts() && !this->is_part())) raise_grad_in_parts();
   }
-  /// Holds until the gradient is forgotten.
+  /// Valid until the gradient is cleared.
   void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
-  /// The block of memory that the gradient lies in; null where it is not known.
+  /// The memory block of the gradient; null if unknown.
   virtual const void* grad_block() const { return nullptr; }
-  /// Whether a gradient has arrived since the last `clear_grad`.
+  /// Whether a gradient has arrived since it was last cleared.
   virtual bool grad_arrived() const = 0;
   virtual void set_grad_arrived(bool arrived) = 0;
   /// Changes with each `set_grad_arrived(false)` and each `zero_grad`.
   virtual std::uint32_t times_forgotten() const = 0;
   virtual bool wants_grad() const = 0;
   virtual void set_wants_grad(bool wants) = 0;
-  /// A copy of the value in a type of 2 bytes, good while `version` is the value's: MixedPrecision keeps it, `to` takes
-  /// it.
+  /// A 2-byte copy of the value, valid while `version` is the value's. MixedPrecision stores it, `to` returns it.
   struct NarrowCopy {
     Storage<D> storage;
     void* data = nullptr;
@@ -68,63 +65,63 @@ class ParameterOn : public detail::AtHome<D> {
     std::uint64_t version = 0;
   };
   NarrowCopy narrow_copy;
-  /// Moves value and gradient, contents included, to these places, which stay.
+  /// Moves value and gradient, contents included, to these permanent places.
   virtual void bind(const Storage<D>& values, void* value, const Storage<D>& grads, void* grad) = 0;
-  /// For policies: `hook` runs once the gradient is complete, and all of the user's hooks have run.
+  /// For policies: `hook` runs when the gradient is complete, after all user hooks.
   virtual void on_grad(std::function<void()> hook) = 0;
-  /// Moves value and gradient to another device. Handles, hooks and optimizers stay.
+  /// Moves value and gradient to another device. Handles, hooks and optimizers stay valid.
   virtual void move_to_device(D device) = 0;
   /// A new parameter with the same value on another device.
   virtual Ref<Node> copy_to(D device) const = 0;
-  /// Adds the gradient of a copy on another device to this one's.
+  /// Adds the gradient of a copy on another device to this gradient.
   virtual void add_grad_of(const ParameterOn& copy) = 0;
-  /// For a copy: puts the operation that made it, a GradNode of this parameter's type, in this leaf's place on the
-  /// tape; null: the leaf itself stands there.
+  /// For a copy: `operation`, a GradNode of this parameter's type that made the copy, replaces this leaf on the tape.
+  /// Null restores the leaf.
   virtual void set_origin(Ref<Node> operation) = 0;
-  /// A leaf that may stand in this one's place, by `set_origin`, with a gradient of its own.
+  /// A leaf with its own gradient that can replace this one on the tape, by `set_origin`.
   virtual Ref<Node> make_stand_in() const = 0;
-  /// Where the gradient of such a leaf lies; null where there is none.
+  /// The memory of such a leaf's gradient; null if there is none.
   virtual const void* grad_data_of(const Node& stand_in) const = 0;
-  /// Forgets it, with its memory.
+  /// Drops that gradient and its memory.
   virtual void drop_grad_of(Node& stand_in) const = 0;
 
-  /// Makes this a parameter of other extents, of the same number of axes, with these numbers. Handles, hooks and
-  /// optimizers that have not stepped yet stay; gradients go, and tensors of its numbers from before are no longer its.
+  /// Changes the extents, but not the rank, and the values of this parameter. Handles, hooks and optimizers that have
+  /// not stepped yet stay valid. Gradients are dropped, and older tensors no longer share its values.
   virtual void replace_numbers(std::span<const Index> extents, const Storage<D>& numbers) = 0;
-  /// How a policy has shared the parameter out along an axis, where it has; else null.
+  /// How a policy has sharded the parameter along an axis; null if it has not.
   const std::shared_ptr<const PartOfParameter>& part() const { return part_; }
-  /// Throws UsageError for numbers that are one rank's entries of an axis, unless a layer reads them that knows of it.
+  /// Throws UsageError for a part of a sharded axis, unless the calling layer supports parts.
   void check_reader() const {
     if (part_ != nullptr && !detail::reads_parts) [[unlikely]]
       raise_part();
   }
-  /// Whether processes have pieces of its numbers: what depends on whole parameters, as a norm does, refuses it. One
-  /// that is another process's, all of it, is in no pieces.
+  /// Whether processes hold pieces of its values. Functions of whole parameters, such as a norm, then refuse it. A
+  /// parameter that one process holds completely is not in pieces.
   bool in_pieces() const { return part_ != nullptr || (this->is_part() && this->is_here()); }
   void set_part(std::shared_ptr<const PartOfParameter> part) { part_ = std::move(part); }
 
-  /// Where the policy of several processes that has it wants to know of its optimizers' steps; else null.
+  /// Set if a policy of several processes wants to know of optimizer steps; else null.
   const std::shared_ptr<Ledger>& ledger() const { return ledger_; }
   void set_ledger(std::shared_ptr<Ledger> ledger) { ledger_ = std::move(ledger); }
 
-  /// Whether the gradient is this process's own, where others have the same parameter: added up under `no_sync`, and
-  /// not averaged. A policy says so, and takes it back when it has averaged; a gradient that is forgotten is none.
-  /// Optimizers and what else reads gradients for a step refuse it.
+  /// Whether the gradient is this process's own, accumulated under `no_sync` and not averaged. The policy sets the mark
+  /// and clears it after averaging; clearing the gradient clears it, too. Optimizers and others that read gradients for
+  /// a step refuse such a gradient.
   bool grad_local() const { return local_at_ != 0 && local_at_ == times_forgotten() + 1; }
   void set_grad_local(bool local) { local_at_ = local ? times_forgotten() + 1 : 0; }
 
-  /// Who has the rest of the model, where this process has a part: a norm over the parameters that are here is not the
-  /// model's. Null where it has all.
+  /// The ranks that hold the rest of the model, if this process has only a part. A norm over local parameters is then
+  /// not the model's. Null if this process has all.
   const std::shared_ptr<ModelRanks>& ranks() const { return ranks_; }
-  /// Of the ranks that have the same numbers of this parameter, whether this is the one whose numbers count.
+  /// Whether this rank's copy is the one that counts, of the ranks with the same values.
   bool counts() const { return counts_; }
   void set_ranks(std::shared_ptr<ModelRanks> ranks, bool counts) {
     ranks_ = std::move(ranks);
     counts_ = counts;
   }
 
-  /// Whether the last gradient has gone to another process, which steps in this one's place: that an optimizer finds
-  /// none here is no mistake.
+  /// Whether the last gradient was sent to another process that steps for this one. A missing gradient is then no
+  /// mistake.
   bool grad_sent() const { return grad_sent_; }
   void set_grad_sent(bool sent) { grad_sent_ = sent; }
 
@@ -144,14 +141,14 @@ class ParameterOn : public detail::AtHome<D> {
                      "call");
   }
   bool grad_sent_ = false, counts_ = true;
-  std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was said
+  std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was set
   std::shared_ptr<const PartOfParameter> part_;
   std::shared_ptr<ModelRanks> ranks_;
   std::shared_ptr<Ledger> ledger_;
 };
 
 namespace detail {
-/// Is told of each parameter that an operation of this thread takes, while it is set: its ParameterOn, its node.
+/// While set, it is told of each parameter (its ParameterOn and its node) that this thread's operations use.
 class ParameterWatch {
  public:
   virtual void saw(const void* parameter, Node& node, std::span<const Index> extents, bool wants_grad) = 0;
@@ -162,7 +159,7 @@ class ParameterWatch {
 inline thread_local constinit ParameterWatch* parameter_watch = nullptr;
 }  // namespace detail
 
-/// The leaf of the tape that a Parameter stands for: its numbers, and the gradient.
+/// The leaf node of a Parameter: its values and its gradient.
 template <Real T, int Rank, Device D>
 class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
  public:
@@ -176,7 +173,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     this->check_reader();
     return value_;
   }
-  /// For shape and device, wherever the numbers are.
+  /// For shape and device, even if the values are elsewhere.
   const Tensor<T, Rank, D>& described() const { return value_; }
 
   DType dtype() const override { return chorus::dtype<T>; }
@@ -268,10 +265,10 @@ class AnyParameter {
  public:
   explicit operator bool() const { return static_cast<bool>(node_); }
   const Ref<Node>& shared() const { return node_; }
-  /// Makes this handle stand for another parameter of the same type; for policies that make replicas.
+  /// Makes this handle refer to another parameter of the same type. Policies use it to make replicas.
   void replace(Ref<Node> node) { node_ = std::move(node); }
 
-  /// Throws DeviceError where the parameter is not on a device of kind `D`.
+  /// Throws DeviceError if the parameter is not on a device of kind `D`.
   template <Device D>
   ParameterOn<D>& on() const {
     auto* parameter = dynamic_cast<ParameterOn<D>*>(node_.get());
@@ -283,8 +280,8 @@ class AnyParameter {
   Ref<Node> node_;
 };
 
-/// A leaf Variable that a model owns. An empty one stands for "there is none" (a layer without bias): its value is
-/// undefined, and what needs more than that throws UsageError.
+/// A leaf Variable that a model owns. An empty one means that there is none (a layer without bias): its value is
+/// undefined, and other uses throw UsageError.
 template <Real T, int Rank, Device D = Cpu>
 class Parameter : public AnyParameter {
   static_assert(std::floating_point<T>,
@@ -298,10 +295,10 @@ class Parameter : public AnyParameter {
   Parameter() = default;
   explicit Parameter(const Tensor<T, Rank, D>& value) { node_ = Ref<Node>(new ParameterNode<T, Rank, D>(value)); }
 
-  /// The numbers, to read or write. From the first call on, each pass that uses them compares them with what they were,
-  /// for the program may write through a pointer that it has kept: all devices compute with what is written, and
-  /// backward refuses to go on with other numbers than the forward pass saw. `value_of(parameter)` is for reading
-  /// alone and `assign` for writing; neither needs that. On a GPU only `assign` is noticed.
+  /// The values, to read or write. The program may keep the pointer and write through it. After the first call each
+  /// pass therefore compares the values with the previous ones: all devices use what was written, and backward throws
+  /// if the values changed after forward. `value_of(parameter)` for reading and `assign` for writing avoid the
+  /// comparison. On a GPU only `assign` is detected.
   const Tensor<T, Rank, D>& value() const {
     if (node_) {
       typed().storage().touch();
@@ -309,8 +306,8 @@ class Parameter : public AnyParameter {
     }
     return numbers();
   }
-  /// The gradient; undefined where there is none. It stays what it is when the parameter's gradient is forgotten
-  /// (`zero_grad`); a pointer to its numbers doesn't. Throws UsageError where each rank has a part of it.
+  /// The gradient; undefined if there is none. The returned tensor keeps its values when the parameter's gradient is
+  /// cleared (`zero_grad`); a raw pointer does not. Throws UsageError if each rank has a part of it.
   Tensor<T, Rank, D> grad() const {
     typed().check_grad_whole();
     typed().check_reader();
@@ -319,10 +316,10 @@ class Parameter : public AnyParameter {
   const Shape<Rank>& shape() const { return described().shape(); }
   D device() const { return described().device(); }
   bool requires_grad() const { return typed().wants_grad(); }
-  /// Without, no gradient is computed for it and optimizers leave it alone.
+  /// If false, no gradient is computed and optimizers skip the parameter.
   void set_requires_grad(bool requires_grad) const { typed().set_wants_grad(requires_grad); }
   void zero_grad() const { typed().zero_grad(); }
-  /// Copies numbers into the parameter. Throws ShapeError where the shapes differ.
+  /// Copies values into the parameter. Throws ShapeError if the shapes differ.
   void assign(const Tensor<T, Rank, D>& numbers) const {
     typed().check_reader();
     check<ShapeError>(numbers.shape() == shape() && numbers.is_contiguous(),
@@ -336,7 +333,7 @@ class Parameter : public AnyParameter {
     Variable<T, Rank, D>(described(), Ref<GradNode<T, Rank, D>>(&typed())).register_hook(std::move(hook));
   }
 
-  /// The copy in a type of 2 bytes that is kept for this parameter; undefined where there is none, or an old one.
+  /// The cached 2-byte copy of this parameter; undefined if there is none or it is stale.
   template <Narrow N>
   Tensor<N, Rank, D> narrow_copy() const {
     if (!node_ || typed().narrow_copy.version != typed().version() || typed().narrow_copy.dtype != chorus::dtype<N>)
@@ -347,7 +344,6 @@ class Parameter : public AnyParameter {
 
   Variable<T, Rank, D> as_variable() const { return node_ ? typed().as_variable() : Variable<T, Rank, D>(); }
 
-  /// For reading.
   friend const Tensor<T, Rank, D>& value_of(const Parameter& parameter) {
     const auto& numbers = parameter.numbers();
     numbers.storage().touch();

@@ -1,5 +1,5 @@
 #pragma once
-/// Variables and parameters as text: their numbers, as tensors are written.
+/// Prints the values of variables and parameters, in the format of tensors.
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/variable.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// Saved: numbers that an operation keeps for backward, which have to be the same then.
+/// Saved: a tensor saved for backward, with a check that it has not changed.
 
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/error.hpp>
@@ -11,26 +11,26 @@
 
 namespace chorus::detail {
 
-/// Blocks of memory that may be somebody else's.
+/// Memory blocks that may be lent.
 template <class B>
 concept Lendable = requires(const B& block) { block.lent; };
 
-/// Backward functions capture `Saved(tensor)` and call `read` where they need the numbers.
+/// Backward functions capture `Saved(tensor)` and call `read` when they need the values.
 template <AnyTensor X>
 class Saved {
  public:
-  /// Where nothing is recorded nobody will read it, and no numbers are looked at.
+  /// Without recording nobody reads it, so the version is not computed.
   explicit Saved(X tensor)
       : tensor_(std::move(tensor)), version_(grad_enabled() ? tensor_.storage().version() : 0) {}
 
-  /// Throws UsageError where the tensor has been written since it was saved: a parameter, a buffer, or in place.
+  /// Throws UsageError if the tensor was written since it was saved: a parameter, a buffer, or in place.
   const X& read(const char* operation) const {
     tensor_.storage().touch();
     if (const auto now = tensor_.storage().version(); now != version_) [[unlikely]]
       refuse(operation, now);
     return tensor_;
   }
-  /// Whether nobody else has a handle to the numbers, so that they may be written after they were last read.
+  /// Whether this is the only handle to the values, so that their memory may be reused after the last read.
   bool alone() const {
     const auto* const block = tensor_.storage().block();
     if (block == nullptr || block->home || tensor_.storage().owners() != 1) return false;
@@ -39,12 +39,12 @@ class Saved {
     else
       return true;
   }
-  /// `read`, for the last time: the tensor is the caller's.
+  /// The last `read`: the caller gets the tensor.
   X take(const char* operation) {
     read(operation);
     return std::move(tensor_);
   }
-  /// The tensor, for its shape and device.
+  /// The tensor, for its shape and device only.
   const X& tensor() const { return tensor_; }
 
  private:

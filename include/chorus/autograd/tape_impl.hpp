@@ -1,5 +1,5 @@
 #pragma once
-/// How backward walks.
+/// The backward walk.
 
 #include <algorithm>
 #include <atomic>
@@ -17,21 +17,21 @@
 namespace chorus {
 
 namespace detail {
-/// A backward run that is no part of another one.
+/// An outermost backward run.
 struct BackwardRun {
   std::uint64_t number;
   std::vector<std::function<void()>> end_actions;
   std::span<const Ref<Node>> means;
   std::vector<Ref<Node>>* scaled;
-  std::uint64_t node = 0;  // the sequence number of the one that runs
+  std::uint64_t node = 0;  // the sequence number of the running node
 };
-/// That of this thread; null outside of one.
+/// This thread's run; null outside of one.
 inline BackwardRun*& current_backward() {
   thread_local BackwardRun* run = nullptr;
   return run;
 }
 
-/// Who watches this thread's backward runs; null where nobody has ever wanted to.
+/// Observers of this thread's backward runs; null if there have never been any.
 struct BackwardWatchers;
 inline thread_local constinit BackwardWatchers* backward_watchers = nullptr;
 struct BackwardWatchers {
@@ -50,7 +50,7 @@ struct BackwardWatchers {
     throw;
   }
 }
-/// Runs a node and throws NonFiniteError where what it sends to an input is not finite.
+/// Runs a node and throws NonFiniteError if it sends a non-finite gradient to an input.
 [[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
   check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient by the output of '",
                         node.operation(), "': that with which backward began, or what a hook made of it");
@@ -123,7 +123,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   static std::atomic<std::uint64_t> runs{0};
   const std::uint64_t run = runs.fetch_add(1, std::memory_order_relaxed) + 1;
 
-  // Nested runs (DataParallel's replicas) use lists of their own; all are kept for the next run.
+  // Nested runs (DataParallel's replicas) have their own lists. All lists are kept for the next run.
   struct Lists {
     std::vector<Ref<Node>> nodes, means, scaled;
     std::vector<Node*> final_leaves, final_far_leaves;
@@ -132,7 +132,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
       int pending;
       bool reached;
     };
-    std::vector<Count> outer_counts;  // what the run around this one still waits for
+    std::vector<Count> outer_counts;  // pending counts of the enclosing run
     std::uint64_t run = 0;
     bool count = true, nested = false;
 
@@ -194,7 +194,7 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::sort(lists.nodes.begin(), lists.nodes.end(), later);
   std::sort(lists.means.begin(), lists.means.end(), later);
 
-  // Where an operator's backward runs another one, gradients are not complete before the outermost has ended.
+  // If an operator's backward runs another one, gradients are complete only when the outermost has ended.
   detail::BackwardRun outermost{.number = run, .end_actions = {}, .means = lists.means, .scaled = &lists.scaled};
   struct Scope {
     detail::BackwardRun* outer;
@@ -217,12 +217,12 @@ CHORUS_INLINE void run_backward(std::span<const Ref<Node>> roots, const Backward
   std::optional<trace::Span> span(std::in_place, trace::Lane::backward, "backward", "backward");
   for (Ref<Node>& node : lists.nodes) {
     if (node->is_leaf()) {
-      if (!lists.count) node->set_reached();  // in the run around this one
+      if (!lists.count) node->set_reached();  // in the enclosing run
       continue;
     }
     outermost.node = node->sequence();
     if (node->gradient_hooks_) node->run_gradient_hooks();
-    // Counted before the node runs, since it then forgets its inputs.
+    // Counted before the node runs, since it then drops its inputs.
     if (lists.count) {
       node->for_each_input(
           [](Node& input, void* context) {

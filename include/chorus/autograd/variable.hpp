@@ -1,5 +1,5 @@
 #pragma once
-/// Variable: a Tensor that records how it was made, so that gradients can be taken through it.
+/// Variable: a Tensor that records how it was computed, for differentiation.
 
 #include <chorus/autograd/grad_node.hpp>
 #include <chorus/autograd/operation_watch.hpp>
@@ -29,11 +29,11 @@ class Variable {
   Variable() = default;
   Variable(const Variable&) = default;
   Variable(Variable&&) noexcept = default;
-  /// Of a name alone: nothing comes of `slice(x, 0, 0, 1) = y`.
+  /// For lvalues only: `slice(x, 0, 0, 1) = y` would have no effect.
   Variable& operator=(const Variable&) & = default;
   Variable& operator=(Variable&&) & noexcept = default;
-  void operator=(const Variable&) && = delete;  // a view's numbers would be lost: concat or where puts values together
-  /// A leaf: with `requires_grad`, backward leaves the gradient in `grad()`.
+  void operator=(const Variable&) && = delete;  // it would not write through a view; use concat or where
+  /// A leaf. With `requires_grad`, backward stores the gradient in `grad()`.
   explicit Variable(tensor_type value, bool requires_grad = false) : value_(std::move(value)) {
     if (requires_grad) node_ = Ref<node_type>(new LeafNode<T, Rank, D>(value_));
   }
@@ -44,8 +44,8 @@ class Variable {
     value_.storage().touch();
     return value_;
   }
-  /// The numbers in a type of 2 bytes, of which those of the value are to be made if somebody reads them; undefined
-  /// where there are none. For library code.
+  /// The 2-byte values from which this value will be made when somebody reads it; undefined if there are none. For
+  /// library code.
   template <Narrow From>
   Tensor<From, Rank, D> narrow() const {
     return detail::narrow_of<From>(value_);
@@ -56,7 +56,7 @@ class Variable {
   void zero_grad() const {
     if (node_) node_->zero_grad();
   }
-  /// The same numbers, cut off from the tape.
+  /// The same values without the tape.
   Variable detach() const { return Variable(value_); }
 
   const Shape<Rank>& shape() const { return value_.shape(); }
@@ -65,14 +65,13 @@ class Variable {
   D device() const { return value_.device(); }
   T item() const { return value().item(); }
 
-  /// Gradients of this scalar by all leaves behind it are added to the leaves. With `retain_graph` it can be done
-  /// again.
+  /// Adds the gradients of this scalar to all leaves behind it. `retain_graph` allows another backward.
   [[gnu::noinline]] void backward(bool retain_graph = false) const requires(Rank == 0) {
     auto one = tensor_type::empty({}, value_.device());
-    kernels::fill(value_.device(), 1, one.data(), T{1});  // nothing comes from the host: the step may be captured
+    kernels::fill(value_.device(), 1, one.data(), T{1});  // no copy from the host: a GPU can capture the step
     backward(one, retain_graph);
   }
-  /// The same for a value of any shape; `seed` is the gradient by this value.
+  /// The same for a value of any shape; `seed` is the gradient w.r.t. this value.
   [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");
     check<ShapeError>(seed.shape() == shape(), "backward: the seed's shape is ", seed.shape(), ", the value's is ",
@@ -82,10 +81,10 @@ class Variable {
     run_backward({&root, 1}, {.retain_graph = retain_graph});
   }
 
-  /// `hook` runs in each backward, but not in `grad`, as soon as the gradient by this value is complete; a leaf's
-  /// includes what was there before. `hook(gradient)` sees it, and what it returns, a Tensor of the same shape, goes on
-  /// in its place, if it returns anything. `hook()` is for leaves alone and runs after those. Throws UsageError where
-  /// no gradient is required.
+  /// `hook` runs in each backward, but not in `grad`, as soon as the gradient of this value is complete; a leaf's
+  /// gradient includes what was accumulated before. `hook(gradient)` may return a Tensor of the same shape, which
+  /// replaces the gradient. `hook()` is for leaves only and runs after those. Throws UsageError if the value requires
+  /// no gradient.
   template <class Hook>
   void register_hook(Hook hook) const {
     if constexpr (std::is_invocable_v<Hook>) {
@@ -114,7 +113,7 @@ inline constexpr bool is_graph_variable = false;
 template <Real T, int Rank, Device D>
 class GraphVariable;
 
-/// A Variable, or what converts to one by `as_variable` (a Parameter).
+/// A Variable, or a type with `as_variable` (a Parameter).
 template <class X>
 concept AnyVariable = detail::is_variable<std::remove_cvref_t<X>> || requires(const std::remove_cvref_t<X>& x) {
   x.as_variable();
@@ -127,11 +126,11 @@ concept Operand = AnyTensor<X> || AnyVariable<X>;
 /// Columns of an operand that ranks share: see <chorus/ops/columns.hpp>.
 template <Operand X>
 class Columns;
-/// Places of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
+/// Positions of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
 template <Operand X>
 class SequencePart;
 
-/// The numbers of an operand.
+/// The Tensor of an operand.
 template <AnyTensor X>
 const X& value_of(const X& x) {
   x.storage().touch();
@@ -142,7 +141,7 @@ const auto& value_of(const X& x) {
   return x.value();
 }
 
-/// The node that wants an operand's gradient; null where none is wanted.
+/// The node that collects an operand's gradient; null if none is wanted.
 template <class T, int Rank, class D>
 Ref<GradNode<T, Rank, D>> node_of(const Variable<T, Rank, D>& x) {
   return x.node();
@@ -155,7 +154,7 @@ Ref<GradNode<T, Rank, D>> node_of(const Tensor<T, Rank, D>&) {
   return {};
 }
 
-/// The Tensor type of an operand, which may be a Tensor, a Variable, a Parameter or what converts to one.
+/// The Tensor type of an operand.
 template <Operand X>
 using tensor_of = std::remove_cvref_t<decltype(value_of(std::declval<const X&>()))>;
 
@@ -166,7 +165,7 @@ inline constexpr bool of_one_type =
 
 namespace detail {
 
-/// How many operations have ended in this thread: those that had taken numbers before have read them.
+/// Number of finished operations in this thread: earlier reads of their inputs are complete.
 inline thread_local constinit std::uint64_t operations_ended = 0;
 
 template <class N>
@@ -174,7 +173,7 @@ N* unless_skipped(N* node) {
   return node != nullptr && !node->skipped() ? node : nullptr;
 }
 
-/// A backward function with another one for the last time.
+/// A backward function with a separate version for its last call.
 template <class Backward, class Grad, class... Inputs>
 concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
 
@@ -215,7 +214,7 @@ class OperationNode : public GradNode<T, Rank, D> {
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto grad = this->take_grad();
     const auto send = [&](auto*... inputs) {
-      if (!(inputs || ...)) return;  // of a DataParallel's copies `grad` runs all operations
+      if (!(inputs || ...)) return;  // `grad` over DataParallel's copies runs all operations
       go_back(*saved_, keep, grad, inputs...);
     };
     std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
@@ -264,7 +263,7 @@ constexpr Node::Form form_of() {
   if constexpr (requires { requires Operation::pointwise; }) return Node::Form::pointwise;
   return Node::Form::other;
 }
-/// What a loss's terms go by: see Node::form.
+/// Tells the node what LossTerms needs: see Node::form.
 template <int Rank, class Operation>
 void tell_form(Node& node, const Operation& operation) {
   if constexpr (requires { operation.index; } || requires { operation.labels; })
@@ -294,11 +293,11 @@ template <class Operation, class Value, class... Inputs>
 }
 }  // namespace detail
 
-/// Gives an operation's result a place on the tape. `backward(dy, dx...)` gets the gradient by the result, and for each
-/// input a pointer to the node that collects its gradient (null where none is wanted). What it captures is what is
-/// saved; where it has a `last(dy, dx...)`, that is called in its place when nothing of it is needed any more. Where
-/// all inputs are Tensors the result is the Tensor itself. `operation` is its name, or an object with a `name` and what
-/// else <chorus/ops/higher_order.hpp> has to know of it.
+/// Puts an operation's result on the tape. `backward(dy, dx...)` gets the gradient of the result, and for each input a
+/// pointer to the node that collects its gradient (null if none is wanted). Its captures are the saved values. If it
+/// has `last(dy, dx...)`, that is called instead when the saved values are no longer needed. If all inputs are Tensors,
+/// returns the Tensor. `operation` is a name, or an object with a `name` and the facts that
+/// <chorus/ops/higher_order.hpp> needs.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
@@ -327,21 +326,21 @@ struct FirstOf {
   using device_type = typename tensor_of<First>::device_type;
 };
 
-/// The same value, whose node says that it is a mean, and over how much.
+/// Returns the value and marks its node as a mean with divisor `over`.
 template <class Y>
 Y as_mean(Y value, double over, bool is_loss = true) {
   if constexpr (AnyVariable<Y>)
     if (value.node()) value.node()->set_mean(over, is_loss);
   return value;
 }
-/// The same value, whose node says that it is a sum: see Node::set_sum.
+/// Returns the value and marks its node as a sum: see Node::set_sum.
 template <class Y>
 Y as_sum(Y value, bool is_one = true, double divisor = 0, double counted = 0) {
   if constexpr (AnyVariable<Y>)
     if (is_one && value.node()) value.node()->set_sum(divisor, counted);
   return value;
 }
-/// As `as_mean`, for a loss whose number, `count()`, is known to device `D`: a GPU is asked when somebody wants it.
+/// As `as_mean`, for a divisor `count()` that device `D` computes: a GPU is asked only when it is needed.
 template <Device D, class Y, class Count>
 Y as_counted_mean(Y value, const Count& count) {
   if constexpr (AnyVariable<Y>) {
@@ -354,7 +353,7 @@ Y as_counted_mean(Y value, const Count& count) {
   return value;
 }
 
-// 0: a Tensor, of any scalar type; 1: a Variable; 2: a GraphVariable.
+// 0: a Tensor of any scalar type; 1: a Variable; 2: a GraphVariable.
 template <int Kind, class T, int Rank, class D>
 struct RecordedAs {
   using type = Tensor<T, Rank, D>;
@@ -368,7 +367,7 @@ struct RecordedAs<2, T, Rank, D> {
   using type = GraphVariable<T, Rank, D>;
 };
 
-// A class of its own, so that no expression is a part of functions' names: compilers spell those in different ways.
+// A class, so that function names contain no expression: compilers mangle those differently.
 template <int Rank, Operand... Inputs>
 struct RecordedFrom {
   using type = typename RecordedAs<(is_graph_variable<Inputs> || ...)    ? 2
@@ -377,13 +376,13 @@ struct RecordedFrom {
                                    typename FirstOf<Inputs...>::value_type, Rank,
                                    typename FirstOf<Inputs...>::device_type>::type;
 };
-/// What `record` gives for a result of this rank and these inputs.
+/// The result type of `record` for this rank and these inputs.
 template <int Rank, Operand... Inputs>
 using Recorded = typename RecordedFrom<Rank, Inputs...>::type;
 
 template <class Like, Operand... Inputs>
 struct RecordedFromLike : RecordedFrom<tensor_of<Like>::rank, Inputs...> {};
-/// The same for a result of the rank of `Like`.
+/// The same for the rank of `Like`.
 template <class Like, Operand... Inputs>
 using RecordedLike = typename RecordedFromLike<Like, Inputs...>::type;
 
@@ -401,12 +400,12 @@ decltype(auto) variable_of(const X& x) {
   return x.as_variable();
 }
 
-/// Calls `operation` with Variables in the place of all operands, so that it is compiled once for all mixtures of
-/// Tensors, Variables and Parameters. For Tensors alone it gives a Tensor, too.
+/// Calls `operation` with all operands as Variables, so that it is compiled once for all mixtures of Tensors, Variables
+/// and Parameters. Returns a Tensor if all inputs are Tensors.
 template <class Operation, Operand... Inputs>
 auto with_variables(const Operation& operation, const Inputs&... inputs) {
   if constexpr ((is_graph_variable<Inputs> || ...) || !(Real<typename tensor_of<Inputs>::value_type> && ...))
-    return operation(inputs...);  // integers and truth values have no gradients
+    return operation(inputs...);  // integers and bools have no gradients
   else if constexpr ((AnyTensor<Inputs> && ...))
     return operation(variable_of(inputs)...).value();
   else

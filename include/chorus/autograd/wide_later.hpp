@@ -1,6 +1,6 @@
 #pragma once
-/// Float copies of bf16 and half numbers that are made when somebody reads them: a loss or a gradient that can take the
-/// numbers as they are never does.
+/// Lazy float copies of bf16 and half numbers, made at the first read. Losses and gradients that accept 2 bytes never
+/// make them.
 
 #include <atomic>
 #include <chorus/core/error.hpp>
@@ -17,15 +17,15 @@
 
 namespace chorus::detail {
 
-/// Where the float numbers of one tensor come from. Several threads may ask.
+/// The source of a lazy float tensor. Several threads may read it.
 template <Narrow T, int Rank, Device D>
 class WideLater final : public Residence {
  public:
-  /// `home` is what the float tensor's handles count, and what owns this object.
+  /// `home`, the block that the float tensor's handles count, owns this object.
   WideLater(Tensor<T, Rank, D> narrow, Block<D>& home)
       : narrow_(std::move(narrow)), version_(narrow_.storage().version()), home_(home) {}
 
-  /// Throws UsageError where the narrow numbers have been written since.
+  /// Throws UsageError if the narrow numbers were written since.
   void touch(std::size_t) override {
     if (present(0)) return;
     const std::lock_guard lock(mutex_);
@@ -39,7 +39,7 @@ class WideLater final : public Residence {
     present_.store(true, std::memory_order_release);
   }
   bool present(std::size_t) const override { return present_.load(std::memory_order_acquire); }
-  /// The narrow numbers; undefined once there are float ones, which may be others by now.
+  /// The narrow numbers; undefined once the float copy exists, since that may have been changed.
   Tensor<T, Rank, D> narrow() {
     const std::lock_guard lock(mutex_);
     return narrow_;
@@ -53,8 +53,8 @@ class WideLater final : public Residence {
   std::mutex mutex_;
 };
 
-/// While one lives, it knows which float copies this thread has promised; for who will not be asked for them in time,
-/// as a captured step.
+/// Collects the lazy float copies of this thread while it lives. A captured step needs it, since nobody reads them in
+/// time.
 class WidePromises {
  public:
   WidePromises() : before_(std::exchange(current(), this)) {}
@@ -70,7 +70,7 @@ class WidePromises {
     std::erase_if(promises_, [](const auto& known) { return known.expired(); });
     promises_.push_back(promise);
   }
-  /// Makes the copies that somebody still has a handle to.
+  /// Makes the copies that are still referenced.
   void keep() {
     for (const auto& known : promises_)
       if (const auto promise = known.lock()) promise->touch(0);
@@ -82,7 +82,7 @@ class WidePromises {
   std::vector<std::weak_ptr<Residence>> promises_;
 };
 
-/// Dense numbers in float, to be made of `narrow` when somebody reads them.
+/// A contiguous float tensor that is made from `narrow` at the first read.
 template <Narrow T, int Rank, Device D>
 Tensor<float, Rank, D> wide_later(const Tensor<T, Rank, D>& narrow) {
   auto storage = Storage<D>::home_in({}, nullptr, static_cast<std::size_t>(narrow.numel()) * sizeof(float));
@@ -93,7 +93,7 @@ Tensor<float, Rank, D> wide_later(const Tensor<T, Rank, D>& narrow) {
   return {std::move(storage), nullptr, narrow.shape(), row_major(narrow.shape())};
 }
 
-/// What a tensor of `wide_later` is to be made of; undefined for other tensors, and where it has been made.
+/// The source of a `wide_later` tensor; undefined for other tensors and after the copy was made.
 template <Narrow T, int Rank, Device D>
 Tensor<T, Rank, D> narrow_of(const Tensor<float, Rank, D>& wide) {
   const auto* const block = wide.storage().block();

@@ -12,19 +12,11 @@ struct ConnectOptions {
 
 /// Meets the other ranks at world.master_addr:master_port and returns this rank's communicator. Blocks until all have
 /// arrived. Throws UsageError for an invalid World, for a backend that this program was built without, and for an
-<<<<<<< HEAD
-/// all-reduce algorithm that can't run there. Throws CommError if the port is in use, if a rank is refused, for example
-/// because it chose another backend or algorithm, or if requested shared memory is not available. Throws TimeoutError
-/// with the missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no
-/// socket. Ranks that are threads (Backend::thread) meet within the process; those of one master_port form a group.
-[[gnu::cold]] AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
-=======
 /// all-reduce algorithm that can't run there; CommError if the port is in use, if a rank is refused, for example
 /// because it chose another backend or algorithm, or if requested shared memory is not available; TimeoutError with the
 /// missing ranks after world.timeout. Takes over world.listen_fd. A group of one needs no address and opens no socket.
 /// Ranks that are threads (Backend::thread) meet within the process; those with one master_port form a group.
-AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
->>>>>>> w_text2
+[[gnu::cold]] AnyCommunicator connect(const World& world, const ConnectOptions& options = {});
 
 /// `auto`, `shm`, `tcp`, `thread`, `hierarchical`, `mpi`, `gloo` or `nccl`. Throws UsageError for another name.
 Backend backend_of(std::string_view name);

@@ -15,15 +15,9 @@ namespace chorus::io {
 namespace detail {
 const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
-<<<<<<< HEAD
 [[gnu::cold]] std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
-[[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
-=======
-std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
 /// Records the names of tensors that the file has under another name, like safetensors' `save_model`.
-void note_tied(Metadata& metadata, nn::Module& model);
->>>>>>> w_text2
+[[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>

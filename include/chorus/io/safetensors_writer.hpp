@@ -35,16 +35,10 @@ namespace detail {
 }  // namespace detail
 
 /// Writes a file and replaces the old file at `path`, atomically: see AtomicFile, also for its FileErrors. Throws
-<<<<<<< HEAD
-/// UsageError, and touches nothing, if a name repeats or is invalid, or if data don't have the size of their shape and
-/// dtype. The checksum of the data in `metadata`, see data_hash_key, is corrected.
-[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                                     const Metadata& metadata = {});
-=======
 /// UsageError, and changes nothing, if a name repeats or is invalid, or if the size of data differs from shape and
 /// dtype. Computes the checksum in `metadata`, see data_hash_key.
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors, const Metadata& metadata = {});
->>>>>>> w_text2
+[[gnu::cold]] void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                     const Metadata& metadata = {});
 
 }  // namespace chorus::io
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
-/// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
+/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
+/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
 
 #include <atomic>
 #include <chorus/core/config.hpp>
@@ -15,34 +15,34 @@ namespace chorus::kernels {
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// The factor of scores.
+  /// The factor of the scores.
   double scale;
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
+  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: one matrix for all.
+  /// The distance between the matrices of an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
+/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; each gradient has the layout of its variable.
+/// The strides of q, k, v and y. Each gradient has the strides of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
     return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
             AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
   }
-  /// Of arrays [samples, places, heads, features].
+  /// For arrays [samples, places, heads, features].
   static AttentionPitches heads_inside(const AttentionShape& s) {
     const auto of = [&s](Index rows, Index features) {
       return AttentionPitch{rows * s.heads * features, features, s.heads * features};
@@ -51,31 +51,30 @@ struct AttentionPitches {
   }
 };
 
-/// The gradients that are added to old values; the others overwrite them.
+/// Which gradients are added to old values; the others are overwritten.
 struct AttentionAdds {
   bool q, k, v;
 };
 
-/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
-/// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
+/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
+/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to old values. Any may be null.
+/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
-/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
-/// at any time.
+/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
+/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether that number of scores of type T goes by blocks.
+/// Whether that many scores of type T need blockwise kernels.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();

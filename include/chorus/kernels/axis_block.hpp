@@ -1,6 +1,6 @@
 #pragma once
-/// A range of an axis, taken out or put in: the data movement of slice and concat. The whole has the shape [outer,
-/// axis, inner], the block [outer, count, inner], both dense.
+/// Reads or writes a range of an axis: the data movement of slice and concat. The whole has shape [outer, axis, inner],
+/// the block [outer, count, inner], both contiguous.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -16,7 +16,7 @@ void take_block(Cpu device, AxisShape whole, Index start, Index count, const T* 
 template <class T>
 void put_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to, bool accumulate = false);
 
-/// whole[:, start : start + count, :] = block, and 0 beside it.
+/// whole[:, start : start + count, :] = block; 0 elsewhere.
 template <class T>
 void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to);
 

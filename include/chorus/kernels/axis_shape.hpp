@@ -1,5 +1,5 @@
 #pragma once
-/// The kernels' view of a dense tensor of any rank: the axis of the work, the axes outside of it and those inside.
+/// How kernels see a contiguous tensor of any rank: one axis, the axes outside of it and those inside.
 
 #include <chorus/core/dtype.hpp>
 
@@ -10,16 +10,16 @@ struct AxisShape {
   Index outer = 1, axis = 1, inner = 1;
 
   constexpr Index numel() const { return outer * axis * inner; }
-  /// Elements of a result without the axis: [outer, inner].
+  /// Number of elements without the axis: [outer, inner].
   constexpr Index reduced() const { return outer * inner; }
 };
 
-/// A row-major tensor as [batch, channels, inner], for the normalisation of channels.
+/// A row-major tensor as [batch, channels, inner], for normalisation per channel.
 struct ChannelShape {
   Index batch = 1, channels = 1, inner = 1;
 
   constexpr Index numel() const { return batch * channels * inner; }
-  /// Elements of one channel.
+  /// Number of elements of one channel.
   constexpr Index per_channel() const { return batch * inner; }
 };
 

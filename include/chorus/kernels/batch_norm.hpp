@@ -1,7 +1,7 @@
 #pragma once
-/// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2), with x, y: [batch,
-/// channels, inner] and everything else [channels]. Statistics and normalisation are separate functions: between them
-/// SyncBatchNorm sums over all ranks. Sums are doubles: the first sum of all channels, then the second of all channels.
+/// Batch normalisation (Ioffe and Szegedy, "Batch normalization", ICML 2015, algorithms 1 and 2). x, y: [batch,
+/// channels, inner]; everything else: [channels]. Statistics and normalisation are separate functions, since
+/// SyncBatchNorm sums over ranks in between. Sums are doubles: the first sums of all channels, then the second ones.
 
 #include <array>
 
@@ -11,24 +11,24 @@
 namespace chorus::kernels {
 
 /// sums: [2, channels], sum(x) and sum(x * x). Each piece of a channel is summed about its own mean, so that a mean
-/// much larger than the deviation costs no digits.
+/// much larger than the deviation costs no precision.
 template <class T>
 void batch_norm_sums(Cpu, ChannelShape shape, const T* x, double* sums);
 
-/// Mean and 1 / sqrt(variance + eps) from the sums over `count` elements per channel; moves the running statistics
-/// towards them (the variance unbiased), which may be null. Does nothing if count is 0.
+/// Mean and 1 / sqrt(variance + eps) from sums over `count` elements per channel. Updates the running statistics (with
+/// the unbiased variance), which may be null. Does nothing if count is 0.
 template <class T>
 void batch_norm_statistics(Cpu, Index channels, double count, const double* sums, double momentum, double eps,
                            T* running_mean, T* running_var, T* mean, T* invstd);
 
-/// y = (x - mean) * invstd * weight + bias. weight and bias may be null: 1 and 0. `y` may be `x`. With `relu`, max(y +
-/// residual, 0) in the same pass; `residual` may be null, too.
+/// y = (x - mean) * invstd * weight + bias. Null weight and bias mean 1 and 0. `y` may be `x`. With `relu`: max(y +
+/// residual, 0), fused; `residual` may be null.
 template <class T>
 void batch_norm_normalise(Cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, const T* mean,
                           const T* invstd, T* y, const T* residual = nullptr, bool relu = false);
 
-/// The whole forward pass of training; saves mean and invstd for the backward pass. Throws ShapeError if a channel has
-/// only one element: it has no variance.
+/// The whole forward pass of training; saves mean and invstd for backward. Throws ShapeError if a channel has only one
+/// element, and so no variance.
 template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
@@ -56,8 +56,8 @@ void batch_norm_backward_input(Cpu, ChannelShape shape, const T* x, const T* dy,
                                const T* invstd, double count, const double* sums, T* dx, bool accumulate);
 
 /// The whole backward pass of training. Null outputs are not computed; `accumulate` is for dx, dweight, dbias. With
-/// `y`, the result of a ReLU, dy is the gradient by that: it counts as 0 where y is 0, and is stored so in `masked`.
-/// `masked` may be null only if there was no residual. Either dx or `masked` may be at dy's place.
+/// `y`, the result of a ReLU, dy is the gradient w.r.t. y: it is masked where y is 0 and stored in `masked`, which may
+/// be null only if there was no residual. Either dx or `masked` may overwrite dy.
 template <class T>
 void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T* dy, const T* weight, const T* bias,
                                const T* saved_mean, const T* saved_invstd, T* dx, T* dweight, T* dbias,

@@ -1,5 +1,5 @@
 #pragma once
-/// Dense copies, and writes through a view.
+/// Contiguous copies, and writes through a view.
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/tensor/tensor.hpp>
@@ -7,7 +7,7 @@
 
 namespace chorus {
 
-/// A copy of the numbers, dense, in memory of its own; undefined if x is.
+/// A contiguous copy in new memory; undefined if x is.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   if (!x.defined()) return x;
@@ -19,13 +19,13 @@ Tensor<T, Rank, D> clone(const Tensor<T, Rank, D>& x) {
   return out;
 }
 
-/// The same numbers in dense row-major memory: `x` itself if it is dense already.
+/// x in contiguous row-major memory: `x` itself if it already is.
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
   return x.is_contiguous() ? x : clone(x);
 }
 
-/// The effect of `x[0] = y`: see Tensor's assignment.
+/// Implements `x[0] = y`: see Tensor's assignment.
 template <Scalar T, int Rank, Device D, class Y>
 void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   if constexpr (std::is_arithmetic_v<Y>) {
@@ -52,7 +52,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
       if (axis >= begin) fits = fits && (y.shape()[axis - begin] == x.shape()[axis] || y.shape()[axis - begin] == 1);
     }
     check<ShapeError>(fits, "x[i] = y: expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
-    // A source that shares the written memory, or lies on another device, is copied first.
+    // A source that shares the written memory, or is on another device, is copied first.
     const bool apart = y.storage().memory().block() != x.storage().memory().block();
     auto right = contiguous((apart ? y : clone(y)).expand(x.shape()));
     if (right.device() != x.device()) {
@@ -68,7 +68,7 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   }
 }
 
-/// The reason why `y` can't be assigned to a name of a Tensor.
+/// The compile error if `y` can't be assigned to a Tensor.
 template <Scalar T, int Rank, Device D, class Y>
 void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
   static_assert(std::is_same_v<Y, void>,

@@ -27,7 +27,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate);
 
-// bf16 and half on the CPU, summed in float; gradients by weight and bias may be float, too.
+// bf16 and half on the CPU, summed in float. The gradients of weight and bias may be float.
 template <Narrow T>
 void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   in_float([](const auto&... a) { conv2d_forward(a...); }, device, s, reads(x, s.x_count()),

@@ -1,5 +1,5 @@
 #pragma once
-/// Copies, fills and sums of whole arrays, dense or strided, of any scalar type.
+/// Copies, fills and sums of whole arrays, contiguous or strided, of any scalar type.
 
 #include <cstdint>
 #include <span>
@@ -28,12 +28,12 @@ void axpy(Cpu, Index count, T a, const T* x, T* y);
 template <Real T>
 void scale(Cpu, Index count, T a, T* x);
 
-/// dst = the view (src, src_strides) in row-major order of `shape`: makes slices, permutations and broadcasts dense.
+/// dst = the view (src, src_strides) in row-major order of `shape`; makes slices and broadcasts contiguous.
 template <Scalar T>
 void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<const Index> src_strides, T* dst);
 
-/// The opposite of `copy_strided`: writes dense `src` in row-major order of `shape` to the view (dst, dst_strides), or
-/// adds it with `accumulate` (floating-point types only). Elements outside of the view stay unchanged.
+/// The inverse of `copy_strided`: writes contiguous `src` in row-major order of `shape` to the view (dst, dst_strides),
+/// or adds it with `accumulate` (floating-point only). Elements outside of the view do not change.
 template <Scalar T>
 void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, std::span<const Index> dst_strides,
                      bool accumulate = false);

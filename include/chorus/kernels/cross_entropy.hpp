@@ -1,6 +1,6 @@
 #pragma once
-/// Cross entropy straight from logits, and negative log likelihood. Losses are overwritten; gradients are overwritten
-/// or, with `accumulate`, added to.
+/// Cross entropy from logits, and negative log likelihood. Losses are overwritten; gradients are overwritten or, with
+/// `accumulate`, added.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/device.hpp>
@@ -12,10 +12,9 @@
 namespace chorus::kernels {
 
 /// loss = logsumexp(x) - x[label], smoothed as in PyTorch: (1 - s) * that + s * (logsumexp(x) - mean(x)). logits:
-/// [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics: [2, batch], kept
-/// for the backward pass: logsumexp(x) less the row's largest logit, and that logit. As two numbers they are exact,
-/// while their sum is not. Throws UsageError for a bad label or a smoothing outside of [0, 1] before it writes
-/// anything.
+/// [batch, classes]; labels: [batch]; loss: [batch] for Reduction::none, else one number; statistics: [2, batch], saved
+/// for backward: logsumexp(x) minus the row's largest logit, and that logit. They are kept apart, since their sum would
+/// be rounded. Throws UsageError for a bad label or a smoothing outside of [0, 1] before writing anything.
 template <class T>
 void cross_entropy_forward(Cpu cpu, Index batch, Index classes, const T* logits, const std::int64_t* labels,
                            const CrossEntropyOptions& options, T* loss, T* statistics);
@@ -27,7 +26,7 @@ void cross_entropy_backward(Cpu cpu, Index batch, Index classes, const T* logits
                             const CrossEntropyOptions& options, const T* statistics, const T* dloss, T* dlogits,
                             bool accumulate);
 
-/// The same for a class per pixel, on the CPU: the axis is that of the classes; labels, log_sum_exp and the losses for
+/// The same with a class per pixel, on the CPU. The axis has the classes; labels, log_sum_exp and the losses for
 /// Reduction::none are [outer, inner].
 template <class T>
 void image_cross_entropy_forward(Cpu cpu, AxisShape shape, const T* logits, const std::int64_t* labels,

@@ -1,6 +1,6 @@
 #pragma once
-/// Dropout (Srivastava et al., JMLR 15, 2014; scaled in training). The backward pass draws the mask again instead of
-/// keeping it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
+/// Dropout (Srivastava et al., JMLR 15, 2014), with scaling in training. Backward draws the mask again instead of
+/// storing it. Forward overwrites y; backward overwrites dx or, with `accumulate`, adds.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
@@ -9,8 +9,8 @@
 
 namespace chorus::kernels {
 
-/// y = x / (1 - p) for kept elements, else 0; an element is kept with probability 1 - p, by the RandomKey. x, y:
-/// [samples, inner]; `y` may be `x`. Throws UsageError for p outside of [0, 1].
+/// y = x / (1 - p) for kept elements, else 0; `key` keeps an element with probability 1 - p. x, y: [samples, inner];
+/// `y` may be `x`. Throws UsageError for p outside of [0, 1].
 template <class T>
 void dropout_forward(Cpu, Index samples, Index inner, const T* x, T* y, double p, const RandomKey& key);
 

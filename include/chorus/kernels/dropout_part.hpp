@@ -1,5 +1,5 @@
 #pragma once
-/// Dropout of some columns of a value, with the random numbers of the whole.
+/// Dropout of a range of columns, with the random numbers of the whole value.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>

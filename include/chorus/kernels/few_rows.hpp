@@ -11,7 +11,7 @@ namespace chorus::kernels {
 inline constexpr int few_rows = 4;
 
 /// y = x wᵀ + bias for at most `few_rows` rows; x: [m, k], w: [n, k], y: [m, n], bias: [n] or null. Weights are read
-/// once, in place. Sums have another order than gemm's: the last bits of a row differ from those in a larger batch.
+/// once, in place. The order of sums is not gemm's: the last bits may differ from those in a larger batch.
 template <std::floating_point T>
 void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias);
 

@@ -1,16 +1,16 @@
 #pragma once
-/// The element-wise functions of the library, with PyTorch's definitions. Each is written once and runs on numbers, on
-/// Packs and, for its gradient, on Duals. Options are members.
+/// The library's element-wise functions, with PyTorch's definitions. Each is written once for numbers, Packs and, for
+/// gradients, Duals. Options are members.
 
 #include <chorus/autograd/functor_gradient.hpp>
 #include <chorus/kernels/scalar_math.hpp>
 
 namespace chorus::functors {
 
-// `linear`: the derivatives are constants; `bilinear`: the derivative by each of two inputs depends on the other one
-// alone. Backward ignores changes of numbers that it does not need.
+// `linear`: constant derivatives. `bilinear`: each derivative depends only on the other input. Backward does not check
+// inputs that it does not need for writes.
 
-using namespace math;  // for plain numbers, which no argument-dependent lookup finds
+using namespace math;  // for plain numbers, which have no argument-dependent lookup
 
 struct Add {
   static constexpr bool linear = true;
@@ -59,7 +59,7 @@ struct Div {
   }
 };
 
-/// The larger one; for equal ones each gets half of the gradient.
+/// The maximum; a tie gives half of the gradient to each side.
 struct Maximum {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -137,7 +137,7 @@ struct Reciprocal {
   }
 };
 
-// Functors that are one call of a function of all number types.
+// Functors that call one function of all number types.
 #define CHORUS_FUNCTOR(NAME, FUNCTION)         \
   struct NAME {                                \
     template <class S>                         \
@@ -158,7 +158,7 @@ CHORUS_FUNCTOR(Erf, erf);
 CHORUS_FUNCTOR(Sigmoid, sigmoid);
 #undef CHORUS_FUNCTOR
 
-/// max(x, 0); NaN stays. The gradient at 0 is 0.
+/// max(x, 0); NaN propagates. The gradient at 0 is 0.
 struct Relu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -166,7 +166,7 @@ struct Relu {
   }
 };
 
-/// x limited to [min, max], with a gradient at the limits; NaN stays, and gets none.
+/// x clipped to [min, max]; the gradient passes at the limits. NaN propagates without a gradient.
 struct Clamp {
   double min = 0, max = 1;
   template <class S>
@@ -179,7 +179,7 @@ struct Clamp {
   }
 };
 
-/// The same without a gradient at the limits, as PyTorch's hardtanh.
+/// The same with gradient 0 at the limits, as PyTorch's hardtanh.
 struct Hardtanh {
   double min = -1, max = 1;
   template <class S>
@@ -221,7 +221,7 @@ struct Silu {
   }
 };
 
-/// x Φ(x), Φ being the normal distribution function (Hendrycks, Gimpel 2016).
+/// x Φ(x); Φ is the standard normal distribution function (Hendrycks, Gimpel 2016).
 struct Gelu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -238,7 +238,7 @@ struct GeluTanh {
   }
 };
 
-/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+/// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold.
 struct Softplus {
   double beta = 1, threshold = 20;
   template <class S>
@@ -282,7 +282,7 @@ struct Hardsigmoid {
   }
 };
 
-/// x relu6(x + 3) / 6. The gradient is 0 up to -3 and 1 from 3 on.
+/// x relu6(x + 3) / 6. The gradient is 0 for x <= -3 and 1 for x >= 3.
 struct Hardswish {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {

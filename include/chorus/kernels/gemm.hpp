@@ -9,19 +9,19 @@
 
 namespace chorus::kernels {
 
-/// Consecutive matrices: their number, and the distances of those of a, b and c, in elements.
+/// Consecutive matrices: their number, and the strides between those of a, b and c, in elements.
 struct GemmStack {
   Index count = 1, a = 0, b = 0, c = 0;
 };
 
 /// c = op(a) op(b), or c += with `accumulate`; `bias_n` (of length n, or null) is added to every row. Row-major; op(a):
-/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row pitch of the stored `a`: [m, k], or [k, m] with Trans::yes;
+/// [m, k], op(b): [k, n], c: [m, n]. `lda` is the row stride of the stored `a`: [m, k], or [k, m] with Trans::yes;
 /// likewise `ldb`.
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, summed in float; the result may be float, too.
+// bf16 and half on the CPU, summed in float. The result may be float.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {

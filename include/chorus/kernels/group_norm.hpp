@@ -1,13 +1,13 @@
 #pragma once
 /// Group normalisation (Wu, He 2018) on the CPU. x, y: [batch, groups, channels, inner]; weight, bias: [groups,
-/// channels]; statistics: [2, batch, groups], the groups' means and their 1 / sqrt(variance + eps).
+/// channels]; statistics: [2, batch, groups], mean and 1 / sqrt(variance + eps) of each group.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
 
 namespace chorus::kernels {
 
-/// `channels` are those of one group.
+/// `channels` counts the channels of one group.
 struct GroupShape {
   Index batch, groups, channels, inner;
 };

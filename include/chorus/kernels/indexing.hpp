@@ -1,7 +1,6 @@
 #pragma once
-/// Picking along an axis by a list of indices (index_select) or by an index for each element (gather); the way back,
-/// which sums repeated picks in the order of the indices; and putting by an index for each element (scatter). x:
-/// [outer, axis, inner]; y: [outer, count, inner].
+/// index_select (a list of indices), gather (an index per element), their gradients, which sum repeated picks in index
+/// order, and scatter. x: [outer, axis, inner]; y: [outer, count, inner].
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>
@@ -10,7 +9,7 @@
 
 namespace chorus::kernels {
 
-/// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index outside of the axis.
+/// y[o, i, :] = x[o, index[i], :]. Overwrites y. Throws UsageError for an index out of range.
 template <class T>
 void index_select(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y);
 
@@ -19,7 +18,7 @@ template <class T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate);
 
-/// y[o, j, i] = x[o, index[o, j, i], i]. Overwrites y. Throws UsageError for an index outside of the axis.
+/// y[o, j, i] = x[o, index[o, j, i], i]. Overwrites y. Throws UsageError for an index out of range.
 template <class T>
 void gather(Cpu, AxisShape whole, Index count, const std::int64_t* index, const T* x, T* y);
 
@@ -28,12 +27,12 @@ template <class T>
 void gather_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate);
 
-/// y[o, index[o, j, i], i] = source[o, j, i], or += with `add`. Throws UsageError for an index outside of the axis and,
-/// on the CPU, if elements would take the same place.
+/// y[o, index[o, j, i], i] = source[o, j, i], or += with `add`. Throws UsageError for an index out of range and, on the
+/// CPU without `add`, for repeated positions.
 template <class T>
 void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* source, T* y, bool add);
 
-// bf16 and half on the CPU: sums are made in float.
+// bf16 and half on the CPU, summed in float.
 template <Narrow T>
 void index_select_backward(Cpu device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                            bool accumulate) {

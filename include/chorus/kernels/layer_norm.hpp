@@ -1,6 +1,6 @@
 #pragma once
 /// Layer normalisation (Ba, Kiros, Hinton 2016). x, y: [rows, columns]; weight, bias: [columns], null for 1 and 0;
-/// statistics: [2, rows], the rows' means and their 1 / sqrt(variance + eps).
+/// statistics: [2, rows], mean and 1 / sqrt(variance + eps) of each row.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
@@ -13,7 +13,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
                         T* statistics);
 
 /// With g = dy * weight and u = (x - mean) * invstd: dx = invstd * (g - mean(g) - u * mean(g * u)), dweight = sum over
-/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds if its `accumulate` is true.
+/// rows of dy * u, dbias = sum of dy. Each may be null. Overwrites, or adds with its `accumulate`.
 template <class T>
 void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, const T* weight, const T* dy,
                          const T* statistics, T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]);

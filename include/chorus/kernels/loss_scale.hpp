@@ -1,5 +1,5 @@
 #pragma once
-/// How a loss scale changes, on the host and on a GPU.
+/// The update rule of a loss scale, on the host and on GPUs.
 
 #include <chorus/core/config.hpp>
 #include <cstdint>
@@ -17,9 +17,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
-  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
-  /// become smaller.
+  /// Called after a step: `finite` if all gradients were finite, else the step was skipped. The scale does not grow
+  /// beyond `max_scale`, as PyTorch's does not become infinite, and does not shrink below `min_scale`, or its initial
+  /// value if that is smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;

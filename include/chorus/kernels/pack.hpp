@@ -1,6 +1,6 @@
 #pragma once
-/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
-/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
+/// Pack: a few adjacent elements of an array as one number. Its storage is a plain array, so that nvcc accepts it in
+/// functors for host and device. Every operation uses SIMD registers, and compilers keep values there.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/packet_math.hpp>
@@ -8,8 +8,8 @@
 #include <cmath>
 #include <cstddef>
 
-// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
-// declared so, never mention a register, and call host functions, which the pragma permits.
+// Functors are for host and device, and nvcc requires the same of everything they call. Pack's functions are declared
+// so, do not mention registers, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -43,7 +43,7 @@ struct alignas(sizeof(kernels::Packet<T>)) Pack {
   /// The same number in all lanes.
   CHORUS_PACK_TEMPLATE(Arithmetic A)
   Pack(A value) { packets::splat(static_cast<T>(value), v); }  // NOLINT: converts as numbers do
-  // Copied as a register: compilers copy the array piece by piece, through memory.
+  // Copied as a register: compilers would copy the array piecewise through memory.
   CHORUS_PACK_MEMBER Pack(const Pack& other) { packets::copy(other.v, v); }
   CHORUS_PACK_MEMBER Pack& operator=(const Pack& other) {
     packets::copy(other.v, v);
@@ -63,7 +63,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
+/// The result of a comparison: for each lane all bits set, or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -71,7 +71,7 @@ struct Mask {
 
 namespace packets {
 
-/// `Op`, one of the operations of packet_math.hpp.
+/// Applies `Op`, one of the operations in packet_math.hpp.
 template <class Op, class T, class... Packs>
 Pack<T> apply(const Pack<T>& a, const Packs&... b) {
   Pack<T> out;
@@ -82,7 +82,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// The functions that functors call. A plain number may be on either side.
+// The math functions for functors. Either side may be a plain number.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -142,7 +142,7 @@ Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::
 
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
-/// The usual exponents are products, quotients and roots.
+/// Common exponents use products, quotients and roots.
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(const Pack<T>& x, A exponent) {
   const auto e = static_cast<T>(exponent);

@@ -15,7 +15,7 @@ struct Pool2dShape {
   Index dilation_h = 1, dilation_w = 1;
   bool ceil_mode = false;
 
-  /// Rows and columns from a window's first to its last.
+  /// The extent of a window from its first to its last row or column.
   Index span_h() const { return dilation_h * (kernel_h - 1) + 1; }
   Index span_w() const { return dilation_w * (kernel_w - 1) + 1; }
 
@@ -25,15 +25,15 @@ struct Pool2dShape {
   Index out_width() const { return windows(width, span_w(), stride_w, padding_w); }
 
  private:
-  // With `ceil_mode` a window beyond the end counts if it begins before the end.
+  // With `ceil_mode` a window may extend beyond the end if it starts before it.
   Index windows(Index size, Index span, Index stride, Index padding) const {
     const Index room = size + 2 * padding - span, whole = room / stride + 1;
     return ceil_mode && room % stride != 0 && whole * stride < size + padding ? whole + 1 : whole;
   }
 };
 
-/// y = the largest number of each window, and `argmax` (null, or as large as y) its index within the plane: the first
-/// of equal ones. NaN counts as largest.
+/// y = the maximum of each window; `argmax` (null, or as large as y) is its index within the plane, the first in a tie.
+/// NaN counts as largest.
 template <class T>
 void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_t* argmax);
 
@@ -41,7 +41,7 @@ void max_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y, std::int32_
 template <class T>
 void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int32_t* argmax, T* dx, bool accumulate);
 
-/// y = the mean of each window, padding counted as zeros (PyTorch's count_include_pad).
+/// y = the mean of each window; padding counts as zeros (PyTorch's count_include_pad).
 template <class T>
 void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y);
 

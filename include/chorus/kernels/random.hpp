@@ -1,6 +1,6 @@
 #pragma once
-/// Random numbers, counter-based: number i of a stream depends on (seed, stream, i) alone, so that any part of the
-/// stream can be drawn anywhere. A stream has a purpose: a parameter's number, an epoch.
+/// Counter-based random numbers: number i of a stream depends only on (seed, stream, i), so that any part of the stream
+/// can be drawn anywhere. Each purpose, such as a parameter or an epoch, has a stream.
 
 #include <cstdint>
 #include <vector>
@@ -21,26 +21,26 @@ template <class T>
 void fill_normal(Cpu, std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out, T mean,
                  T deviation);
 
-// Numbers of a random operation: those of a row are a pure function of the key and of the row's place in the global
-// batch, `key.first_sample` + its number here, on any device. `out`: [rows, inner].
+// The numbers of a random operation. A row's numbers are a pure function of the key and of the row's index in the
+// global batch, `key.first_sample` + its index here, on any device. `out`: [rows, inner].
 
-/// Uniform in [0, 1), at most `last`, of as many bits as above. The floats have the same bits on every device.
+/// Uniform in [0, 1), at most `last`, with as many bits as above. Floats have the same bits on every device.
 template <class T>
 void draw_uniform(Cpu, Index rows, Index inner, T* out, T last, const RandomKey& key);
 
-/// From N(0, 1).
+/// Standard normal.
 template <class T>
 void draw_normal(Cpu, Index rows, Index inner, T* out, const RandomKey& key);
 
-/// `range` whole numbers from `low` on, all with the same probability. The same on every device.
+/// Uniform integers in [low, low + range). The same on every device.
 template <class T>
 void draw_integers(Cpu, Index rows, Index inner, T* out, std::int64_t low, std::uint64_t range, const RandomKey& key);
 
-/// out = 1 with probability p, else 0; NaN if p is no probability.
+/// out = 1 with probability p, else 0; NaN if p is not in [0, 1].
 template <class T>
 void is_below(Cpu, Index count, const T* p, T* out);
 
-/// The numbers 0 to n - 1 in random order (Fisher and Yates; Durstenfeld 1964).
+/// A random permutation of 0 to n - 1 (Fisher and Yates; Durstenfeld 1964).
 std::vector<Index> permutation(std::uint64_t seed, std::uint64_t stream, Index n);
 
 }  // namespace chorus::kernels

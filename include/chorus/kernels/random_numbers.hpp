@@ -1,5 +1,5 @@
 #pragma once
-/// Random numbers from Philox's words, on every device. Each makes `count` numbers of four words.
+/// Turns Philox words into random numbers, on every device. Each functor makes `count` numbers from four words.
 
 #include <chorus/core/philox.hpp>
 #include <cmath>
@@ -53,7 +53,7 @@ CHORUS_HD constexpr std::uint64_t upper_product(std::uint64_t a, std::uint64_t b
   return a1 * b1 + (middle >> 32) + (other >> 32);
 }
 
-/// `range` whole numbers from `low` on, of 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
+/// Integers in [low, low + range), from 64 random bits: probabilities differ by at most the factor 1 + range / 2^64.
 template <class C>
 struct WholeNumbers {
   static constexpr int count = 2;

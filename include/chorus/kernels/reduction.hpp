@@ -17,22 +17,22 @@ void sum(Cpu, AxisShape shape, const T* x, T* y, bool accumulate = false);
 template <class T>
 void mean(Cpu, AxisShape shape, const T* x, T* y, bool accumulate = false);
 
-/// dx = dy * scale, for every element of the axis: the gradient of a sum, and with scale = 1 / axis that of a mean.
+/// dx = dy * scale for every element of the axis: the gradient of a sum, and with scale = 1 / axis that of a mean.
 template <class T>
 void sum_backward(Cpu, AxisShape shape, const T* dy, T* dx, bool accumulate, T scale = T{1});
 
 template <class T>
 void mean_backward(Cpu cpu, AxisShape shape, const T* dy, T* dx, bool accumulate);
 
-/// y = max(x); NaN wins. -inf for an empty axis.
+/// y = max(x); NaN propagates. -inf for an empty axis.
 template <class T>
 void amax(Cpu, AxisShape shape, const T* x, T* y);
 
-/// y = min(x); NaN wins. +inf for an empty axis.
+/// y = min(x); NaN propagates. +inf for an empty axis.
 template <class T>
 void amin(Cpu, AxisShape shape, const T* x, T* y);
 
-/// The gradient of amax: elements that equal the result divide dy evenly, as in PyTorch.
+/// The gradient of amax: elements that equal the result share dy evenly, as in PyTorch.
 template <class T>
 void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
@@ -40,12 +40,12 @@ void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T*
 template <class T>
 void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy, T* dx, bool accumulate);
 
-/// y: the index of the maximum in its line; of several the first, and a NaN counts as the maximum. 0 for an empty axis.
+/// y: the index of the maximum in its line; the first in a tie, and NaN counts as the maximum. 0 for an empty axis.
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y);
 
-/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN if there are no
-/// more elements than that.
+/// y = sum((x - mean(x))^2) / (axis - correction), in two passes; correction 1 makes it unbiased. NaN if there are not
+/// more elements than `correction`.
 template <class T>
 void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 
@@ -53,7 +53,7 @@ void var(Cpu, AxisShape shape, const T* x, T* y, Index correction);
 template <class T>
 void var_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, Index correction, bool accumulate);
 
-// bf16 and half on the CPU, summed in float; a sum may be float, too.
+// bf16 and half on the CPU, summed in float. A sum may be float.
 template <Narrow T>
 void sum(Cpu device, AxisShape shape, const T* x, float* y, bool accumulate = false) {
   in_float([](const auto&... a) { sum(a...); }, device, shape, reads(x, shape.numel()), y, accumulate);

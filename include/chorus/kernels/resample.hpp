@@ -1,5 +1,5 @@
 #pragma once
-/// Images resampled along both of their axes: interpolation, and means of parts.
+/// Resampling of images along both axes: interpolation, and means of parts.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
@@ -8,8 +8,8 @@
 
 namespace chorus::kernels {
 
-/// The map from an axis of `in` entries to one of `out`: entry i is the sum of weight[k] times entry index[k] of the
-/// old axis, over k from begin[i] to begin[i + 1] - 1. The arrays lie on the kernel's device.
+/// A linear map from an axis of `in` entries to one of `out`: entry i is the sum of weight[k] times entry index[k] of
+/// the old axis, over k from begin[i] to begin[i + 1] - 1. The arrays are on the kernel's device.
 template <class T>
 struct AxisTaps {
   Index in, out;
@@ -17,8 +17,8 @@ struct AxisTaps {
   const T* weight;
 };
 
-/// x: [planes, rows.in, columns.in] -> y: [planes, rows.out, columns.out], which it overwrites or, with `accumulate`,
-/// adds to. The gradient by x is the same with both axes' matrices of weights transposed.
+/// x: [planes, rows.in, columns.in] -> y: [planes, rows.out, columns.out], overwritten or, with `accumulate`, added to.
+/// The gradient w.r.t. x uses both axes' transposed weights.
 template <class T>
 void resample(Cpu, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate);

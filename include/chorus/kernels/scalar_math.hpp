@@ -1,6 +1,6 @@
 #pragma once
-/// The functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack and
-/// Dual bring the same functions; all three are in one namespace.
+/// The math functions of element-wise functors for plain floating-point numbers, on the host and in CUDA kernels. Pack
+/// and Dual have the same functions in the same namespace.
 
 #include <chorus/core/config.hpp>
 #include <cmath>
@@ -17,11 +17,11 @@ struct RealOf {
 template <class S>
 using real_of = typename RealOf<S>::type;
 
-/// Types that may be beside a Pack or a Dual in an expression, as in `0.5 * x`.
+/// Types that may appear beside a Pack or a Dual in an expression, as in `0.5 * x`.
 template <class A>
 concept Arithmetic = std::is_arithmetic_v<A>;
 
-/// `a` if `condition` holds, else `b`: functors use it instead of `if`.
+/// `a` if `condition` is true, else `b`: functors use it instead of `if`.
 CHORUS_HD inline float where(bool condition, float a, float b) { return condition ? a : b; }
 CHORUS_HD inline double where(bool condition, double a, double b) { return condition ? a : b; }
 
@@ -35,12 +35,12 @@ template <std::floating_point T>
 CHORUS_HD T pow(T x, std::type_identity_t<T> exponent) {
   return std::pow(x, exponent);
 }
-/// The larger one; NaN if either is, as PyTorch's maximum.
+/// The maximum; NaN if either is NaN, as in PyTorch.
 template <std::floating_point T>
 CHORUS_HD T max(T a, std::type_identity_t<T> b) {
   return a > b || a != a ? a : b;
 }
-/// The smaller one; NaN if either is.
+/// The minimum; NaN if either is NaN.
 template <std::floating_point T>
 CHORUS_HD T min(T a, std::type_identity_t<T> b) {
   return a < b || a != a ? a : b;
@@ -50,7 +50,7 @@ template <std::floating_point T>
 CHORUS_HD T sigmoid(T x) {
   return 1 / (1 + std::exp(-x));
 }
-/// log(1 + exp(x)), without overflow.
+/// log(1 + exp(x)) without overflow.
 template <std::floating_point T>
 CHORUS_HD T softplus(T x) {
   return max(x, T{0}) + std::log1p(std::exp(-std::fabs(x)));

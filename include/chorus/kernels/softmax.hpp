@@ -1,7 +1,7 @@
 #pragma once
-/// Softmax, its logarithm and logsumexp along one axis. Results overwrite; gradients overwrite or, with `accumulate`,
-/// add. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch, a NaN, and a line of
-/// only -inf, give NaN.
+/// Softmax, log_softmax and logsumexp along one axis. Results are overwritten; gradients are overwritten or, with
+/// `accumulate`, added. Inputs are shifted by their maximum, so that no finite input overflows. As in PyTorch, a NaN,
+/// and a line of only -inf, give NaN.
 
 #include <chorus/core/device.hpp>
 #include <chorus/kernels/axis_shape.hpp>

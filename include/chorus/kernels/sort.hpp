@@ -1,5 +1,5 @@
 #pragma once
-/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
+/// Sorting along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
 
 #include <cstdint>
 
@@ -9,8 +9,8 @@
 
 namespace chorus::kernels {
 
-/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
-/// larger than all numbers.
+/// The indices of the first `count` elements in ascending (or descending) order. Stable; NaN is larger than all
+/// numbers.
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
 

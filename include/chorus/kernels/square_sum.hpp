@@ -6,7 +6,7 @@
 
 namespace chorus::kernels {
 
-/// The sum of squares, in an order that depends on `count` alone.
+/// The sum of squares, in an order that depends only on `count`.
 template <Real T>
 double square_sum(Cpu, Index count, const T* x);
 

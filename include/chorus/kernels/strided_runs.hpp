@@ -1,5 +1,5 @@
 #pragma once
-/// StridedRuns: a walk through a strided or broadcast array in the row-major order of a shape, in few long runs of
+/// StridedRuns: iterates over a strided or broadcast array in the row-major order of a shape, in few long runs of
 /// constant step. The rank is a run-time value, so that kernels are not instantiated per rank.
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace chorus::kernels {
 
 inline constexpr int max_rank = 8;
 
-/// Elements from a view's first to its last, if no axis is empty.
+/// The number of elements from a view's first to its last, if no axis is empty.
 inline Index extent(std::span<const Index> shape, std::span<const Index> strides) {
   Index count = 1;
   for (std::size_t axis = 0; axis < shape.size(); ++axis) count += (shape[axis] - 1) * strides[axis];
@@ -23,7 +23,7 @@ inline Index extent(std::span<const Index> shape, std::span<const Index> strides
 
 class StridedRuns {
  public:
-  /// `strides` in elements, one for each axis of `shape`; 0 along broadcast axes. Throws ShapeError.
+  /// `strides` in elements, one per axis of `shape`; 0 along broadcast axes. Throws ShapeError.
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
@@ -44,15 +44,15 @@ class StridedRuns {
     }
   }
 
-  /// True if the array's order in memory is that of the shape, without gaps.
+  /// Whether the array is contiguous in the shape's order.
   bool contiguous() const { return rank_ == 1 && stride_[0] == 1; }
 
-  // The axes after merging, the innermost first.
+  // The axes after merging, innermost first.
   std::size_t rank() const { return rank_; }
   Index size(std::size_t axis) const { return size_[axis]; }
   Index stride(std::size_t axis) const { return stride_[axis]; }
 
-  /// The walk without the innermost of several axes.
+  /// The iteration without the innermost of several axes.
   StridedRuns without_innermost() const {
     StridedRuns out = *this;
     std::copy(size_.begin() + 1, size_.end(), out.size_.begin());
@@ -61,7 +61,7 @@ class StridedRuns {
     return out;
   }
 
-  /// Moves to an element, counted in the shape's order. No axis is empty.
+  /// Seeks to an element, by its index in the shape's order. No axis is empty.
   void go_to(Index element) {
     offset_ = 0;
     for (std::size_t axis = 0; axis < rank_; ++axis) {
@@ -71,10 +71,10 @@ class StridedRuns {
     }
   }
 
-  /// The number of elements left of a long run; `otherwise` if runs are short.
+  /// The number of elements left in a long run; `otherwise` if runs are short.
   Index left_of_long_run(Index otherwise) const { return size_[0] < 256 ? otherwise : size_[0] - at_[0]; }
 
-  /// If the next `count` elements are neighbours in memory: passes them, and returns the offset of the first.
+  /// If the next `count` elements are contiguous: skips them and returns the offset of the first.
   std::optional<Index> neighbours(Index count) {
     if (stride_[0] != 1 || size_[0] - at_[0] < count) return std::nullopt;
     const Index first = offset_;
@@ -82,7 +82,7 @@ class StridedRuns {
     return first;
   }
 
-  /// Walks over the next `count` elements: `run(offset of the first, step, how many)`.
+  /// Iterates over the next `count` elements: `run(offset of the first, step, number)`.
   template <class Run>
   void next(Index count, const Run& run) {
     while (count > 0) {

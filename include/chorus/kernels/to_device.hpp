@@ -1,5 +1,5 @@
 #pragma once
-/// Tensors on other devices, of the same kind or of another one.
+/// Copies of tensors on other devices, of the same or another kind.
 
 #include <type_traits>
 
@@ -7,7 +7,7 @@
 
 namespace chorus {
 
-/// A dense copy of `x` on `device`; `x` itself if it is there already.
+/// A contiguous copy of `x` on `device`; `x` itself if it is there already.
 template <Scalar T, int Rank, Device From, Device To>
 Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
   if constexpr (std::is_same_v<From, To>)

@@ -1,5 +1,5 @@
 #pragma once
-/// The orientation in which a matrix product reads an operand.
+/// Whether a matrix product reads an operand transposed.
 
 #include <chorus/core/config.hpp>
 

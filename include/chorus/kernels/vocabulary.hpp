@@ -1,12 +1,12 @@
 #pragma once
-/// Cross entropy over classes of which this rank has some, in steps between which ranks sum.
+/// Cross entropy over sharded classes, in steps between which ranks sum.
 
 #include <chorus/kernels/cpu/vocabulary.hpp>
 
 #if CHORUS_USE_CUDA
 namespace chorus::kernels {
 
-/// On GPUs there is none: use gather_columns.
+/// Not available on GPUs: use gather_columns.
 template <class T>
 void vocabulary_maximum(Cuda, Index, const Vocabulary&, const T*, T*) {
   fail<UsageError>("cross_entropy: of classes that ranks share it is for the CPU; use gather_columns(logits)");

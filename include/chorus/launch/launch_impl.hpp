@@ -109,13 +109,8 @@ struct LaunchOrder {
     return format("%d %d %s %s", call, devices, list.empty() ? "-" : list.c_str(), policy.c_str());
   }
 
-<<<<<<< HEAD
-  /// Takes it out of the environment: what this process starts in turn is not meant. Nothing where there is none.
-  [[gnu::cold]] static std::optional<LaunchOrder> take() {
-=======
   /// Reads it and removes it from the environment, so that processes started here don't inherit it. Empty if not set.
-  static std::optional<LaunchOrder> take() {
->>>>>>> w_text2
+  [[gnu::cold]] static std::optional<LaunchOrder> take() {
     const char* found = env("CHORUS_LAUNCH");
     if (found == nullptr) return std::nullopt;
     const std::string text = found;
@@ -154,13 +149,8 @@ struct LaunchCalls {
     return calls;
   }
 
-<<<<<<< HEAD
-  /// The number of a call that begins; `passed` is its status where it is not to run.
-  [[gnu::cold]] int begin(std::optional<int>& passed) {
-=======
   /// The number of a call that begins; `passed` is its status if it must not run.
-  int begin(std::optional<int>& passed) {
->>>>>>> w_text2
+  [[gnu::cold]] int begin(std::optional<int>& passed) {
     const std::lock_guard lock(mutex);
     if (!std::exchange(ordered, true)) order = LaunchOrder::take();
     const auto number = static_cast<int>(statuses.size());

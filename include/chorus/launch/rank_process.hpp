@@ -56,15 +56,9 @@ struct RankDescriptors {
   int output, err;  ///< stdout and stderr; -1: the supervisor's
 };
 
-<<<<<<< HEAD
-/// The variables of rank `local_rank` of this machine that are not those of the supervisor.
+/// The variables of local rank `local_rank` that differ from the supervisor's.
 [[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
                                                                const std::string& token, const RankDescriptors& given) {
-=======
-/// The variables of local rank `local_rank` that differ from the supervisor's.
-inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
-                                                 const std::string& token, const RankDescriptors& given) {
->>>>>>> w_text2
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
       format("RANK=%d", rank),
@@ -116,16 +110,9 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
 }
 
-<<<<<<< HEAD
-/// Starts that rank, with the supervisor's variables and `ours` in place of those of the same name. Throws Error where
-/// it can't be started.
+/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
 [[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
                                       const RankDescriptors& given) {
-=======
-/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
-inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
-                        const RankDescriptors& given) {
->>>>>>> w_text2
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
   for (char** old = environ; *old != nullptr; ++old) {

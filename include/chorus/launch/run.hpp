@@ -93,13 +93,8 @@ struct LaunchOptions {
   /// `--trace FILE`, `--trace-steps FIRST:COUNT`, `--trace-ring`, `--grace SECONDS`.
   [[gnu::cold]] static LaunchOptions from(Arguments& arguments);
 
-<<<<<<< HEAD
-  /// Throws UsageError for what makes no sense, and fills in the timeout, the backend and the all-reduce.
-  [[gnu::cold]] void complete();
-=======
   /// Throws UsageError for invalid options; fills in the timeout, the backend and the all-reduce.
-  void complete();
->>>>>>> w_text2
+  [[gnu::cold]] void complete();
 
   /// The requested number of devices, given as a number or a list; of one machine.
   std::optional<int> asked_devices() const {

@@ -60,15 +60,9 @@ CHORUS_INLINE std::string Arguments::unused() const {
 }
 
 namespace detail {
-<<<<<<< HEAD
-/// How many letters are put in, left out, changed, or changed with a neighbour between two words: the optimal string
-/// alignment distance (Damerau 1964).
-[[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
-=======
 /// The number of letters that are inserted, deleted, changed, or swapped with a neighbour between two words: the
 /// optimal string alignment distance (Damerau 1964).
-inline std::size_t misspellings(std::string_view a, std::string_view b) {
->>>>>>> w_text2
+[[gnu::cold]] inline std::size_t misspellings(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before, above(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {

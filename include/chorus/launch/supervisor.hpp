@@ -141,15 +141,9 @@ class Supervisor {
     return token;
   }
 
-<<<<<<< HEAD
-  /// On machine 0 the socket at which the ranks meet is opened before there are ranks, and handed to rank 0 open, so
-  /// that nobody can take the port in between.
-  [[gnu::cold]] void start_all() {
-=======
   /// On machine 0 the socket at which the ranks meet is opened before there are ranks and passed to rank 0, so that no
   /// other process can take the port in between.
-  void start_all() {
->>>>>>> w_text2
+  [[gnu::cold]] void start_all() {
     int port = group_.master_port;
     if (group_.node_rank == 0) {
       comm::Socket socket;
@@ -240,13 +234,8 @@ class Supervisor {
     if (!deadline_ || until < *deadline_) deadline_ = until;
   }
 
-<<<<<<< HEAD
-  /// Names the rank that failed first, and stops the others.
-  [[gnu::cold]] void judge() {
-=======
   /// Names the rank that failed first and stops the others.
-  void judge() {
->>>>>>> w_text2
+  [[gnu::cold]] void judge() {
     const bool lost_peer = lost_others(*suspect_);
     for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
@@ -349,15 +338,9 @@ inline bool worth_a_restart(const GroupOutcome& outcome) {
 /// process end the job at once. The ranks of other machines notice the loss, fail, and are restarted by their own
 /// supervisors; they meet again at the same address. Returns the status of the last attempt.
 ///
-<<<<<<< HEAD
-/// Where the reader of the output stands still, ranks are supervised all the same (see Console); at the end of the job
-/// it is waited for, after a signal for `group.grace` at most.
-[[gnu::cold]] inline int run_job(RankGroup group) {
-=======
 /// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
 /// waits for the reader; after a signal for at most `group.grace`.
-inline int run_job(RankGroup group) {
->>>>>>> w_text2
+[[gnu::cold]] inline int run_job(RankGroup group) {
   detail::Console console;
   for (group.restart = 0;; ++group.restart) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;

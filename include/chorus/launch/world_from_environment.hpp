@@ -50,15 +50,9 @@ struct Seat {
 
 inline constexpr int most_ranks = 1 << 20;
 
-<<<<<<< HEAD
-/// Reads the variables of one launcher; nothing if neither rank nor size is there.
+/// Reads the variables of one launcher; nothing if neither rank nor size is set.
 [[gnu::cold]] inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name,
                                                    const char* local_rank_name, const char* local_size_name) {
-=======
-/// Reads the variables of one launcher; nothing if neither rank nor size is set.
-inline std::optional<Seat> read_seat(const char* rank_name, const char* size_name, const char* local_rank_name,
-                                     const char* local_size_name) {
->>>>>>> w_text2
   const auto rank = env_number(rank_name, 0, most_ranks), size = env_number(size_name, 1, most_ranks);
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
@@ -76,13 +70,8 @@ inline std::optional<Seat> read_seat(const char* rank_name, const char* size_nam
   return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
 
-<<<<<<< HEAD
-/// mpirun or srun: a rank and a size, and something that tells jobs apart.
-[[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
-=======
 /// mpirun or srun: rank, size, and an id of the job.
-inline std::optional<Seat> seat_of_mpi_or_slurm() {
->>>>>>> w_text2
+[[gnu::cold]] inline std::optional<Seat> seat_of_mpi_or_slurm() {
   if (auto seat = read_seat("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE")) {
     const char* job = env("PMIX_NAMESPACE");

@@ -1,5 +1,5 @@
 #pragma once
-/// Functions as layers, for Sequential: activations, pooling, flatten, dropout.
+/// Functions as layers for Sequential: activations, pooling, flatten, dropout.
 
 #include <chorus/nn/function_layer.hpp>
 #include <chorus/ops/activations.hpp>
@@ -56,7 +56,7 @@ struct Softmax : Module {
   std::string describe() const override { return cat("Softmax(", axis, ")"); }
 };
 
-/// The largest number of each window.
+/// The maximum of each window.
 struct MaxPool2d : Module {
   Size2d window;
   PoolOptions options;

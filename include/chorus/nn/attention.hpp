@@ -18,10 +18,10 @@ struct MultiheadAttentionOptions {
   bool bias = true;
 };
 
-/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
-/// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
-/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
-/// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
+/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features], with features
+/// / heads per head. in_proj_weight: [3 features, features], the stacked projections of query, key and value. The batch
+/// axis comes first (PyTorch's batch_first = True). TensorParallel shards whole heads over ranks. QuantizationAware
+/// also rounds the operands of both products.
 template <Device D, Real T>
 class MultiheadAttention : public Module {
  public:
@@ -33,7 +33,7 @@ class MultiheadAttention : public Module {
   /// Throws ShapeError unless `heads` divides the features.
   MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
       : out_proj(features, features, {options.bias, checked_head(features, heads)}), heads_(heads) {
-    // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
+    // Xavier's bound (Glorot, Bengio 2010) for the three stacked projections.
     const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
     in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
     if (!options.bias) return;
@@ -41,18 +41,18 @@ class MultiheadAttention : public Module {
     out_proj.bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
   }
 
-  /// With `causal`, query i sees keys 0 to i only.
+  /// With `causal`, query i attends to keys 0 to i only.
   template <Operand Q, Operand K, Operand V>
   auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
     return detail::watched(*this, [&] { return attend(query, key, value, causal); });
   }
-  /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
+  /// `mask` is true for keys that the query attends to: [queries, keys], or with leading axes [batch, heads].
   template <Operand Q, Operand K, Operand V, int Rank>
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
-  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
   template <class Q, class K, class V, class Seen = bool>
   auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
     return detail::watched(
@@ -80,7 +80,7 @@ class MultiheadAttention : public Module {
   auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
     return out_proj(attended(query, key, value, seen));
   }
-  // [batch, queries, features], before the last layer.
+  // [batch, queries, features], before the output projection.
   template <class Q, class K, class V, class Seen>
   auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
     const ReadsParts parts;
@@ -108,7 +108,7 @@ class MultiheadAttention : public Module {
       return permute(seen_in_order(q, k, v, seen, head, group), Shape<4>{0, 2, 1, 3});
     }
   }
-  // On GPUs, where kernels go by strides: of one input one product, and attention to what it gives as it lies.
+  // On GPUs with strided kernels: one product if query, key and value are the same, whose result is used in place.
   template <Operand Q, Operand K, Operand V, class... Mask>
   auto seen_in_place(const Q& q, const K& k, const V& v, Index head, const AttentionOptions& options,
                      const Mask&... mask) const {
@@ -152,7 +152,7 @@ class MultiheadAttention : public Module {
   static auto node_in(const SequencePart<X>& x) {
     return node_of(x.part());
   }
-  // One value that goes in at several places enters once, so that its gradients are added up in one message.
+  // A value that is used several times enters once, so that its gradients are summed in one message.
   template <class X, class Known, class Entered>
   static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
     requires std::is_same_v<X, Known>
@@ -165,7 +165,7 @@ class MultiheadAttention : public Module {
   static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
     return detail::entered(x, group);
   }
-  // Of a mask with an axis of heads, this rank's.
+  // For a mask with an axis of heads: this rank's heads.
   template <class Seen>
   Seen of_heads(const Seen& seen, const TensorGroupRef& group) const {
     if constexpr (AnyTensor<Seen>)

@@ -19,7 +19,7 @@
 
 namespace chorus::nn {
 
-/// Whether a layer's statistics are those of its device's share of the batch, or of the whole batch.
+/// Whether a layer's statistics are those of the global batch instead of the device's share.
 class Synchronisable {
  public:
   bool synchronised() const { return synchronised_; }
@@ -29,41 +29,40 @@ class Synchronisable {
   bool synchronised_ = false;
 };
 
-/// What all batch norms have, whatever their type: for optim::update_bn.
+/// The type-independent interface of batch norms, for optim::update_bn.
 class RunningStatistics {
  public:
   virtual bool tracks_running_stats() const = 0;
-  /// The running statistics are those of a new layer again.
+  /// Resets the running statistics to those of a new layer.
   virtual void reset_running_stats() const = 0;
   virtual std::optional<double> momentum() const = 0;
-  /// See BatchNormLayerOptions::momentum. Throws UsageError unless it is in [0, 1] or nothing.
+  /// See BatchNormLayerOptions::momentum. Throws UsageError unless it is in [0, 1] or empty.
   virtual void set_momentum(std::optional<double> momentum) = 0;
-  /// The batches in the statistics, the means, and the variances.
+  /// The number of batches, the means and the variances.
   virtual std::vector<double> running_stats() const = 0;
-  /// Takes means and variances in that order; the count stays.
+  /// Sets means and variances, in this order; the number of batches stays.
   virtual void set_running_stats(std::span<const double> stats) const = 0;
 
  protected:
   ~RunningStatistics() = default;
 };
 
-/// PyTorch's names and defaults.
+/// Options of BatchNorm, with PyTorch's names and defaults.
 struct BatchNormLayerOptions {
   double eps = 1e-5;
-  /// The share of the new batch in the running statistics. Nothing: they are the means over all batches so far, in
-  /// which the batches weigh the same; a GPU is waited for, then, so that a step cannot be captured.
+  /// The weight of the new batch in the running statistics. Empty: cumulative averages over all batches with equal
+  /// weights, as in PyTorch. That waits for a GPU, so the step cannot be captured.
   std::optional<double> momentum = 0.1;
-  /// Whether there are weight and bias.
+  /// Whether the layer has weight and bias.
   bool affine = true;
-  /// Whether there are running statistics. Without, those of the batch are used in evaluation, too.
+  /// Whether the layer has running statistics. If not, evaluation uses the batch's statistics, too.
   bool track_running_stats = true;
 };
 
-/// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. In training the batch's
-/// statistics are used and the running ones are updated; in evaluation the running ones are used. Under DataParallel
-/// and DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
-/// What an activation checkpoint computes again in backward is normalised as it was the first time, and not counted
-/// again.
+/// Normalises each channel of x: [batch, channels, ...] over the batch and all inner axes. Training uses the batch's
+/// statistics and updates the running ones; evaluation uses the running ones. Under DataParallel and
+/// DistributedDataParallel the batch is the device's share, unless the layer is synchronised: see SyncBatchNorm.
+/// Recomputation by an activation checkpoint normalises as the first time and does not count the batch again.
 template <Device D, Real T = float>
 class BatchNorm : public Module, public Synchronisable, public RunningStatistics {
  public:
@@ -90,8 +89,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return detail::norm_gives(detail::norm_takes(this, x), normalised(x)); });
   }
-  /// Becomes what is left of it when the layer in front of it does its work (fold_batch_norm.hpp): it has neither
-  /// parameters nor buffers, gives what it gets, and refuses to train.
+  /// For fold_batch_norm.hpp: removes parameters and buffers. The layer becomes the identity and refuses to train.
   void fold_away() {
     const auto device = value_of(running_mean).device();
     unit_mean_ = Tensor<T, 1, D>::zeros({channels_}, device);
@@ -166,14 +164,14 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     if (group) return over_group(x, group);
     return batch_norm(x, weight, bias, mean, var, by_batch, options);
   }
-  /// What a forward pass goes by.
+  /// The settings of a forward pass.
   struct Pass {
-    std::shared_ptr<BatchGroup> group;  // whose batch it is a share of, if it is
+    std::shared_ptr<BatchGroup> group;  // the group that shares the batch, if any
     Tensor<T, 1, D> running_mean, running_var;
     bool by_batch;
     BatchNormOptions options;
   };
-  /// Counts a batch of `numel` numbers, unless it is a share of a group's, or computed again.
+  /// Counts a batch of `numel` numbers, unless a group shares it or it is recomputed.
   Pass begin(Index numel) const {
     if (folded_away()) [[unlikely]] {
       check_evaluates();
@@ -187,7 +185,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     pass.options.momentum = next_momentum(trains, numel > 0);
     return pass;
   }
-  /// The normalised share of a group's batch, which is counted as soon as it is known that it isn't empty.
+  /// The normalised share of a group's batch. The batch is counted once it is known to be non-empty.
   template <Operand X>
   auto over_group(const X& x, const std::shared_ptr<BatchGroup>& group) const {
     const bool tracks = running_mean && !is_recomputed();
@@ -209,8 +207,8 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     buffer.template on<D>().touch();
   }
 
-  // Whether the batch is a share of a group's. Where it was one the first time, statistics of the share alone would
-  // give other gradients.
+  // Whether a group shares the batch. If it did in the first run, the share's own statistics would give other
+  // gradients.
   bool shares_batch(bool trains) const {
     const bool shared = synchronised() && trains && batch_group();
     if (chorus::detail::first_run == nullptr) return shared;
@@ -221,7 +219,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     return shared && was_shared;
   }
 
-  // The share of this batch in the running statistics. In training it is counted, if there is `any`.
+  // The weight of this batch in the running statistics. In training the batch is counted, if it is non-empty (`any`).
   double next_momentum(bool trains, bool any) const {
     const auto& batches = value_of(num_batches_tracked);
     if (trains && any) {
@@ -240,10 +238,10 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   Index channels_;
 
  private:
-  Tensor<T, 1, D> unit_mean_, unit_var_;  // 0 and 1, where it is folded away
+  Tensor<T, 1, D> unit_mean_, unit_var_;  // 0 and 1 after fold_away
 };
 
-/// relu(batch_norm(x)), or relu(batch_norm(x) + residual), in one pass; parameters and their names are BatchNorm's.
+/// relu(batch_norm(x)) or relu(batch_norm(x) + residual), fused. Its parameters have BatchNorm's names.
 template <Device D, Real T = float>
 class BatchNormReLU : public BatchNorm<D, T> {
  public:
@@ -276,7 +274,7 @@ class BatchNormReLU : public BatchNorm<D, T> {
   }
 
  private:
-  // relu(y + residual), by what the interceptor takes for both.
+  // relu(y + residual), with the interceptor's replacements of both.
   template <Operand Y, Operand R>
   static auto sum_of_taken(const void* part, const Y& y, const R& residual) {
     auto sum = relu(chorus::detail::plain_sum(chorus::detail::taken(detail::norm_gives(part, y)),
@@ -287,20 +285,20 @@ class BatchNormReLU : public BatchNorm<D, T> {
   }
 };
 
-/// The names that PyTorch has for them; the number of inner axes is the input's.
+/// PyTorch's name for sequences. The number of inner axes is the input's.
 template <Device D, Real T = float>
 using BatchNorm1d = BatchNorm<D, T>;
-/// BatchNorm under the name that PyTorch has for images.
+/// PyTorch's name for images.
 template <Device D, Real T = float>
 using BatchNorm2d = BatchNorm<D, T>;
-/// BatchNormReLU of images.
+/// BatchNormReLU for images.
 template <Device D, Real T = float>
 using BatchNormReLU2d = BatchNormReLU<D, T>;
 
-/// BatchNorm whose statistics, forward and backward, are those of the whole batch under every policy: training on any
-/// number of devices takes the steps of one. Shares may be uneven or empty. It costs each forward pass a collective of
-/// 2 channels + 1 numbers of 8 bytes, and each backward pass one of 2 channels; for GraphVariables more. Gradients of
-/// gradients count all members' samples: of a penalty inside of the model as well as, under DataParallel, outside.
+/// BatchNorm with the statistics of the global batch, in forward and backward, under every policy: training on any
+/// number of devices equals training on one. Shares may be uneven or empty. Each forward pass needs a collective of 2
+/// channels + 1 doubles, each backward pass one of 2 channels; for GraphVariables more. Gradients of gradients include
+/// all members' samples, for a penalty inside of the model and, under DataParallel, also outside.
 template <Device D, Real T = float>
 class SyncBatchNorm : public BatchNorm<D, T> {
  public:
@@ -310,7 +308,7 @@ class SyncBatchNorm : public BatchNorm<D, T> {
   }
 };
 
-/// The model, all of whose BatchNorm layers have become synchronised.
+/// Makes all BatchNorm layers of the model synchronised and returns it.
 template <class Model>
 Model convert_sync_batch_norm(Model model) {
   struct Convert final : detail::Walker {

@@ -1,5 +1,5 @@
 #pragma once
-/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut between any two.
+/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut anywhere.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/nn/containers.hpp>
@@ -19,7 +19,7 @@ inline constexpr bool is_module_list = false;
 template <class M>
 inline constexpr bool is_module_list<ModuleList<M>> = true;
 
-/// How many layers a link has: a list's modules one each.
+/// The number of layers in a link; each module of a list is one.
 template <class Link>
 std::size_t layers_of(const Link& link) {
   if constexpr (is_module_list<Link>)
@@ -28,7 +28,7 @@ std::size_t layers_of(const Link& link) {
     return 1;
 }
 
-/// What layers `begin` to `end` - 1 of a link make of `x`. The targets are the last link's.
+/// Applies layers `begin` to `end` - 1 of a link to `x`. Only the last link gets the targets.
 template <class Link, class X, class... Targets>
 auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t end, const X& x,
               const Targets&... targets) {
@@ -50,7 +50,7 @@ auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t 
   }
 }
 
-/// What links I and later make of `x`.
+/// Applies link I and all later ones to `x`.
 template <std::size_t I, class Links, class X, class... Targets>
 auto run_chain(const Links& links, const X& x, const Targets&... targets) {
   const auto& link = std::get<I>(links);
@@ -64,10 +64,10 @@ auto run_chain(const Links& links, const X& x, const Targets&... targets) {
 
 }  // namespace chorus::nn
 
-/// Beside CHORUS_MODULE in a model: lists the links of a chain, and makes `forward` run them one after the other. Each
-/// takes what the one before it has returned, a Variable or a Tensor; the last one takes the further arguments, too, as
-/// a model that returns its loss does: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links are layers,
-/// modules and ModuleLists, each module of which is a place to cut.
+/// Used beside CHORUS_MODULE in a model: lists the links of a chain and defines `forward`, which runs them in order.
+/// Each link takes the result of the previous one, a Variable or a Tensor. The last link also gets the further
+/// arguments, as in a model that returns its loss: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links
+/// are layers, modules and ModuleLists; a pipeline may cut between any two modules of a list.
 #define CHORUS_PIPELINE(...)                                                                            \
   static constexpr ::std::string_view pipeline_names = #__VA_ARGS__;                                    \
   auto pipeline_links() { return ::std::tie(__VA_ARGS__); }                                             \

@@ -1,5 +1,5 @@
 #pragma once
-/// Modules made of modules: Sequential (a fixed list, run in turn) and ModuleList (a list of one type, of any length).
+/// Sequential (a fixed list of layers, run in order) and ModuleList (a list of modules of one type, of any length).
 
 #include <tuple>
 #include <utility>
@@ -9,7 +9,7 @@
 
 namespace chorus::nn {
 
-/// Runs its layers one after the other; their names are "0", "1", ...
+/// Runs its layers in order. Their names are "0", "1", ...
 template <class... Layers>
 class Sequential : public Module {
  public:
@@ -42,7 +42,7 @@ class Sequential : public Module {
   std::tuple<Layers...> layers_;
 };
 
-/// Blocks of one type, named "0", "1", ...: `for (const auto& block : blocks) x = block(x);`
+/// Modules of one type, named "0", "1", ...: `for (const auto& block : blocks) x = block(x);`
 template <class M>
 class ModuleList : public Module {
  public:

@@ -1,5 +1,5 @@
 #pragma once
-/// The two-dimensional convolution layer, and what it shares with the others (convolutions.hpp).
+/// The two-dimensional convolution layer, and the base of all convolution layers (convolutions.hpp).
 
 #include <algorithm>
 #include <chorus/nn/init.hpp>
@@ -12,8 +12,8 @@
 namespace chorus::nn {
 
 namespace detail {
-// What all convolution layers have. PyTorch's initialisation takes the weight's second
-// axis and the taps for the fan-in, of transposed convolutions too.
+// The base of all convolution layers. As in PyTorch, fan-in is the weight's second axis times the kernel size, also for
+// transposed convolutions.
 template <int Rank, Device D, Real T>
 class ConvolutionBase : public Module {
  public:

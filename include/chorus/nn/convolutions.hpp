@@ -1,5 +1,5 @@
 #pragma once
-/// Convolution layers of sequences and volumes, and transposed convolutions.
+/// 1D and 3D convolution layers, and transposed convolutions.
 
 #include <chorus/nn/convolution.hpp>
 #include <chorus/nn/elsewhere.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// Deep copies of models: a plain copy of a model shares its parameters.
+/// Deep copies of models. A plain copy of a model shares its parameters.
 
 #include <chorus/nn/module.hpp>
 #include <map>
@@ -12,8 +12,8 @@ namespace chorus {
 
 namespace detail {
 
-/// Gives every handle of a model a copy of its parameter or buffer on `device`, or where it is; what was shared stays
-/// shared.
+/// Gives every handle of a model a copy of its parameter or buffer, on `device` or on its own device. Shared parameters
+/// stay shared.
 template <Device D>
 class GiveCopies final : public nn::detail::Walker {
  public:
@@ -32,7 +32,7 @@ class GiveCopies final : public nn::detail::Walker {
   std::map<const Node*, Ref<Node>> copies_;
 };
 
-/// A model with the same numbers on `device`.
+/// A model with the same values on `device`.
 template <class Model, Device D>
 Model copy_to(Model model, D device) {
   GiveCopies<D> give(device);
@@ -40,8 +40,8 @@ Model copy_to(Model model, D device) {
   return model;
 }
 
-/// Moves a model's numbers to `device`, where they aren't there. Whatever stands for them goes along: handles, copies
-/// of the model, optimizers, hooks.
+/// Moves a model's values to `device`, unless they are there. Handles, copies of the model, optimizers and hooks stay
+/// valid.
 template <Device D>
 [[gnu::cold, gnu::noinline]] void move_numbers(nn::Module& model, D device) {
   struct Move final : nn::detail::Walker {
@@ -56,7 +56,7 @@ template <Device D>
   } move(device);
   move.walk(model);
 }
-/// The model itself, after that.
+/// The same; returns the model.
 template <class Model, Device D>
 Model moved_to(Model model, D device) {
   move_numbers(model, device);
@@ -67,9 +67,9 @@ Model moved_to(Model model, D device) {
 
 namespace nn {
 
-/// A model of its own with the same numbers: parameters and buffers are copied, each on its device, and those that
-/// want no gradient want none; what was shared within the model is. All else that layers have is copied by value.
-/// Gradients, and hooks of parameters, are the original's alone. For a second policy, or a target network.
+/// An independent model with the same values: parameters and buffers are copied, each on its device, with
+/// requires_grad. Parameters shared within the model stay shared. Other members are copied by value. Gradients and
+/// parameter hooks are not copied. For a second policy, or a target network.
 template <class Model>
 Model copy_of(const Model& model) {
   using D = typename decltype(detail::device_of(model))::type;
@@ -81,7 +81,7 @@ Model copy_of(const Model& model) {
   return copy;
 }
 
-/// The same, with all parameters and buffers on `device`. Throws DeviceError where that doesn't exist.
+/// The same with all parameters and buffers on `device`. Throws DeviceError if it doesn't exist.
 template <class Model, Device D>
 Model copy_of(const Model& model, D device) {
   return chorus::detail::copy_to(model, device);

@@ -1,5 +1,5 @@
 #pragma once
-/// Deferred: a model that is yet to be made, so that no process ever has to hold all of it.
+/// Deferred: a model that is built later, so that no process has to hold all of it.
 
 #include <chorus/nn/module.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
@@ -8,23 +8,22 @@
 
 namespace chorus {
 
-/// What `deferred` gives: the arguments of a model's constructor.
+/// The result of `deferred`: the arguments of a model's constructor.
 template <class Model, class... Arguments>
 class Deferred {
  public:
   explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
   Model make() const { return std::make_from_tuple<Model>(arguments_); }
-  /// For policies whose ranks have the whole model.
+  /// For policies whose ranks hold the whole model.
   operator Model() const { return make(); }
 
  private:
   std::tuple<Arguments...> arguments_;
 };
 
-/// `Model(arguments...)`, for a policy that keeps a part of the parameters on each rank: it makes the model with
-/// addresses for its parameters and no numbers, and each rank draws the initial numbers of its part alone, the same as
-/// the whole model's. For models whose parameters come from nn::init, as those of all layers do: a constructor that
-/// reads or writes their numbers is refused.
+/// `Model(arguments...)` for a policy that shards parameters. It builds the model with addresses but without values,
+/// and each rank draws only its part of the initial values, which equal the whole model's. For models whose parameters
+/// come from nn::init, as in all layers. A constructor that reads or writes parameter values throws.
 ///   Net net{ch::deferred<Gpt>(config), run};
 template <class Model, class... Arguments>
 Deferred<Model, Arguments...> deferred(Arguments... arguments) {
@@ -33,7 +32,7 @@ Deferred<Model, Arguments...> deferred(Arguments... arguments) {
 
 namespace detail {
 
-/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised, until
+/// While it lives, models built by this thread, and policies that take them, keep their initial values undrawn until
 /// `keep_promises`.
 template <class Model>
 class Making {
@@ -62,11 +61,11 @@ class Making {
   Model model_;
 };
 
-/// Draws what is promised in this thread yet, which promises nothing more.
+/// Draws all undrawn initial values of this thread, and draws later ones at once.
 inline void keep_promises() {
   if (auto* const promises = std::exchange(PromisedNumbers::current(), nullptr)) promises->keep_the_rest();
 }
-/// `part`, whose numbers are drawn now.
+/// Draws the values of `part` and returns it.
 template <class Part>
 Part with_numbers(Part part) {
   keep_promises();

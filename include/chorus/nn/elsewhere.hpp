@@ -1,5 +1,5 @@
 #pragma once
-/// Layers that <chorus/chorus.hpp> declares, but whose headers it leaves out: a program that forgets one is told which.
+/// Declarations of layers whose headers are not in <chorus/chorus.hpp>: compile errors then name the missing header.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// The table of learned vectors.
+/// The embedding table.
 
 #include <cstdint>
 
@@ -10,15 +10,14 @@
 
 namespace chorus::nn {
 
-/// index: [...] -> the rows of weight: [entries, features] that it names: [..., features]; under MixedPrecision in its
-/// type.
+/// index: [...] -> rows of weight: [entries, features]: [..., features]; under MixedPrecision in its type.
 template <Device D, Real T = float>
 class Embedding : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
 
-  /// Starts with numbers from N(0, 1). Throws ShapeError unless both sizes are positive.
+  /// Initialised from N(0, 1). Throws ShapeError unless both sizes are positive.
   Embedding(Index entries, Index features) {
     check<ShapeError>(entries > 0 && features > 0, "Embedding: ", entries, " entries of ", features,
                       " features: both must be positive");

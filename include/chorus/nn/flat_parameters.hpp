@@ -1,6 +1,6 @@
 #pragma once
-/// All parameters of a model in one buffer per dtype, and all gradients in another, so that a replica's copy, a
-/// gradient bucket and an optimizer step are each a range of memory.
+/// Stores all parameters of a dtype in one buffer, and all gradients in another. A replica's copy, a gradient bucket
+/// and an optimizer step are then ranges of memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,14 +13,13 @@
 
 namespace chorus::nn {
 
-/// Owns the buffers; the parameters are views of them. Within a dtype those come first that want gradients, in the
-/// order in which backward is expected to finish them (the last layer's first), frozen ones last. In front of large
-/// ones, on GPUs of all, some zeros may lie, up to an address that suits them (`parameter_place`); they count as the
-/// parameter's before.
+/// Owns the buffers; parameters are views of them. Within a dtype, trainable parameters come first, in the order in
+/// which backward is expected to finish them (last layer first), then frozen ones. Large parameters, and on GPUs all,
+/// are aligned (`parameter_place`): zeros before them count as part of the previous parameter.
 template <Device D>
 class FlatParameters {
  public:
-  /// Where one parameter lies, in elements of its group's buffers: `count` of them up to the next parameter.
+  /// The place of one parameter, in elements of its group's buffers: `count` elements up to the next parameter.
   struct Entry {
     NamedParameter<D> named;
     std::size_t group, begin, count;
@@ -30,8 +29,8 @@ class FlatParameters {
   struct Group {
     DType dtype;
     Storage<D> values, grads;
-    std::size_t count = 0;      // elements in all
-    std::size_t trainable = 0;  // elements at the front that want gradients
+    std::size_t count = 0;      // total elements
+    std::size_t trainable = 0;  // elements of trainable parameters, at the front
     std::byte* value(std::size_t element) const {
       return static_cast<std::byte*>(values.data()) + element * size_of(dtype);
     }
@@ -45,34 +44,34 @@ class FlatParameters {
   /// Moves the parameters of `model`, contents included, into new buffers on their device.
   explicit FlatParameters(Module& model);
 
-  /// Lays the parameters out anew: `order[i]` is the present index of the one that becomes number i. Where they lie so
-  /// already they stay, for captured graphs know their addresses.
+  /// Changes the layout: `order[i]` is the current index of the parameter that becomes number i. Does nothing if the
+  /// order is the same, since captured graphs know the addresses.
   [[gnu::cold]] void reorder(std::span<const std::size_t> order);
 
-  /// Memory for that many bytes, or none.
+  /// Allocates that many bytes, or returns null.
   using Allocate = std::function<std::shared_ptr<void>(std::size_t)>;
-  /// Moves the buffers into memory that these give, now and at each `reorder`; where one gives none, they stay the
-  /// device's.
+  /// Moves the buffers into memory from these functions, now and at each `reorder`. If one returns null, the device
+  /// allocates.
   void use_memory(Allocate for_values, Allocate for_grads);
 
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<Group>& groups() const { return groups_; }
 
-  /// The first parameter that lies elsewhere by now, for another FlatParameters has taken it; null where none does.
+  /// The first parameter that another FlatParameters has moved away; null if there is none.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
       if (entry.parameter().place() != groups_[entry.group].value(entry.begin)) return &entry;
     return nullptr;
   }
 
-  /// Changes with the layout, and with what is made for it, such as buckets: what has kept addresses asks it.
+  /// Changes with the layout, and with data that depends on it, such as buckets. Users of cached addresses compare it.
   std::uint64_t generation() const { return generation_; }
   void count_generation() { ++generation_; }
 
   /// Bytes of all parameters.
   std::size_t bytes() const;
 
-  /// In memory order: an optimizer that keeps it touches memory from front to back.
+  /// In memory order, so that an optimizer accesses memory sequentially.
   std::vector<NamedParameter<D>> parameters() const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// How FlatParameters lays the parameters out.
+/// The layout of FlatParameters.
 
 #include <algorithm>
 #include <numeric>
@@ -78,14 +78,14 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
     const D device = first->parameter().where();
     const std::size_t bytes = group.count * size_of(group.dtype);
     const auto lent_by = [&](const Allocate& allocate) {
-      // What is lent is the host's memory.
+      // Only host memory can be lent.
       return std::is_same_v<D, Cpu> && allocate ? allocate(bytes) : std::shared_ptr<void>();
     };
     const auto memory = [&](trace::Memory kind, std::shared_ptr<void> lent) {
       const MemoryScope scope(kind);
       if constexpr (std::is_same_v<D, Cpu>) {
         if (lent) return Storage<D>(device, std::move(lent), bytes);
-        if (PromisedNumbers::current() != nullptr) return untouched_memory(bytes);  // no numbers to put there
+        if (PromisedNumbers::current() != nullptr) return untouched_memory(bytes);  // no values to store
       }
       return Storage<D>(device, bytes);
     };

@@ -1,5 +1,5 @@
 #pragma once
-/// Models for inference: batch norms folded into the layers in front of them.
+/// Folds batch norms into the layers before them, for inference.
 
 #include <algorithm>
 #include <chorus/autograd/operation_watch.hpp>
@@ -24,7 +24,7 @@ namespace chorus::nn {
 
 namespace detail {
 
-/// Watches one forward pass, and finds the batch norms that take just what one layer gives, which nothing else takes.
+/// Observes one forward pass and finds batch norms that are the only user of a layer's output.
 class FollowingNorms final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
  public:
   explicit FollowingNorms(Module& model) {
@@ -35,7 +35,7 @@ class FollowingNorms final : public chorus::detail::OperationWatch, public choru
     all.found = &modules_;
     all.walk(model);
   }
-  /// Pairs of a layer and the batch norm after it, each of which was called once. `result`: what the model gave.
+  /// Pairs of a layer and its batch norm, both called once. `result`: the model's output.
   std::vector<std::pair<Module*, Module*>> found(const void* result) const {
     std::vector<std::pair<Module*, Module*>> out;
     for (const auto& [data, made] : made_)
@@ -76,10 +76,10 @@ class FollowingNorms final : public chorus::detail::OperationWatch, public choru
   std::map<const void*, int> calls_;
   std::vector<const void*> inside_;
   std::map<const void*, Made> made_;
-  std::vector<chorus::detail::WatchedTensor> kept_;  // so that no address is used twice
+  std::vector<chorus::detail::WatchedTensor> kept_;  // kept alive, so that no address is reused
 };
 
-/// The same numbers in a tensor like `like`.
+/// A tensor like `like` with these values.
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> tensor_like(const Tensor<T, Rank, D>& like, const std::vector<T>& numbers) {
   auto out = Tensor<T, Rank, D>::empty(like.shape(), like.device());
@@ -87,7 +87,7 @@ Tensor<T, Rank, D> tensor_like(const Tensor<T, Rank, D>& like, const std::vector
   return out;
 }
 
-/// weight <- weight factor, bias <- beta + (bias - mean) factor, with factor = gamma / sqrt(var + eps), in new
+/// weight <- weight factor, bias <- beta + (bias - mean) factor, with factor = gamma / sqrt(var + eps), as new
 /// parameters, computed in double.
 template <class Layer, class T, class D>
 void fold_into(Layer& layer, BatchNorm<D, T>& norm) {
@@ -111,7 +111,7 @@ void fold_into(Layer& layer, BatchNorm<D, T>& norm) {
   norm.fold_away();
 }
 
-/// Folds where both are of numbers of type T and the layer is one that can take it.
+/// Folds the norm if both have scalar type T and the layer is supported.
 template <class T, class D>
 void fold_pair(Module& layer, Module& following) {
   auto* const norm = dynamic_cast<BatchNorm<D, T>*>(&following);
@@ -125,7 +125,7 @@ void fold_pair(Module& layer, Module& following) {
   if (norm->tracks_running_stats()) fold(dynamic_cast<Linear<D, T>*>(&layer));
 }
 
-/// Throws UsageError where two results of a model differ by more than rounding explains.
+/// Throws UsageError if two results of a model differ by more than rounding.
 template <class Y>
 void check_same_results(const Y& expected, const Y& got) {
   const auto a = contiguous(value_of(expected)).to_vector(), b = contiguous(value_of(got)).to_vector();
@@ -142,12 +142,12 @@ void check_same_results(const Y& expected, const Y& got) {
 
 }  // namespace detail
 
-/// A copy of the model for inference, in which each batch norm that directly follows a convolution or a linear layer is
-/// part of that layer's weight and bias (PyTorch's fuse_conv_bn_eval): its results are the model's up to rounding, and
-/// its parameters are its own. `x`: inputs that the model takes, a sample is enough: one pass over them is watched, so
-/// that it doesn't matter where layers are listed. A batch norm stays where its layer is called more than once or
-/// something else takes the layer's result, where it has no running statistics, and behind transposed convolutions.
-/// Throws UsageError where the model, or a layer of it, is in training; a folded model refuses to train.
+/// A copy of the model for inference, with each batch norm that directly follows a convolution or a linear layer folded
+/// into that layer's weight and bias (PyTorch's fuse_conv_bn_eval). Results are the same up to rounding; parameters are
+/// not shared. `x`: example inputs, one sample is enough. One forward pass finds the pairs, whatever the order of
+/// members. A batch norm is not folded if its layer is called more than once, if the layer's output has other users, if
+/// it has no running statistics, or after a transposed convolution. Throws UsageError if the model or a layer is in
+/// training mode; a folded model refuses to train.
 template <class Model, class... X>
 Model fold_batch_norm(const Model& model, const X&... x) {
   using D = typename Model::device_type;

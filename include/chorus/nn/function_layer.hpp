@@ -5,7 +5,7 @@
 #include <chorus/nn/module.hpp>
 #include <string>
 
-/// Inside a namespace: the layer `LAYER`, which calls `FUNCTION`.
+/// Defines the layer `LAYER`, which calls `FUNCTION`. For use inside of a namespace.
 #define CHORUS_FUNCTION_LAYER(LAYER, FUNCTION)                    \
   struct LAYER : Module {                                         \
     template <Operand X>                                          \

@@ -1,5 +1,5 @@
 #pragma once
-/// Normalisation within a sample as layers: groups of channels, single channels, root mean square.
+/// Layers that normalise within a sample: GroupNorm, InstanceNorm, RMSNorm.
 
 #include <chorus/nn/elsewhere.hpp>
 #include <chorus/nn/init.hpp>
@@ -8,7 +8,7 @@
 
 namespace chorus::nn {
 
-/// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
+/// Normalises groups of adjacent channels of x: [batch, channels, ...], then scales and shifts each channel.
 template <Device D, Real T>
 class GroupNorm : public Module {
  public:
@@ -41,7 +41,7 @@ class GroupNorm : public Module {
 /// Options of InstanceNorm.
 struct InstanceNormOptions {
   double eps = 1e-5;
-  /// Whether channels are scaled and shifted; not, by default, as in PyTorch.
+  /// Whether channels are scaled and shifted; off by default, as in PyTorch.
   bool affine = false;
 };
 
@@ -80,10 +80,10 @@ class InstanceNorm : public Module {
   double eps_;
 };
 
-/// PyTorch's names; the number of inner axes is the input's.
+/// PyTorch's name for sequences. The number of inner axes is the input's.
 template <Device D, Real T = float>
 using InstanceNorm1d = InstanceNorm<D, T>;
-/// InstanceNorm under the name that PyTorch has for images.
+/// PyTorch's name for images.
 template <Device D, Real T = float>
 using InstanceNorm2d = InstanceNorm<D, T>;
 

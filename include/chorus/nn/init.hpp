@@ -1,5 +1,5 @@
 #pragma once
-/// The numbers that parameters start with.
+/// Initialisation of parameters.
 
 #include <chorus/core/random.hpp>
 #include <chorus/kernels/random.hpp>
@@ -12,8 +12,8 @@
 namespace chorus::nn::init {
 
 namespace detail {
-/// Initial numbers come from a stream that knows nothing of samples and devices: in a forward pass all ranks would draw
-/// the same ones, and threads in any order.
+/// Initial values come from a random stream that is independent of samples and devices. In a forward pass all ranks
+/// would draw the same numbers, and threads in any order.
 inline void check_no_pass(const char* function, const char* instead) {
   check<UsageError>(chorus::detail::random_context() == nullptr, "nn::init::", function,
                     ": makes initial parameters, got called within a forward pass of a policy (layers are made before "
@@ -23,7 +23,7 @@ inline void check_no_pass(const char* function, const char* instead) {
 }  // namespace detail
 
 namespace detail {
-/// A tensor of the numbers that `draw(out, first, count)` gives: drawn here, or promised where a model is deferred.
+/// A tensor filled by `draw(out, first, count)`: drawn here, or later for a deferred model.
 template <class T, Device D, int Rank, class Draw>
 Tensor<T, Rank, D> drawn(const Shape<Rank>& shape, D device, const Draw& draw) {
   const MemoryScope scope(trace::Memory::parameters);
@@ -35,8 +35,8 @@ Tensor<T, Rank, D> drawn(const Shape<Rank>& shape, D device, const Draw& draw) {
 }
 }  // namespace detail
 
-/// Uniform in [-bound, bound), from the next random stream: the same numbers on every device. Throws UsageError within
-/// a forward pass of a policy: see rand.
+/// Uniform in [-bound, bound), from the next random stream: the same on every device. Throws UsageError within a
+/// policy's forward pass: use rand there.
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}) {
   detail::check_no_pass("uniform", "rand or ch::rand_like");
@@ -46,8 +46,7 @@ Tensor<T, Rank, D> uniform(const Shape<Rank>& shape, double bound, D device = {}
       });
 }
 
-/// From N(mean, deviation²), from the next random stream. Throws UsageError within a forward pass of a policy: see
-/// randn.
+/// N(mean, deviation²), from the next random stream. Throws UsageError within a policy's forward pass: use randn there.
 template <Real T, Device D, int Rank>
 Tensor<T, Rank, D> normal(const Shape<Rank>& shape, double mean, double deviation, D device = {}) {
   detail::check_no_pass("normal", "randn or ch::randn_like");

@@ -1,5 +1,5 @@
 #pragma once
-/// What layers ask the interceptor of their forward pass: another weight, or another way to their result.
+/// How layers ask the interceptor of their forward pass for another weight or another computation.
 
 #include <chorus/autograd/interceptor.hpp>
 #include <chorus/autograd/parameter.hpp>
@@ -10,7 +10,7 @@
 
 namespace chorus::nn::detail {
 
-/// `f(x, weight, bias)`, which is what `layer` computes.
+/// `f(x, weight, bias)`, the layer's computation, which may be intercepted.
 template <Operand X, class W, class B, class F>
 auto weighted(const void* layer, const X& x, const W& weight, const B& bias, const F& f) {
   using Result = decltype(f(x, weight, bias));
@@ -35,7 +35,7 @@ auto weighted(const void* layer, const X& x, const W& weight, const B& bias, con
   return f(x, weight, bias);
 }
 
-/// `f(weight)`, which looks up `rows` rows of a table's weight.
+/// `f(weight)`, which looks up `rows` rows of an embedding table.
 template <class W, class F>
 auto looked_up(const void* layer, const W& weight, Index rows, const F& f) {
   using Result = decltype(f(weight));
@@ -48,8 +48,8 @@ auto looked_up(const void* layer, const W& weight, Index rows, const F& f) {
   return f(weight);
 }
 
-/// `f(weight, input, operand)`: what attention makes of its in_proj_weight. `weight()` gives it, once `input(x)` has
-/// taken what is projected; `operand(number, y)` takes what projection `number` gives.
+/// `f(weight, input, operand)`: attention's computation with its in_proj_weight. `input(x)` reads a projection's input,
+/// then `weight()` returns the weight; `operand(number, y)` reads the result of projection `number`.
 template <class W, class F>
 auto attended(const void* layer, const W& weight, bool any, const F& f) {
   if constexpr (std::is_same_v<typename tensor_of<W>::value_type, float> &&
@@ -85,7 +85,7 @@ auto attended(const void* layer, const W& weight, bool any, const F& f) {
            [](std::size_t, const auto& y) -> const auto& { return y; });
 }
 
-/// A batch norm takes x: the interceptor's part in it, or null.
+/// Reports that a batch norm reads x. Returns the interceptor's state for it, or null.
 template <Operand X>
 const void* norm_takes(const Module* norm, const X& x) {
   const void* part = nullptr;
@@ -96,7 +96,7 @@ const void* norm_takes(const Module* norm, const X& x) {
     }
   return nullptr;
 }
-/// The normalised `y`, maybe after a ReLU.
+/// Reports that a batch norm, maybe with a ReLU, returns `y`.
 template <Operand Y>
 Y norm_gives(const void* part, Y y, bool relu = false) {
   if constexpr (chorus::detail::may_be_intercepted<Y>)

@@ -1,5 +1,5 @@
 #pragma once
-/// Layer normalisation as a layer.
+/// The layer LayerNorm.
 
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
@@ -25,7 +25,7 @@ class LayerNorm : public Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
   }
-  /// Of the places that this rank has; the gradients of weight and bias are all places'.
+  /// For sharded sequences; the gradients of weight and bias are summed over all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {
     return detail::watched(*this, [&] {

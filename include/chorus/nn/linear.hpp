@@ -21,7 +21,7 @@ class Linear : public Module {
   Parameter<T, 2, D> weight;
   Parameter<T, 1, D> bias;
 
-  /// Throws ShapeError unless both numbers are positive.
+  /// Throws ShapeError unless both sizes are positive.
   Linear(Index in_features, Index out_features, const LinearOptions& options = {});
 
   template <Operand X>
@@ -30,7 +30,7 @@ class Linear : public Module {
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
-    return linear(x, weight, bias);  // which does not compile, and says why
+    return linear(x, weight, bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override;
   std::string describe() const override;

@@ -19,7 +19,7 @@ namespace chorus::nn {
 
 namespace detail {
 
-/// 2-byte copies of a model's float parameters, laid out as they are. A copy of this object has none.
+/// 2-byte copies of a model's float parameters, with the same layout. A copy of this object is empty.
 template <Narrow T, Device D>
 class NarrowCopies {
  public:
@@ -27,14 +27,14 @@ class NarrowCopies {
   NarrowCopies(const NarrowCopies&) {}
   NarrowCopies& operator=(const NarrowCopies&) { return *this; }
 
-  /// Converts the parameters that have changed since the last call: neighbours in memory by one kernel.
+  /// Converts the parameters that changed since the last call; one kernel converts a run of adjacent ones.
   void refresh(Module& model) {
     Collector found;
     model.visit(found);
     auto& parameters = found.parameters;
     std::sort(parameters.begin(), parameters.end(),
               [](const auto* a, const auto* b) { return std::less<>()(a->memory(), b->memory()); });
-    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared ones
+    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared parameters
     if (!laid_out_for(parameters)) lay_out(parameters);
 
     const auto is_old = [&](std::size_t i) { return parameters[i]->narrow_copy.version != parameters[i]->version(); };
@@ -60,7 +60,7 @@ class NarrowCopies {
     void module(std::string_view, Module& child) override { child.visit(*this); }
     void parameter(std::string_view, AnyParameter& handle) override {
       auto& parameter = handle.on<D>();
-      // Where a rank has only a part at hand, operations convert what they have gathered.
+      // If parameters are sharded, operations convert what they have gathered.
       if (parameter.storage().in_parts()) return;
       if (parameter.dtype() == DType::f32 && parameter.count() > 0) parameters.push_back(&parameter);
     }
@@ -71,7 +71,7 @@ class NarrowCopies {
     return static_cast<const float*>(parameter.memory());
   }
 
-  // Elements up to where a small one that follows begins: in front of a large one there may be more.
+  // Elements up to the next small parameter. There may be more before a large one, which is aligned.
   static Index occupied(const ParameterOn<D>& parameter) {
     return static_cast<Index>(padded_count<D>(static_cast<std::size_t>(parameter.count()), sizeof(float)));
   }
@@ -113,7 +113,7 @@ inline constexpr bool is_floating = false;
 template <Operand X>
 inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type> && !chorus::detail::says_exact<X>;
 
-// Outputs none of which is narrow. A loss, which has no axes, is float always.
+// Whether all outputs are float tensors with axes. A scalar loss is always float.
 template <class Y>
 inline constexpr bool all_in_float = false;
 template <Operand Y>
@@ -124,12 +124,11 @@ inline constexpr bool all_in_float<std::tuple<Members...>> =
 
 }  // namespace detail
 
-/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float, and what an
-/// Embedding looks up by integer inputs is T. A model whose layers would all run in float does not compile.
-/// Parameters, their gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of
-/// the parameters a copy in T is kept, which is renewed in the first forward pass after a step. A type like any other
-/// model, for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names.
-/// With half, gradients may be too small for T: see optim::GradScaler.
+/// Runs `Model` in T: converts floating-point inputs to T and outputs to float; Embeddings return T for integer inputs.
+/// If all layers would run in float, it does not compile. Parameters, gradients, their reduction, the optimizer's step
+/// and the loss stay float. A copy of the parameters in T is updated in the first forward pass after a step. It is a
+/// model type for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`. Parameter names stay the
+/// same. With half, gradients may underflow: see optim::GradScaler.
 template <class Model, Narrow T = bf16>
 class MixedPrecision : public Module {
  public:
@@ -137,8 +136,8 @@ class MixedPrecision : public Module {
 
   explicit MixedPrecision(Model model = {}) : model_(std::move(model)) {}
 
-  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are, and
-  /// so do those that are `exact(x)`.
+  /// `Model::forward`, with tuples converted, too. Tensors that are not floating-point, and those marked `exact(x)`,
+  /// are passed unchanged.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     copies_.refresh(model_);
@@ -154,7 +153,7 @@ class MixedPrecision : public Module {
     return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
-  /// The model inside.
+  /// The wrapped model.
   Model& model() { return model_; }
   void visit(Visitor& visitor) override {
     visitor.inner(model_);
@@ -193,7 +192,7 @@ class MixedPrecision : public Module {
     return std::apply([](const auto&... y) { return std::tuple(widened(y)...); }, members);
   }
 
-  mutable Model model_;  // a visit hands out its parameters, to which the copies belong
+  mutable Model model_;  // visiting it hands out mutable parameters, which own the copies
   mutable detail::NarrowCopies<T, device_type> copies_;
 };
 

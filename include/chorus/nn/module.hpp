@@ -1,5 +1,5 @@
 #pragma once
-/// Module: a struct of layers and parameters that knows their names.
+/// Module: a struct of layers and parameters with names.
 
 #include <string>
 #include <string_view>
@@ -17,20 +17,20 @@ namespace chorus::nn {
 
 class Module;
 
-/// Sees the members of a module, in the order in which they were listed. It may replace the handles.
+/// Visits the members of a module in the order of their declaration in CHORUS_MODULE. It may replace the handles.
 class Visitor {
  public:
   virtual ~Visitor() = default;
   virtual void module(std::string_view name, Module& module) = 0;
-  /// A model inside of the one that is seen, which has the same members and no name of its own, as in MixedPrecision.
+  /// A wrapped model with the same members and no name of its own, as in MixedPrecision.
   virtual void inner(Module&) {}
   virtual void parameter(std::string_view name, AnyParameter& parameter) = 0;
-  /// A parameter that ranks may share out, and how: to most visitors one like any other.
+  /// A parameter that ranks may shard, and how. By default visited as any other.
   virtual void split_parameter(std::string_view name, AnyParameter& handle, const Split&) { parameter(name, handle); }
   virtual void buffer(std::string_view name, AnyBuffer& buffer) = 0;
 };
 
-/// Base of layers and models. A model lists its members once, by CHORUS_MODULE; names are paths as in PyTorch:
+/// Base of layers and models. A model lists its members once, with CHORUS_MODULE. Names are paths as in PyTorch:
 /// `conv1.weight`, `blocks.3.norm.running_mean`.
 class Module {
  public:
@@ -45,16 +45,16 @@ class Module {
   /// The type and its sizes, for the summary: `Conv2d(3, 6, kernel=5)`.
   virtual std::string describe() const { return "Module"; }
 
-  /// What a layer goes by. In what backward computes again (`checkpoint`) it is what it was the first time.
+  /// Whether the layer is in training mode. In a recomputation (`checkpoint`) it is the mode of the first run.
   bool training() const {
     if (chorus::detail::first_run != nullptr) [[unlikely]]
       return chorus::detail::first_run->found(this, 0, training_);
     return training_;
   }
-  /// Switches this module and all below it; dropout and batch norm behave differently in evaluation.
+  /// Sets the mode of this module and its submodules. Dropout and batch norm depend on it.
   void train(bool training = true);
   void eval() { train(false); }
-  /// Switches this module alone, not those below it.
+  /// Sets the mode of this module only.
   void set_own_training(bool training) { training_ = training; }
 
  private:
@@ -63,7 +63,7 @@ class Module {
 
 namespace detail {
 
-// A layer's output for people: the shape of a tensor, of each member of a tuple, or of what has `fields()`.
+// A layer's output as text: the shape of a tensor, of each tuple member, or of each of `fields()`.
 template <class Y>
 [[gnu::cold]] std::string shape_text(const Y& y) {
   if constexpr (requires { value_of(y).shape(); }) {
@@ -82,7 +82,7 @@ template <class Y>
   }
 }
 
-/// `call()`, which is what `layer` does; who watches layers is told.
+/// Runs `call()`, the computation of `layer`, and tells the observer of layers.
 template <class Call>
 auto watched(const Module& layer, const Call& call) {
   auto* const watch = chorus::detail::layer_watch;
@@ -100,13 +100,13 @@ auto watched(const Module& layer, const Call& call) {
   }
 }
 
-// The same of a model, which `call` gets: clang 14 takes `this->forward` in a lambda for a call of what comes later.
+// The same for a model, which is passed to `call`: clang 14 rejects `this->forward` in the lambda.
 template <class Model, class Call>
 auto watched_model(const Model& model, const Call& call) {
   return watched(model, [&] { return call(model); });
 }
 
-// The listed members' names come as one text, "conv1, conv2": the preprocessor's `#__VA_ARGS__`.
+// The member names come as one text, "conv1, conv2", from the preprocessor's `#__VA_ARGS__`.
 inline std::string_view next_name(std::string_view& names) {
   const auto comma = names.find(',');
   auto name = names.substr(0, comma);
@@ -120,7 +120,7 @@ template <class Member>
 void visit_member(Visitor& visitor, std::string_view name, Member& member) {
   if constexpr (std::is_base_of_v<Module, Member>) {
     visitor.module(name, member);
-  } else if constexpr (requires { member.has_value(); *member; }) {  // a layer that a model may do without
+  } else if constexpr (requires { member.has_value(); *member; }) {  // an optional layer
     if (member.has_value()) visit_member(visitor, name, *member);
   } else if constexpr (std::is_base_of_v<AnyParameter, Member>) {
     if (member) visitor.parameter(name, member);
@@ -154,7 +154,7 @@ struct DeviceOf<First, Rest...> {
 template <class... Members>
 DeviceOf<Members...> device_of(const Members&... members);
 
-// A model's `device_type`. Of one without CHORUS_MODULE, which policies refuse, some: so that they say just that.
+// A model's `device_type`. Models without CHORUS_MODULE get Cpu, so that policies can report the missing macro only.
 template <class Model>
 struct DeviceOfModel {
   using type = Cpu;
@@ -175,7 +175,7 @@ struct NamedParameter {
   ParameterOn<D>* parameter;
 };
 
-/// Throws UsageError where the parameter is one rank's part of what `who` has to see whole; `instead`: what to do.
+/// Throws UsageError if the parameter is a shard and `who` needs the whole one; `instead` is the advice.
 template <Device D>
 void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
   if (named.parameter->in_pieces())
@@ -193,7 +193,7 @@ struct NamedBuffer {
 
 namespace detail {
 
-/// Walks a module and all below it; what is shared is seen at each of its places.
+/// Walks a module and all its submodules. Shared members are visited at each place.
 class Walker : public Visitor {
  public:
   void walk(Module& module) { module.visit(*this); }
@@ -212,16 +212,16 @@ class Walker : public Visitor {
 };
 
 [[gnu::cold]] bool any_layer_trains(Module& model);
-/// Whether the model or any layer of it is in training: a layer's flag may differ from the model's.
+/// Whether the model or any of its layers is in training mode: a layer's flag may differ from the model's.
 inline bool any_training(Module& model) { return model.training() || any_layer_trains(model); }
 
 }  // namespace detail
 
-/// All parameters of a model with their paths, in the order in which members are listed; a shared one once.
+/// All parameters of a model with their paths, in declaration order; a shared one once.
 template <Device D>
 std::vector<NamedParameter<D>> named_parameters(Module& module);
 
-/// All buffers of a model with their paths, likewise.
+/// All buffers of a model with their paths, in declaration order.
 template <Device D>
 std::vector<NamedBuffer<D>> named_buffers(Module& module);
 
@@ -231,8 +231,8 @@ std::vector<NamedBuffer<D>> named_buffers(Module& module);
 #include <chorus/nn/module_impl.hpp>
 #endif
 
-/// Inside a model: lists its layers, submodules, parameters and buffers, whose names become paths, and makes the model
-/// callable as its `forward` is.
+/// Inside a model: lists its layers, submodules, parameters and buffers, whose names become paths. Makes the model
+/// callable with the arguments of its `forward`.
 #define CHORUS_MODULE(TYPE, ...)                                                                         \
   using device_type = typename decltype(::chorus::nn::detail::device_of(__VA_ARGS__))::type;            \
   void visit(::chorus::nn::Visitor& visitor) override {                                                 \

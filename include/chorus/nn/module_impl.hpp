@@ -1,5 +1,5 @@
 #pragma once
-/// How the names of a model's parameters are found.
+/// Collects the named parameters of a model.
 
 #include <string_view>
 #include <utility>

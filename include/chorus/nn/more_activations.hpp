@@ -1,5 +1,5 @@
 #pragma once
-/// Functions as layers, beside those of activations.hpp.
+/// More functions as layers.
 
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/init.hpp>
@@ -16,7 +16,7 @@ CHORUS_FUNCTION_LAYER(GELUTanh, gelu_tanh);
 /// The mean of each channel of an image: [batch, channels].
 CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
 
-// One option, given at construction.
+// A layer with one option.
 #define CHORUS_OPTION_LAYER(LAYER, FUNCTION, OPTION, DEFAULT)                                  \
   struct LAYER : Module {                                                                      \
     double OPTION;                                                                             \
@@ -32,7 +32,7 @@ CHORUS_OPTION_LAYER(Hardshrink, hardshrink, lambda, 0.5);
 CHORUS_OPTION_LAYER(Softshrink, softshrink, lambda, 0.5);
 #undef CHORUS_OPTION_LAYER
 
-/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+/// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold.
 struct Softplus : Module {
   double beta, threshold;
   explicit Softplus(double scale = 1, double above = 20) : beta(scale), threshold(above) {}
@@ -43,7 +43,7 @@ struct Softplus : Module {
   std::string describe() const override { return cat("Softplus(", beta, ")"); }
 };
 
-/// x limited to [min, max].
+/// x clipped to [min, max].
 struct Hardtanh : Module {
   double min, max;
   explicit Hardtanh(double low = -1, double high = 1) : min(low), max(high) {}
@@ -54,7 +54,7 @@ struct Hardtanh : Module {
   std::string describe() const override { return cat("Hardtanh(", min, ", ", max, ")"); }
 };
 
-/// x above the threshold, else the value.
+/// x above the threshold, else `value`.
 struct Threshold : Module {
   double threshold, value;
   Threshold(double above, double otherwise) : threshold(above), value(otherwise) {}
@@ -87,7 +87,7 @@ struct GLU : Module {
   std::string describe() const override { return cat("GLU(", axis, ")"); }
 };
 
-/// x for positive x, else x times a learned slope: one, or one a channel of x: [batch, channels, ...].
+/// x for positive x, else x times a learned slope: a single one, or one per channel of x: [batch, channels, ...].
 template <Device D, Real T = float>
 class PReLU : public Module {
  public:
@@ -105,7 +105,7 @@ class PReLU : public Module {
   std::string describe() const override { return cat("PReLU(", weight.shape()[0], ")"); }
 };
 
-/// x as it is: in the place of a layer that a variant of a model lacks.
+/// Returns x: a placeholder for a layer that a variant of a model lacks.
 struct Identity : Module {
   template <Operand X>
   X operator()(const X& x) const {
@@ -114,7 +114,7 @@ struct Identity : Module {
   std::string describe() const override { return "Identity"; }
 };
 
-/// In training zeroes whole channels of x: [batch, channels, ...] with probability `p`.
+/// In training, zeroes whole channels of x: [batch, channels, ...] with probability `p`.
 struct Dropout2d : Dropout {
   using Dropout::Dropout;
   template <Operand X>
@@ -133,7 +133,7 @@ struct AlphaDropout : Dropout {
   std::string describe() const override { return cat("AlphaDropout(", p, ")"); }
 };
 
-/// Images of any size to images of one.
+/// Average pooling to a fixed image size.
 struct AdaptiveAvgPool2d : Module {
   Size2d size;
   explicit AdaptiveAvgPool2d(Size2d to) : size(to) {}
@@ -143,7 +143,7 @@ struct AdaptiveAvgPool2d : Module {
   }
   std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
 };
-/// adaptive_max_pool2d as a layer: images become `size`.
+/// Max pooling to a fixed image size.
 struct AdaptiveMaxPool2d : Module {
   Size2d size;
   explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
@@ -154,10 +154,10 @@ struct AdaptiveMaxPool2d : Module {
   std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
 };
 
-/// How Upsample makes the pixels between.
+/// How Upsample interpolates.
 enum class UpsampleMode : std::uint8_t { nearest, bilinear };
 
-/// Images `scale` times as large.
+/// Enlarges images by `scale`.
 struct Upsample : Module {
   Size2d scale;
   UpsampleMode mode;

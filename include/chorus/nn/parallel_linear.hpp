@@ -1,5 +1,5 @@
 #pragma once
-/// Fully connected layers that the ranks of TensorParallel share: by columns of the output, then by rows.
+/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
 
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/nn/linear.hpp>
@@ -12,8 +12,8 @@
 namespace chorus::nn {
 
 namespace detail {
-/// The group that shares a layer's `width` entries, of which the layer has `mine`; null where it has all. Throws
-/// UsageError where there is none.
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
+/// UsageError if there is no such group.
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
@@ -23,7 +23,7 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
   return group;
 }
 
-/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+/// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
 template <Operand X>
 auto entered(const X& x, const TensorGroupRef& group) {
   return enter_tensor_region(x, group);
@@ -38,12 +38,12 @@ auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
 /// Options of ColumnParallelLinear and RowParallelLinear.
 struct ParallelLinearOptions {
   bool bias = true;
-  /// Ranks have whole groups of so many columns each, such as the features of a head.
+  /// Ranks hold whole groups of this many columns, such as the features of a head.
   Index unit = 1;
 };
 
-/// Linear whose outputs are shared out under TensorParallel: each rank has rows of the weight and the same of the bias,
-/// and computes its columns of y. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded outputs under TensorParallel: each rank holds rows of weight and bias and computes its columns
+/// of y. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class ColumnParallelLinear : public Linear<D, T> {
  public:
@@ -54,19 +54,19 @@ class ColumnParallelLinear : public Linear<D, T> {
                       " outputs");
   }
 
-  /// x: [..., in], on each rank the same -> Columns of [..., out].
+  /// x: [..., in], the same on all ranks -> Columns of [..., out].
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
-  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  /// x: sharded [batch, length, in] -> Columns of [batch, length, out], for all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
-    return linear(x, this->weight, this->bias);  // which does not compile, and says why
+    return linear(x, this->weight, this->bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override {
     visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
@@ -87,30 +87,30 @@ class ColumnParallelLinear : public Linear<D, T> {
   Index out_, unit_;
 };
 
-/// Linear whose inputs are shared out under TensorParallel: each rank has columns of the weight, and computes a term of
-/// y; the terms are added up, then the bias. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded inputs under TensorParallel: each rank holds columns of the weight and computes a partial y; the
+/// sum gets the bias. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class RowParallelLinear : public Linear<D, T> {
  public:
-  /// `unit` is that of the columns that come in. Throws ShapeError unless it divides the inputs.
+  /// `unit` is that of the input columns. Throws ShapeError unless it divides the inputs.
   RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
       : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
     check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
                       " inputs");
   }
 
-  /// x: [..., in], as a ColumnParallelLinear gives it -> [..., out], on each rank the same. Throws ShapeError where the
-  /// columns are shared out in another way.
+  /// x: [..., in], as returned by ColumnParallelLinear -> [..., out], the same on all ranks. Throws ShapeError if the
+  /// columns are sharded differently.
   template <class X>
   auto operator()(const Columns<X>& x) const {
     return detail::watched(*this, [&] { return of_columns(x); });
   }
-  /// Of what each rank has whole, it takes its columns.
+  /// For an input that all ranks have: uses this rank's columns.
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return of_whole(x); });
   }
-  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  /// The same with a sharded result [batch, length, out], if `group` shards sequences: a reduce-scatter.
   template <class X>
   auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
     return detail::watched(*this, [&] { return sequence_of(x, group); });

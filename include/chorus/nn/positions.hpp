@@ -1,5 +1,5 @@
 #pragma once
-/// Encodings of positions in a sequence: learned, sinusoidal, rotary.
+/// Position encodings: learned, sinusoidal, rotary.
 
 #include <algorithm>
 #include <chorus/nn/init.hpp>
@@ -12,20 +12,20 @@
 
 namespace chorus::nn {
 
-/// Adds a learned vector for each place: x: [batch, length, features], weight: [most, features].
+/// Adds a learned vector for each position. x: [batch, length, features], weight: [most, features].
 template <Device D, Real T = float>
 class LearnedPositions : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
 
-  /// Starts with numbers from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
+  /// Initialised from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
   LearnedPositions(Index most, Index features) {
     check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " places of ", features,
                       " features: both must be positive");
     weight = Parameter(init::normal<T, D, 2>({most, features}, 0, 0.02));
   }
-  /// Throws ShapeError where the sequence is longer than there are places.
+  /// Throws ShapeError if the sequence is longer than `most`.
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
@@ -42,7 +42,7 @@ class LearnedPositions : public Module {
 };
 
 namespace detail {
-// [at least `length`, features / 2]: sines and cosines of the place times 10000^(-2 i / features).
+// [at least `length`, features / 2]: sine and cosine of position * 10000^(-2 i / features).
 template <Real T, Device D>
 struct PositionTables {
   Index features = 0, length = 0;
@@ -50,7 +50,7 @@ struct PositionTables {
   Tensor<T, 2, D> sine{}, cosine{};
 };
 
-// Each thread keeps its tables for the next call.
+// Each thread caches its tables.
 template <Real T, Device D>
 const PositionTables<T, D>& position_tables(Index length, Index features, D device) {
   thread_local std::vector<PositionTables<T, D>> kept;
@@ -80,8 +80,8 @@ const PositionTables<T, D>& position_tables(Index length, Index features, D devi
 }
 }  // namespace detail
 
-/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the place at falling frequencies (Vaswani et al. 2017) to
-/// x: [batch, length, features]. Throws ShapeError for an odd number of features.
+/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the position at decreasing frequencies (Vaswani et al.
+/// 2017) to x: [batch, length, features]. Throws ShapeError for an odd number of features.
 struct SinusoidalPositions : Module {
   template <Operand X>
   auto operator()(const X& x) const {
@@ -97,9 +97,9 @@ struct SinusoidalPositions : Module {
   std::string describe() const override { return "SinusoidalPositions"; }
 };
 
-/// Turns the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle that grows with the
-/// place, so that products of them depend on distances alone (Su et al. 2021). `first` is the place of the first entry.
-/// Throws ShapeError for an odd number of features.
+/// Rotates the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle proportional to
+/// the position, so that their products depend only on distances (Su et al. 2021). `first` is the position of the first
+/// entry. Throws ShapeError for an odd number of features.
 template <Operand X>
 auto rotary_positions(const X& x, Index first = 0) {
   using T = typename tensor_of<X>::value_type;

@@ -1,5 +1,5 @@
 #pragma once
-/// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
+/// LSTM and GRU with several layers and both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
 /// initialisation.
 
 #include <chorus/autograd/batch_axis.hpp>
@@ -18,14 +18,14 @@ namespace chorus::nn {
 struct RecurrentOptions {
   Index num_layers = 1;
   bool bias = true;
-  /// Inputs and outputs are [batch, time, features], else [time, batch, features].
+  /// Inputs and outputs are [batch, time, features] instead of [time, batch, features].
   bool batch_first = false;
-  /// Applied to the outputs of all layers but the last.
+  /// Dropout on the outputs of all layers but the last.
   double dropout = 0;
   bool bidirectional = false;
 };
 
-/// The parameters of an LSTM or a GRU, and the walk through layers and directions.
+/// The base of LSTM and GRU: parameters, and the loop over layers and directions.
 template <Device D, Real T>
 class Recurrent : public Module {
  public:
@@ -36,7 +36,7 @@ class Recurrent : public Module {
     Parameter<T, 2, D> weight_ih, weight_hh;
     Parameter<T, 1, D> bias_ih, bias_hh;
   };
-  /// Of layer 0, of its reverse direction if there is one, of layer 1, ...
+  /// Layer 0, its reverse direction if there is one, layer 1, ...
   std::vector<Cell> cells;
 
   void visit(Visitor& visitor) override {
@@ -79,7 +79,7 @@ class Recurrent : public Module {
   Index directions() const { return options_.bidirectional ? 2 : 1; }
 
   /// Calls `run(input, cell, number, reverse)`, which returns outputs [batch, time, hidden], for all layers and
-  /// directions, and gives the last layer's outputs.
+  /// directions. Returns the last layer's outputs.
   template <class X, class Run>
   auto through_layers(const X& x, const Run& run) const {
     const auto layer = [&](const auto& in, Index number) {
@@ -94,7 +94,7 @@ class Recurrent : public Module {
     return options_.batch_first ? y : decltype(y)(transpose(y, 0, 1));
   }
 
-  /// Row `number` of the first states [layers * directions, batch, hidden].
+  /// Row `number` of the initial states [layers * directions, batch, hidden].
   template <Operand H>
   auto state_of(const H& states, Index number) const {
     const Shape<3> expected{static_cast<Index>(cells.size()), value_of(states).size(1), hidden_};
@@ -107,8 +107,8 @@ class Recurrent : public Module {
     const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
     return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
   }
-  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden], which says
-  /// that the batch is axis 1: DataParallel goes by it.
+  /// Stacks the states of all layers and directions, [batch, hidden] each, to [layers * directions, batch, hidden],
+  /// marked with batch axis 1 for DataParallel.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
     const auto& shape = states.front().shape();
@@ -124,7 +124,7 @@ class Recurrent : public Module {
 };
 
 /// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
-/// directions, batch, hidden]}. First states default to zero. Throws ShapeError where sizes don't fit.
+/// directions, batch, hidden]}. Initial states default to zero. Throws ShapeError if sizes don't match.
 template <Device D, Real T>
 class LSTM final : public Recurrent<D, T> {
  public:

@@ -1,6 +1,5 @@
 #pragma once
-/// Stash and Pop: a value that leaves a chain of layers and comes back in a later one, a skip connection over any
-/// number of layers, and of a pipeline's stages.
+/// Stash and Pop: skip connections in a chain of layers, over any number of layers and pipeline stages.
 
 #include <algorithm>
 #include <chorus/autograd/activation.hpp>
@@ -16,7 +15,7 @@ namespace chorus::nn {
 
 namespace detail {
 
-/// What is stashed in a pass of this thread, in the order in which it was.
+/// The stashed values of this thread's pass, in order.
 template <Device D>
 class Stashes {
  public:
@@ -24,7 +23,7 @@ class Stashes {
     std::string name;
     std::shared_ptr<pipeline::AnyActivation<D>> value;
   };
-  /// The pass begins with what was stashed in earlier stages, or with nothing.
+  /// Starts a pass with the values stashed in earlier stages, or with none.
   explicit Stashes(std::vector<Entry> entries = {})
       : entries_(std::move(entries)), before_(std::exchange(of_thread(), this)) {}
   ~Stashes() { of_thread() = before_; }
@@ -50,7 +49,7 @@ class Stashes {
     return value;
   }
   const std::vector<Entry>& entries() const { return entries_; }
-  /// What the pass has given; all that was stashed has to be popped by then.
+  /// Returns the pass's result; all stashed values must have been popped.
   template <class Y>
   Y checked(Y y) const {
     check<UsageError>(entries_.empty(), "nn::Stash<\"", entries_.empty() ? "" : entries_.front().name,
@@ -71,24 +70,24 @@ class Stashes {
   Stashes* before_;
 };
 
-/// A text as a template's argument.
+/// A string as a template argument.
 template <std::size_t N>
 struct StashName {
   static_assert(N <= 22, "nn::Stash: a name has at most 21 characters");
   char text[N];
-  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts as texts do
+  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts from text
 };
 
-/// The Variable of an operand.
+/// The Variable type of an operand.
 template <Operand X>
 using VariableLike =
     Variable<typename tensor_of<X>::value_type, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
 
 }  // namespace detail
 
-/// `stash(x)` is x, which `nn::Pop` of that name takes in a later layer of a model with CHORUS_PIPELINE, in whichever
-/// stage: `nn::Stash<"skip"> stash;`. Throws UsageError where a value of that name waits already, and at the end of the
-/// model where no layer has popped it.
+/// `stash(x)` returns x and keeps it for the `nn::Pop` of that name in a later layer of a model with CHORUS_PIPELINE,
+/// in any stage: `nn::Stash<"skip"> stash;`. Throws UsageError if a value of that name is already stashed, and at the
+/// end of the model if no layer has popped it.
 template <detail::StashName Name>
 struct Stash : Module {
   template <Operand X>
@@ -110,8 +109,8 @@ struct Stash : Module {
   }
 };
 
-/// `pop(x)` is x + what was stashed; `pop(x, combine)` is `combine(x, stashed)`. What was stashed has x's scalar type
-/// and rank. Throws UsageError where it has not, or where nothing was stashed under that name.
+/// `pop(x)` returns x + the stashed value; `pop(x, combine)` returns `combine(x, stashed)`. Throws UsageError if
+/// nothing is stashed under that name, or if its scalar type or rank is not x's.
 template <detail::StashName Name>
 struct Pop : Module {
   template <Operand X>

@@ -1,6 +1,6 @@
 #pragma once
-/// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
-/// the memory that backward needs.
+/// A table of a model's layers and parameters; given an input, also of output shapes, multiply-adds and activation
+/// memory.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ namespace chorus::nn {
 
 namespace detail {
 
-/// The lines of a summary, and who watches the layers while they are called.
+/// The rows of a summary. Observes the layers during the forward pass.
 template <Device D>
 class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
  public:
@@ -32,7 +32,7 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
     std::vector<AnyParameter> parameters{};
     const Module* module = nullptr;
     int calls = 0;
-    std::size_t place = uncalled;  ///< among the calls
+    std::size_t place = uncalled;  ///< index in call order
     std::int64_t multiply_adds = 0;
   };
   static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
@@ -45,22 +45,22 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
 
   std::int64_t all_multiply_adds() const;
 
-  /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
+  /// The rows, in call order if there were calls. Column widths fit the content.
   std::string text(bool called);
 
  private:
   struct Call {
-    Row* row;  ///< that its multiply-adds are of
+    Row* row;  ///< the row that counts its multiply-adds
     bool counts;
   };
 
   std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
   void enter(Module& module) override;
-  // Its caller's description has said what it is.
+  // The wrapper's description already names it.
   void inner(Module&) override {}
   void parameter(std::string_view, AnyParameter& handle) override;
 
-  // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
+  // A list of layers, which is not called itself, comes before its first layer. Uncalled layers come last.
   void sort_by_calls();
 
   std::vector<Row> rows_;
@@ -88,7 +88,7 @@ D device_for_summary(Module& model) {
   return parameters.front().parameter->where();
 }
 
-/// An input, on the model's device.
+/// The example input, on the model's device.
 template <class X, Device D>
 decltype(auto) example_on(const X& x, D device) {
   if constexpr (AnyTensor<X>)
@@ -99,23 +99,23 @@ decltype(auto) example_on(const X& x, D device) {
 
 }  // namespace detail
 
-/// One line a module: its path, what it is, its own parameters (in parentheses where all of them are shared with a
-/// layer above); then the sums.
+/// One line per module: path, description, own parameters (in parentheses if all are shared with a layer above). The
+/// last lines are totals.
 template <class Model>
 std::string summary(Model& model) {
   using D = typename Model::device_type;
   return detail::SummaryTable<D>(model).text(false) + detail::summed_parameters<D>(model);
 }
 
-/// The same for `model(inputs...)`: lines in the order of the first calls, with the shape of the (last) output, and the
-/// multiply-adds that are the module's own: of Linear, matrix products, convolutions, attention's two products (all
-/// pairs, causal or not), and recurrent layers; nothing else counts, an embedding neither. One that is called several
-/// times says so. "-": not called, or not by a call that is watched, as `layer(x)` is in the calling thread. The last
-/// line sums up: multiply-adds, and the bytes of activations that the tape holds after the forward pass.
+/// The same for `model(inputs...)`: lines in call order, with the shape of the (last) output and the module's own
+/// multiply-adds: those of Linear, matrix products, convolutions, attention's two products (all pairs, causal or not),
+/// and recurrent layers. Other operations, such as embeddings, don't count. Repeated calls are noted. "-": not called,
+/// or called in a way that is not observed (only `layer(x)` in the calling thread is). The last line has totals:
+/// multiply-adds, and the bytes of activations on the tape after the forward pass.
 ///
-/// The forward pass is one of a copy, with the model's mode and gradients: the model, its statistics and random numbers
-/// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
-/// computes on its device. Throws what the model throws, with "summary: " in front.
+/// Runs the forward pass on a copy, with the model's mode and gradient settings: the model, its statistics and random
+/// numbers don't change, and nothing is communicated. Call it with the bare model (`net.module()`) while no other
+/// thread uses its device. Throws what the model throws, prefixed with "summary: ".
 template <class Model, class... Inputs>
 requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&... inputs) {
   using D = typename Model::device_type;
@@ -152,7 +152,7 @@ requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&.
   }
 }
 
-/// The same for an input of that shape: `summary(model, {1, 3, 224, 224})`, zeros of type T.
+/// The same for zeros of type T of the given shape: `summary(model, {1, 3, 224, 224})`.
 template <Real T = float, class Model, std::size_t Rank>
 std::string summary(Model& model, const Index (&shape)[Rank]) {
   std::array<Index, Rank> extents{};
@@ -164,7 +164,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
   for (const Index extent : shape)
     check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
   const auto device = detail::device_for_summary<typename Model::device_type>(model);
-  const trace::PeakKept peak(trace_slot(device));  // of the zeros, too
+  const trace::PeakKept peak(trace_slot(device));  // includes the zeros
   return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// How a model's layers become the lines of a table.
+/// Builds and prints the table of a model's layers.
 
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@ SummaryTable<D>::SummaryTable(Module& model) {
 template <Device D>
 void SummaryTable<D>::begins(const void* layer) {
   const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
-  // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+  // A layer that calls itself with more arguments counts once. An unlisted layer belongs to its caller.
   const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
   under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
   if (!counts) return;

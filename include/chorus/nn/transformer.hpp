@@ -1,6 +1,5 @@
 #pragma once
-/// Layers of the transformer (Vaswani et al. 2017), as PyTorch has them: TransformerEncoderLayer,
-/// TransformerDecoderLayer.
+/// Transformer layers (Vaswani et al. 2017) as in PyTorch: TransformerEncoderLayer, TransformerDecoderLayer.
 
 #include <chorus/nn/attention.hpp>
 #include <chorus/nn/elsewhere.hpp>
@@ -12,17 +11,17 @@
 
 namespace chorus::nn {
 
-/// What stands between the two linear layers of a transformer layer.
+/// The activation between the two linear layers of a transformer layer.
 enum class FeedForwardActivation : std::uint8_t { relu, gelu };
 
 /// Options of transformer layers.
 struct TransformerOptions {
   Index heads = 8;
-  /// Features between the two linear layers; 0 stands for 4 times the model's.
+  /// Features between the two linear layers; 0 means 4 times the model's.
   Index feed_forward = 0;
   double dropout = 0.1;
   FeedForwardActivation activation = FeedForwardActivation::relu;
-  /// Normalisation before attention and feed-forward instead of after them.
+  /// Normalise before attention and feed-forward instead of after them.
   bool norm_first = false;
 };
 
@@ -36,9 +35,9 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 }
 }  // namespace detail
 
-/// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
-/// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
-/// between the two linear layers.
+/// x: [batch, length, features] -> the same shape: self-attention, then two linear layers at each position, each with
+/// dropout, a residual connection and layer normalisation. TensorParallel shards the heads and the features between the
+/// two linear layers.
 template <Device D, Real T>
 class TransformerEncoderLayer : public Module {
  public:
@@ -56,12 +55,12 @@ class TransformerEncoderLayer : public Module {
         norm2(features),
         options_(options) {}
 
-  /// With `causal` (or a mask: true for the keys that a query sees).
+  /// `seen`: whether attention is causal, or a mask that is true for visible keys.
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), seen)); });
   }
-  /// The same of a sequence in parts: see split_sequence.
+  /// The same for a sharded sequence: see split_sequence.
   template <class X, class Seen = bool>
   auto operator()(const SequencePart<X>& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return forward(x, seen); });
@@ -99,8 +98,8 @@ class TransformerEncoderLayer : public Module {
   TransformerOptions options_;
 };
 
-/// x: [batch, length, features], memory: [batch, keys, features] (what the encoder made) -> x's shape: causal
-/// self-attention, attention to the memory, then two linear layers on each place.
+/// x: [batch, length, features], memory: [batch, keys, features] (the encoder's output) -> x's shape: causal
+/// self-attention, attention to the memory, then two linear layers at each position.
 template <Device D, Real T>
 class TransformerDecoderLayer : public Module {
  public:
@@ -124,7 +123,7 @@ class TransformerDecoderLayer : public Module {
   auto operator()(const X& x, const M& memory, bool causal = true) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, causal)); });
   }
-  /// The same of a sequence in parts: see split_sequence. The memory may be whole or in parts.
+  /// The same for a sharded sequence: see split_sequence. The memory may be whole or sharded.
   template <class X, class M>
   auto operator()(const SequencePart<X>& x, const M& memory, bool causal = true) const {
     return detail::watched(*this, [&] { return forward(x, memory, causal); });

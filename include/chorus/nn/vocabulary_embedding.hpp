@@ -1,5 +1,5 @@
 #pragma once
-/// The table of learned vectors, shared by the ranks of TensorParallel.
+/// The embedding table under TensorParallel.
 
 #include <chorus/nn/embedding.hpp>
 #include <chorus/nn/parallel_linear.hpp>
@@ -9,8 +9,8 @@
 
 namespace chorus::nn {
 
-/// Embedding whose entries are shared out under TensorParallel: each rank looks up those that it has, and what they
-/// give is added up. Else it is Embedding, with the same name, shape and initial numbers.
+/// Embedding with sharded entries under TensorParallel: each rank looks up its own entries, and the results are summed.
+/// Without it, an Embedding with the same name, shape and initial values.
 template <Device D, Real T = float>
 class VocabularyParallelEmbedding : public Embedding<D, T> {
  public:
@@ -29,8 +29,8 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto operator()(const NarrowIndices<N, Rank, D>& index) const {
     return to<N>((*this)(index.plain()));
   }
-  /// The head of a model that has its weight in common with the table: x: [..., features] -> the scores of all entries,
-  /// x weightᵀ, as Columns of [..., entries].
+  /// The output head of a model with tied weights: x: [..., features] -> the scores of all entries, x weightᵀ, as
+  /// Columns of [..., entries].
   template <Operand X>
   auto scores(const X& x) const {
     const ReadsParts parts;

@@ -1,5 +1,5 @@
 #pragma once
-/// Numbers of whole models: frozen, copied, and followed slowly by those of a target network.
+/// freeze, unfreeze, copy_into, and soft_update for target networks.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -35,9 +35,9 @@ void want_gradients(Model& model, bool wants) {
   for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
 }
 
-/// Calls `visit(to, from, parameter)` for parameters, then buffers, of two models: for those that are here. Throws
-/// ShapeError where these differ in name, shape or dtype, and UsageError where a rank has a part of one and not of the
-/// other, before the first call.
+/// Calls `visit(to, from, parameter)` for the local parameters, then buffers, of two models. Before the first call,
+/// throws ShapeError if they differ in name, shape or dtype, and UsageError if a rank holds a part of one but not of
+/// the other.
 template <class D, class Visit>
 void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
   struct Place {
@@ -75,33 +75,33 @@ void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtH
 
 }  // namespace detail
 
-/// No gradients are computed for the parameters of a model or a layer, and optimizers leave them alone. Call it before
-/// the model is given to a policy: DistributedDataParallel compares what is frozen when it is built.
+/// Excludes a model's or layer's parameters from training: no gradients, and optimizers skip them. Call it before the
+/// model is given to a policy: DistributedDataParallel compares frozen parameters at construction.
 template <class Model>
 void freeze(Model& model) {
   detail::want_gradients(model, false);
 }
-/// The opposite.
+/// Undoes freeze.
 template <class Model>
 void unfreeze(Model& model) {
   detail::want_gradients(model, true);
 }
 
-/// Copies parameters and buffers into another model with the same names, shapes and dtypes; both may be policies, on
-/// all ranks of which it is called. Throws ShapeError where they differ, with nothing copied then, and UsageError where
-/// a rank has not all numbers (under FullyShardedDataParallel outside of `gathered()`).
+/// Copies parameters and buffers into another model with the same names, shapes and dtypes. Both may be policies; then
+/// all ranks must call it. Throws ShapeError if they differ, before anything is copied, and UsageError if a rank does
+/// not hold all values (under FullyShardedDataParallel outside of `gathered()`).
 template <class From, class To>
 void copy_into(const From& from, To& to) {
   auto& target = detail::model_of(to);
-  auto& source = const_cast<From&>(from);  // modules are walked as what may change
+  auto& source = const_cast<From&>(from);  // walking modules needs a mutable model
   using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(target)>>;
   detail::for_both<D>("copy_into", target, detail::model_of(source),
                       [](auto& out, auto& in, bool) { detail::copy_numbers(out, in); });
 }
 
-/// target = (1 - tau) target + tau source, for parameters of float and double; buffers, and what else there is, are
-/// copied. For the target networks of reinforcement learning (Lillicrap et al. 2016) and of self-supervision. Throws as
-/// copy_into does, and UsageError for a tau outside of [0, 1].
+/// target = (1 - tau) target + tau source, for float and double parameters; buffers and others are copied. For target
+/// networks in reinforcement learning (Lillicrap et al. 2016) and self-supervised learning. Throws as copy_into does,
+/// and UsageError for a tau outside of [0, 1].
 template <class To, class From>
 void soft_update(To& target, const From& source, double tau) {
   check<UsageError>(tau >= 0 && tau <= 1, "soft_update: expected tau in [0, 1], got ", tau);

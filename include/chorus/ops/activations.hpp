@@ -1,5 +1,5 @@
 #pragma once
-/// Activation functions, element by element, with PyTorch's definitions and defaults; formulas stand with the functors.
+/// Element-wise activation functions with PyTorch's definitions and defaults; the formulas are in the functors.
 
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/intercepted.hpp>
@@ -17,17 +17,17 @@ auto relu(const X& x) {
   auto NAME(const X& x) {                                    \
     return detail::pointwise(#NAME, functors::FUNCTOR{}, x); \
   }
-/// x limited to [0, 6].
+/// x clipped to [0, 6].
 CHORUS_UNARY(relu6, Relu6)
 /// 1 / (1 + exp(-x))
 CHORUS_UNARY(sigmoid, Sigmoid)
-/// log(sigmoid(x)), without underflow.
+/// log(sigmoid(x)) without underflow.
 CHORUS_UNARY(log_sigmoid, LogSigmoid)
 /// x sigmoid(x), also called swish.
 CHORUS_UNARY(silu, Silu)
-/// x Φ(x), Φ being the normal distribution function.
+/// x Φ(x); Φ is the distribution function of the standard normal distribution.
 CHORUS_UNARY(gelu, Gelu)
-/// The approximation of gelu by tanh.
+/// The tanh approximation of gelu.
 CHORUS_UNARY(gelu_tanh, GeluTanh)
 /// x tanh(softplus(x))
 CHORUS_UNARY(mish, Mish)
@@ -49,15 +49,14 @@ auto elu(const X& x, double alpha = 1) {
   return detail::pointwise("elu", functors::Elu{alpha}, x);
 }
 
-/// log(1 + exp(beta x)) / beta, and x itself where beta x is above the threshold. Throws UsageError unless beta is
-/// positive.
+/// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold. Throws UsageError unless beta is positive.
 template <Operand X>
 auto softplus(const X& x, double beta = 1, double threshold = 20) {
   check<UsageError>(beta > 0, "softplus: beta is positive, got ", beta);
   return detail::pointwise("softplus", functors::Softplus{beta, threshold}, x);
 }
 
-/// x limited to [min, max], without gradient at the limits themselves. Throws UsageError unless min < max.
+/// x clipped to [min, max]; the gradient is 0 at the limits. Throws UsageError unless min < max.
 template <Operand X>
 auto hardtanh(const X& x, double min = -1, double max = 1) {
   check<UsageError>(min < max, "hardtanh: the limits are [", min, ", ", max, "]");

@@ -1,7 +1,7 @@
 #pragma once
-/// Arithmetic of operands and numbers, element by element: + - * / and pow, maximum, minimum, clamp. Operands broadcast
-/// as in NumPy; each function gives a Tensor for Tensors, else a Variable. Throws ShapeError where shapes don't
-/// broadcast, UsageError where an operand is undefined.
+/// Element-wise arithmetic of operands and numbers: + - * / and pow, maximum, minimum, clamp. Operands broadcast as in
+/// NumPy. Returns a Tensor for Tensors, else a Variable. Throws ShapeError if shapes don't broadcast, UsageError if an
+/// operand is undefined.
 
 #include <limits>
 #include <type_traits>
@@ -44,18 +44,18 @@ struct DivideInto {
 
 }  // namespace functors
 
-/// What may stand beside an operand in an expression: converted to its scalar type.
+/// Numbers allowed in an expression beside an operand; they are converted to its scalar type.
 using math::Arithmetic;
 
 namespace detail {
-/// a + b, whoever rounds.
+/// a + b without the interceptor.
 template <Operand A, Operand B>
 auto plain_sum(const A& a, const B& b) {
   return pointwise("add", functors::Add{}, a, b);
 }
 }  // namespace detail
 
-/// a + b, element by element; shapes are broadcast as in NumPy. Throws ShapeError where they do not fit.
+/// a + b, element-wise; shapes broadcast as in NumPy. Throws ShapeError if they don't.
 template <Operand A, Operand B>
 auto add(const A& a, const B& b) {
   return detail::joined(
@@ -69,9 +69,9 @@ auto add(const A& a, const B& b) {
 CHORUS_BINARY(sub, Sub)
 CHORUS_BINARY(mul, Mul)
 CHORUS_BINARY(div, Div)
-/// The larger of two; a tie gives half of the gradient to each, NaN wins.
+/// The element-wise maximum. A tie gives half of the gradient to each side; NaN propagates.
 CHORUS_BINARY(maximum, Maximum)
-/// The smaller of two, likewise.
+/// The element-wise minimum, with the same rules.
 CHORUS_BINARY(minimum, Minimum)
 /// a to the power of b.
 CHORUS_BINARY(pow, Pow)
@@ -91,7 +91,7 @@ CHORUS_WITH_NUMBER(mul, MulScalar, MulScalar)
 CHORUS_WITH_NUMBER(div, DivScalar, DivideInto)
 #undef CHORUS_WITH_NUMBER
 
-/// x - y, or one of them a number.
+/// x - y; one of them may be a number.
 template <Operand X>
 auto sub(const X& x, Arithmetic auto number) {
   return detail::pointwise("sub", functors::AddScalar{-static_cast<double>(number)}, x);
@@ -113,7 +113,7 @@ auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);
 }
 
-/// x limited to [min, max]; an infinity leaves its side open. At the limits themselves the gradient passes. Throws
+/// x clipped to [min, max]; an infinite limit leaves that side open. At the limits the gradient passes. Throws
 /// UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
@@ -145,8 +145,8 @@ auto operator-(const X& x) {
   return neg(x);
 }
 
-/// `x = x + y` of a Variable, recorded as that is. An undefined x becomes y: a sum of losses may begin with
-/// `Variable<float, 0> total;`. Of Tensors, in place: see ops/in_place.hpp.
+/// `x = x + y` for a Variable; recorded as such. An undefined x becomes y, so that a sum of losses may begin with
+/// `Variable<float, 0> total;`. For Tensors it works in place: see ops/in_place.hpp.
 template <AnyVariable X, class Y>
 X& operator+=(X& x, const Y& y) {
   if constexpr (std::is_constructible_v<X, const Y&>)

@@ -22,15 +22,15 @@ namespace chorus {
 
 /// Options of scaled_dot_product_attention.
 struct AttentionOptions {
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, in training (see `dropout`).
+  /// The probability of dropping an attention weight in training (see `dropout`).
   double dropout = 0;
 };
 
 namespace detail {
 
-/// Whether there is a kernel that goes by blocks: on the CPU, in float and double, for a gradient of the first order.
+/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_attention_kernel =
     std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
@@ -45,8 +45,8 @@ kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
 template <class Q>
 using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
 
-/// `mask` is undefined or has the shape of the scores, or of one matrix of them; there are some. With `heads_inside`,
-/// on GPUs, operands and result are [batch, places, heads, features].
+/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
+/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
 template <bool heads_inside = false, Operand Q, Operand K, Operand V>
 auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
@@ -112,8 +112,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
       q, k, v);
 }
 
-/// [queries, keys]: true where the key comes after the query. The newest one is kept, so that a step that is captured
-/// as a graph, in which nothing comes from the host, finds it.
+/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
+/// copy from the host.
 template <Device D>
 Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   thread_local Tensor<bool, 2, D> kept;
@@ -129,7 +129,7 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   return kept;
 }
 
-/// Whether this is a layer's attention of which the interceptor takes the weights of values.
+/// Whether the interceptor wants the attention weights of this layer.
 template <Operand Q>
 bool takes_attention_weights() {
   if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
@@ -145,8 +145,8 @@ W taken_weights(const W& weights) {
   return weights;
 }
 
-/// The same by operations of the library, in memory for all scores: for every device and type. `masked(scores)` hides
-/// what is not to be seen.
+/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
+/// applies the mask.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto features = static_cast<double>(value_of(q).size(-1));
@@ -159,13 +159,14 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
+/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
+/// gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_stacked_attention =
     !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
     tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
-/// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
+/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
 template <Operand Q, Operand K>
 auto attention_scores(const Q& q, const K& k) {
   using kernels::Trans;
@@ -201,7 +202,7 @@ auto attention_scores(const Q& q, const K& k) {
       q, k);
 }
 
-/// The weights that scores [..., queries, keys] give, where query i sees keys 0 to i only.
+/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
 template <Operand X>
 auto causal_softmax(const X& scores) {
   return along_axis(
@@ -214,8 +215,8 @@ auto causal_softmax(const X& scores) {
       });
 }
 
-/// A product of stacks for the scores, and one for the result: memory for all scores, launches whose number does not
-/// depend on sizes.
+/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
+/// launches does not depend on the sizes.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto scores = masked(attention_scores(q, k));
@@ -224,7 +225,7 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// A mask for each matrix of the scores, one after the other, or one for all.
+/// The mask as matrices: one for each matrix of scores, or one for all.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
@@ -233,7 +234,7 @@ Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index,
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
   return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
-/// The same of truth values: numbers of type T that hide what no query sees.
+/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
   constexpr float hidden = -std::numeric_limits<float>::infinity();
@@ -283,9 +284,8 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
 }  // namespace detail
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. Its memory grows with queries and keys, not with their product; on
-/// GPUs from kernels::attention_scores_limit() on. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout
-/// < 1.
+/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
+/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
   return detail::attention(
@@ -297,8 +297,8 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
   return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
 }
 
-/// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
-/// A query that sees no key gets zeros, and no gradient, as in PyTorch.
+/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
+/// without any key gets zeros and no gradient, as in PyTorch.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
                                   const AttentionOptions& options = {}) {
@@ -312,8 +312,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
       options);
 }
 
-/// The same where the mask's numbers are added to the scores: [queries, keys] or with axes in front. It gets no
-/// gradient.
+/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
                                   const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,

@@ -1,6 +1,6 @@
 #pragma once
-/// Attention of queries, keys and values as layers give them: the heads of a place lie side by side. On GPUs, where
-/// scores are not to be in memory, kernels go by strides, and nothing is copied.
+/// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
+/// scores don't fit into the limit, strided kernels read them without a copy.
 
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/shape.hpp>
@@ -9,7 +9,7 @@ namespace chorus {
 
 namespace detail {
 
-/// What is added to scores of this shape: of one mask, or of none.
+/// The additive mask for scores of this shape; undefined without a mask.
 template <Operand Q, class... Mask>
 AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
   static_assert(sizeof...(mask) <= 1);
@@ -19,7 +19,7 @@ AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
     return {};
 }
 
-/// Whether attention of [batch, heads, queries, keys] scores goes by strides.
+/// Whether attention with scores [batch, heads, queries, keys] uses strided kernels.
 template <class Q, class K, class V>
 bool goes_by_strides(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
@@ -28,8 +28,8 @@ bool goes_by_strides(const Shape<4>& scores) {
   return false;
 }
 
-/// By blocks; the gradients of all three are one array, too. `mask` is undefined or has the shape of the scores, or of
-/// one matrix of them.
+/// Blockwise attention; the three gradients are one array, too. `mask` is undefined, or has the shape of the scores or
+/// of one score matrix.
 template <Operand X>
 auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, const AttentionOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -70,7 +70,7 @@ auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, cons
 }
 
 /// q: [batch, queries, heads, features], k: [batch, keys, heads, features], v: [batch, keys, heads, values] ->
-/// scaled_dot_product_attention of each head: [batch, queries, heads, values]. `mask`: one as it takes it, or none.
+/// scaled_dot_product_attention for each head: [batch, queries, heads, values]. `mask`: as there, or none.
 template <Operand Q, Operand K, Operand V, class... Mask>
 auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOptions& options, const Mask&... mask) {
   if constexpr (has_stacked_attention<Q, K, V>) {
@@ -110,16 +110,15 @@ auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&
 
 }  // namespace detail
 
-/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
-/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
-/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
-/// 1.
+/// qkv: [batch, length, 3, heads, features], i.e. for each position and head a query, a key and a value ->
+/// scaled_dot_product_attention for each head: [batch, length, heads, features]. On GPUs, above the limit for scores,
+/// it copies nothing. Throws ShapeError if the third axis is not 3, UsageError unless 0 <= dropout < 1.
 template <Operand X>
 auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
   return detail::attention_packed(qkv, options);
 }
-/// The same with a mask, as scaled_dot_product_attention takes one: true for the keys that a query sees, or numbers
-/// that are added to the scores; [length, length] or with axes in front.
+/// The same with a mask as for scaled_dot_product_attention: true for visible keys, or numbers added to the scores;
+/// [length, length] or with leading axes.
 template <Operand X, Scalar T, int Rank, Device D>
 auto scaled_dot_product_attention_packed(const X& qkv, const Tensor<T, Rank, D>& mask,
                                          const AttentionOptions& options = {}) {

@@ -17,11 +17,11 @@ namespace chorus {
 /// Options of batch_norm.
 struct BatchNormOptions {
   double eps = 1e-5;
-  /// The share of the new batch in the running statistics.
+  /// The weight of the new batch in the running statistics.
   double momentum = 0.1;
 };
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class T, class D>
 struct BatchNorm {
@@ -30,7 +30,7 @@ struct BatchNorm {
   bool training = false;
   double eps = 0;
 };
-/// The same, and what may be added to it, through a ReLU.
+/// The same followed by an optional residual addition and a ReLU.
 template <class T, class D>
 struct BatchNormRelu : BatchNorm<T, D> {
   static constexpr const char* name = "batch_norm_relu";
@@ -46,14 +46,14 @@ kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
   return view;
 }
 
-/// A buffer's numbers have been written, or will be; other tensors have no version.
+/// Marks a buffer as written. Other tensors have no version.
 template <AnyTensor X>
 void note_write(const X& numbers) {
   if (auto* const writes = numbers.storage().writes()) writes->add();
 }
 
-// batch_norm, and with `relu` what comes after it in the same pass. `residual`: nothing, or what is added. On GPUs x
-// and residual may have 2 bytes where the rest is float.
+// batch_norm; with `relu` also the ReLU, fused. `residual`: none, or a residual to add. On GPUs x and residual may have
+// 2 bytes and the rest float.
 template <bool relu, Operand X, Operand W, Operand B, class T, class D, Operand... Residual>
 auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options,
@@ -86,7 +86,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
   } else {
     kernels::batch_norm_forward_eval(device, view, input.data(), w.data(), b.data(), running_mean.data(),
                                      running_var.data(), options.eps, out.data(), added.data(), relu);
-    // The running statistics may have moved on before backward.
+    // The running statistics may change before backward.
     if (grad_enabled()) {
       mean = clone(running_mean);
       var = clone(running_var);
@@ -113,8 +113,8 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
           place = target.data();
           adds = target.accumulate;
         };
-        // After a residual it is y that says what the ReLU lets through, in evaluation always. A gradient that nobody
-        // else holds is changed where it lies: into what the ReLU lets through of it, or else into that by x.
+        // After a residual addition, and always in evaluation, y decides what the ReLU passes. If nobody else holds dy,
+        // it is overwritten: with the masked gradient, or else with the gradient w.r.t. x.
         const bool masks = relu && (sizeof...(dr) > 0 || !training), ours = dy.storage().owners() == 1;
         const bool in_place = training && ours && !masks && dx && dx->takes_over();
         if (in_place)
@@ -145,23 +145,23 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
 }  // namespace detail
 
 /// x: [batch, channels, ...], weight, bias, running_mean, running_var: [channels] -> (x - mean) / sqrt(var + eps) *
-/// weight + bias for each channel. In training, mean and (biased) variance are the batch's, and the running ones are
-/// moved towards them (the variance unbiased), except by an empty batch; else the running ones are used. Throws
-/// ShapeError where channels don't fit, or for a training batch with one number a channel.
+/// weight + bias for each channel. Training uses the batch's mean and (biased) variance and updates the running
+/// statistics (with the unbiased variance), unless the batch is empty; evaluation uses the running ones. Throws
+/// ShapeError if channels differ, or if a training batch has one value per channel.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                 const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
   return detail::batch_norm<false>("batch_norm", x, weight, bias, running_mean, running_var, training, options);
 }
 
-/// relu(batch_norm(...)), in one pass; backward needs x and the result alone.
+/// relu(batch_norm(...)), fused; backward needs only x and the result.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto batch_norm_relu(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                      const Tensor<T, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {
   return detail::batch_norm<true>("batch_norm_relu", x, weight, bias, running_mean, running_var, training, options);
 }
 
-/// relu(batch_norm(...) + residual) likewise, as residual blocks end; the residual has the shape of x.
+/// relu(batch_norm(...) + residual), fused, for the end of residual blocks; the residual has the shape of x.
 template <Operand X, Operand R, Operand W, Operand B, class T, class D>
 auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B& bias,
                          const Tensor<T, 1, D>& running_mean, const Tensor<T, 1, D>& running_var, bool training,
@@ -171,14 +171,13 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 }
 
 namespace detail {
-/// Whether kernels read and write numbers of 2 bytes, with float beside them: on GPUs, for a gradient of the first
-/// order.
+/// Whether kernels read and write 2-byte numbers and compute in float: on GPUs, without gradients of gradients.
 template <class... X>
 inline constexpr bool has_narrow_batch_norm = (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> && ...) &&
                                               !(is_graph_variable<X> || ...);
 }  // namespace detail
 
-/// Of bf16 and half inputs all is computed in float; the running statistics are float, weight and bias float or as x.
+/// bf16 and half inputs are computed in float. Running statistics are float; weight and bias float or as x.
 template <NarrowOperand X, Operand W, Operand B, class D>
 auto batch_norm(const X& x, const W& weight, const B& bias, const Tensor<float, 1, D>& running_mean,
                 const Tensor<float, 1, D>& running_var, bool training, const BatchNormOptions& options = {}) {

@@ -6,7 +6,7 @@
 
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Cast {
   static constexpr const char* name = "to";
@@ -18,7 +18,7 @@ template <Scalar To, Operand X>
 auto to(const X& x);
 
 namespace detail {
-/// The numbers of an operand in another scalar type, dense; a parameter's copy, where it has one.
+/// The operand in another scalar type, contiguous; a parameter's cached copy if it has one.
 template <Scalar To, Operand X>
 auto numbers_in(const X& x) {
   const auto input = contiguous(value_of(x));
@@ -35,7 +35,7 @@ auto numbers_in(const X& x) {
   return out;
 }
 
-/// The conversion of x to the numbers `out`.
+/// Records that `out` is x converted.
 template <Real To, Operand X, AnyTensor Out>
 auto record_cast(const X& x, Out out) {
   using From = typename tensor_of<X>::value_type;
@@ -51,9 +51,9 @@ auto record_cast(const X& x, Out out) {
 }
 }  // namespace detail
 
-/// The same numbers in another scalar type, as `static_cast` converts them: `to<bf16>(x)`. Between floating-point types
-/// the gradient is converted back; to integers and bool there is none. What already has the type is returned as it is,
-/// an undefined one undefined.
+/// x in another scalar type, converted as by `static_cast`: `to<bf16>(x)`. Between floating-point types the gradient is
+/// converted back; integers and bool get none. Returns x itself if it has the type already; an undefined x stays
+/// undefined.
 template <Scalar To, Operand X>
 auto to(const X& x) {
   using From = typename tensor_of<X>::value_type;
@@ -79,8 +79,8 @@ template <class X, class Y>
 concept OfOtherType = !std::is_same_v<typename tensor_of<X>::value_type, typename tensor_of<Y>::value_type>;
 
 namespace detail {
-/// to<float>(x). On GPUs, which have all of their memory's speed to lose, the numbers are made when somebody reads them
-/// first, so that a loss can take the narrow ones.
+/// to<float>(x). On GPUs, where memory bandwidth limits, the copy is made only when somebody reads it, so that a loss
+/// can use the narrow numbers.
 template <NarrowOperand X>
 auto widened(const X& x) {
   using From = typename tensor_of<X>::value_type;
@@ -88,7 +88,7 @@ auto widened(const X& x) {
   constexpr int rank = tensor_of<X>::rank;
   if constexpr (!std::is_same_v<D, Cpu> && std::is_same_v<X, Variable<From, rank, D>>) {
     const auto narrow = contiguous(x.value());
-    // Numbers of a parameter's copy change with the parameter. Who looks at operations looks at numbers.
+    // A parameter's narrow copy changes with the parameter. Observers of operations read values at once.
     const bool watched = operation_watch != nullptr || detects_anomalies();
     if (narrow.numel() > 0 && narrow.storage().writes() == nullptr && !watched)
       return record_cast<float>(x, wide_later(narrow));
@@ -96,7 +96,7 @@ auto widened(const X& x) {
   return to<float>(x);
 }
 
-/// Whether an operation on x of 2 bytes gives the gradients by its float weights in float: one of the first order.
+/// Whether an operation on a 2-byte x gives float weights a float gradient: not for gradients of gradients.
 template <class X, class... Weights>
 inline constexpr bool has_float_gradients =
     !(is_graph_variable<X> || ... || is_graph_variable<Weights>) &&

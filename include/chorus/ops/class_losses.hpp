@@ -1,5 +1,5 @@
 #pragma once
-/// Losses over classes beyond [batch, classes]: weights of classes, a class for each pixel, probabilities as targets.
+/// Losses over classes for more than [batch, classes]: class weights, a class per pixel, probabilities as targets.
 
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cross_entropy.hpp>
@@ -43,8 +43,7 @@ Tensor<std::int64_t, 1, D> label_row(const char* operation, const Tensor<T, Rank
   return contiguous(labels).view(Shape<1>{-1});
 }
 
-// Whether cross entropy of images has a kernel of its own. Gradients of gradients are made of operations, and so are
-// GPUs' results.
+// Whether cross entropy of images has its own kernel: not for gradients of gradients and not on GPUs.
 template <Operand X>
 inline constexpr bool reads_class_columns =
     std::is_same_v<typename tensor_of<X>::device_type, Cpu> && !is_graph_variable<X>;
@@ -75,7 +74,7 @@ Recorded<Rank, X> image_cross_entropy(const X& logits, const Tensor<std::int64_t
       logits);
 }
 
-// The losses of samples, and what a mean of them is divided by.
+// The loss of each sample, and the divisor of their mean.
 template <Operand X, class T, class D>
 auto weighted_losses(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
                      const Tensor<T, 1, D>& weight, std::int64_t ignore_index, double smoothing) {
@@ -98,7 +97,7 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
                              std::int64_t ignore_index) {
   const Shape<2> shape{labels.numel(), weight.numel()};
   const auto each = nll_loss_per_sample(broadcast_to(-weight, shape), labels, {.ignore_index = ignore_index});
-  // The mean of no sample is 0, not 0 / 0.
+  // The mean over no samples is 0, not 0 / 0.
   return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
 }
 
@@ -127,7 +126,7 @@ auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::i
 
 }  // namespace detail
 
-/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy of each place, averaged (or summed) over all.
+/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy, averaged (or summed) over all positions.
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -147,7 +146,7 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entro
       return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, row, options);
     });
 }
-/// The same without a reduction: [batch, ...].
+/// The same for each position, without a reduction: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy_per_sample(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -164,8 +163,8 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entro
   }
 }
 
-/// With a weight for each class, [classes]: every loss is multiplied by its label's weight, and the mean is divided by
-/// the sum of those, as PyTorch does. logits: [batch, classes, ...], labels: [batch, ...].
+/// With class weights, [classes]: every loss is multiplied by its label's weight, and the mean is divided by the sum of
+/// these weights, as in PyTorch. logits: [batch, classes, ...], labels: [batch, ...].
 template <Operand X, int LabelRank, class T, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const Tensor<T, 1, D>& weight,
                    const CrossEntropyOptions& options = {}) {
@@ -184,7 +183,7 @@ auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, LabelR
                  labels.shape());
 }
 
-/// Negative log likelihood of log_probabilities: [batch, classes, ...], labels: [batch, ...], likewise.
+/// Negative log likelihood of log_probabilities: [batch, classes, ...], with labels: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss(
     const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels, const NllLossOptions& options = {}) {
@@ -198,7 +197,7 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss_pe
   return reshape(nll_loss_per_sample(detail::class_rows(log_probabilities), row, options), labels.shape());
 }
 
-/// Negative log likelihood with a weight for each class, likewise.
+/// Negative log likelihood with class weights, as for cross_entropy.
 template <Operand X, int LabelRank, class T, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
               const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
@@ -216,8 +215,8 @@ auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
                  labels.shape());
 }
 
-/// Targets that are probabilities: [batch, classes, ...] like the logits -> -sum over classes of target
-/// log_softmax(logits) for each place: [batch, ...]. Throws ShapeError where shapes differ.
+/// Probabilities as targets, [batch, classes, ...] like the logits -> -sum over classes of target log_softmax(logits)
+/// for each position: [batch, ...]. Throws ShapeError if shapes differ.
 template <Operand X, Operand Y>
 requires(
     tensor_of<X>::rank == tensor_of<Y>::rank &&
@@ -231,7 +230,7 @@ requires(
   const auto smooth = target * (1 - s) + s / static_cast<double>(std::max(shape[1], Index{1}));
   return -sum(smooth * log_softmax(logits, 1), 1);
 }
-/// The same averaged over the batch and all places, or summed.
+/// The same averaged over the batch and all positions, or summed.
 template <Operand X, Operand Y>
 requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,

@@ -1,6 +1,6 @@
 #pragma once
-/// Columns: a value whose last axis is shared out among the ranks of a TensorGroup, as a type of its own. Functions of
-/// each element take it; what mixes columns does not compile.
+/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
+/// accept it; functions that mix columns don't compile.
 
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -13,13 +13,13 @@
 
 namespace chorus {
 
-/// [..., width], of which this rank has some neighbouring columns: `part()`. Without a group that is all of them.
+/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
 template <Operand X>
 class Columns {
  public:
   using operand_type = X;
 
-  /// `unit`: see Split. Throws ShapeError where the part is not this rank's.
+  /// `unit`: see Split. Throws ShapeError if the part does not have this rank's size.
   Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
       : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
     check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
@@ -30,20 +30,20 @@ class Columns {
   Index width() const { return width_; }
   Index unit() const { return unit_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Which columns this rank has.
+  /// The range of columns that this rank holds.
   AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
-  /// Of all columns.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape.back() = width_;
     return shape;
   }
-  /// Another value whose columns are shared out as these are.
+  /// Another value with the same sharding.
   template <Operand Y>
   Columns<Y> with(Y part) const {
     return {std::move(part), width_, unit_, group_};
   }
-  /// Whether two values' columns are shared out in the same way.
+  /// Whether two values have the same sharding.
   template <class Y>
   bool same_as(const Columns<Y>& other) const {
     return width_ == other.width() && group_ == other.group() &&
@@ -71,13 +71,13 @@ void check_same_columns(const char* operation, const Columns<A>& a, const Column
 }
 }  // namespace detail
 
-/// All columns, on every rank.
+/// All columns, on every rank (all-gather).
 template <class X>
 auto gather_columns(const Columns<X>& x) {
   return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
 }
 
-/// This rank's columns of what all ranks have.
+/// This rank's columns of a value that all ranks have.
 template <Operand X>
 auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   const Index width = value_of(x).shape().back();
@@ -140,7 +140,7 @@ auto operator-(const Columns<X>& x) {
   return x.with(-x.part());
 }
 
-// What would mix columns, of which no rank has all. The sentence is the only error, so what they return is x.
+// Functions that would mix columns. They return x, so that the message below is the only error.
 #define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
@@ -158,7 +158,7 @@ CHORUS_MIXES_COLUMNS(sum)
 CHORUS_MIXES_COLUMNS(mean)
 #undef CHORUS_MIXES_COLUMNS
 
-/// The same elements go as of the whole value on one device: each row's numbers are drawn at this part's place.
+/// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
 template <class X>
 auto dropout(const Columns<X>& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
@@ -168,7 +168,7 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
   return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
 
-/// Another shape for all axes but the last, which stays: the sizes are those of all columns. Throws ShapeError.
+/// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
 template <class X, std::size_t NewRank>
 auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
   check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",

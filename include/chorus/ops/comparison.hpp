@@ -1,7 +1,7 @@
 #pragma once
-/// Comparisons, logic and tests of numbers, element by element: each gives a Tensor<bool>, and no gradient. Operands
-/// broadcast as in NumPy; of bf16 and half all is compared in float. Throws ShapeError where shapes don't broadcast,
-/// UsageError where an operand is undefined, DeviceError where two lie on different devices.
+/// Element-wise comparisons, logic and tests: each returns a Tensor<bool> without a gradient. Operands broadcast as in
+/// NumPy; bf16 and half are compared in float. Throws ShapeError if shapes don't broadcast, UsageError if an operand is
+/// undefined, DeviceError if operands are on different devices.
 
 #include <array>
 #include <chorus/autograd/parameter.hpp>
@@ -37,7 +37,7 @@ CHORUS_COMPARISON(OneTrue, (a != T(0)) || (b != T(0)))
 CHORUS_COMPARISON(JustOneTrue, (a != T(0)) != (b != T(0)))
 #undef CHORUS_COMPARISON
 
-// x - x is 0 of what is finite; an infinity's is NaN.
+// x - x is 0 if x is finite, and NaN for infinities.
 struct IsNan {
   template <class T>
   CHORUS_HD bool operator()(const T& x) const {
@@ -63,7 +63,7 @@ struct IsFalse {
   }
 };
 
-/// F with a number on its right side.
+/// F with a number as its right operand.
 template <class F, class V>
 struct WithNumber {
   V number;
@@ -103,7 +103,7 @@ auto test_each(const char* operation, const F& f, const X& x) {
   return record(operation, std::move(out), nullptr, input);
 }
 
-// A number is taken in the operand's type; beside integers, in one that holds both.
+// A number is converted to the operand's type; for integers to a type that holds both.
 template <class F, Operand X, class Number>
 auto compare_number(const char* operation, const X& x, Number number) {
   using T = typename tensor_of<X>::value_type;
@@ -139,7 +139,7 @@ auto compare_number(const char* operation, const X& x, Number number) {
   auto operator OP(math::Arithmetic auto number, const X& x) {          \
     return detail::compare_number<functors::TURNED>(#NAME, x, number);  \
   }
-/// a == b, and so on; b may be a number. Whether all of it holds says `all(a == b).item()`.
+/// a == b, etc.; b may be a number. `all(a == b).item()` tells whether all elements are equal.
 CHORUS_COMPARISON(==, eq, IsEqual, IsEqual)
 CHORUS_COMPARISON(!=, ne, IsNotEqual, IsNotEqual)
 CHORUS_COMPARISON(<, lt, IsLess, IsGreater)
@@ -148,28 +148,28 @@ CHORUS_COMPARISON(>, gt, IsGreater, IsLess)
 CHORUS_COMPARISON(>=, ge, IsGreaterEqual, IsLessEqual)
 #undef CHORUS_COMPARISON
 
-/// Of numbers each that is not 0 counts as true, NaN too.
+/// Every nonzero number counts as true, NaN included.
 template <Operand A, Operand B>
 auto logical_and(const A& a, const B& b) {
   return detail::compare("logical_and", functors::BothTrue{}, a, b);
 }
-/// Whether one of a and b, or both, differ from 0, broadcast: a Tensor of bool.
+/// Whether at least one of a and b is nonzero, broadcast.
 template <Operand A, Operand B>
 auto logical_or(const A& a, const B& b) {
   return detail::compare("logical_or", functors::OneTrue{}, a, b);
 }
-/// Whether just one of a and b differs from 0, broadcast: a Tensor of bool.
+/// Whether exactly one of a and b is nonzero, broadcast.
 template <Operand A, Operand B>
 auto logical_xor(const A& a, const B& b) {
   return detail::compare("logical_xor", functors::JustOneTrue{}, a, b);
 }
-/// Whether numbers are 0: a Tensor of bool.
+/// Whether x is 0.
 template <Operand X>
 auto logical_not(const X& x) {
   return detail::test_each("logical_not", functors::IsFalse{}, x);
 }
 
-/// Of truth values: and, or, either, not.
+/// For bools: and, or, exclusive or, not.
 template <int A, int B, Device D>
 auto operator&(const Tensor<bool, A, D>& a, const Tensor<bool, B, D>& b) {
   return logical_and(a, b);
@@ -187,17 +187,17 @@ auto operator~(const Tensor<bool, Rank, D>& x) {
   return logical_not(x);
 }
 
-/// Whether numbers are NaN: a Tensor of bool.
+/// Whether x is NaN.
 template <Operand X>
 auto isnan(const X& x) {
   return detail::test_each("isnan", functors::IsNan{}, x);
 }
-/// Whether numbers are infinite, of either sign: a Tensor of bool.
+/// Whether x is infinite, of either sign.
 template <Operand X>
 auto isinf(const X& x) {
   return detail::test_each("isinf", functors::IsInf{}, x);
 }
-/// Neither NaN nor infinite.
+/// Whether x is neither NaN nor infinite.
 template <Operand X>
 auto isfinite(const X& x) {
   return detail::test_each("isfinite", functors::IsFinite{}, x);

@@ -12,7 +12,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Conv2d {
   static constexpr const char* name = "conv2d";
@@ -27,7 +27,7 @@ struct Conv2dOptions {
 };
 
 namespace operations {
-// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+// `w` and `b`: weight and bias in x's type. Gradients have the types of weight and bias.
 template <Operand X, Operand W, Operand B, class Taps, class Row>
 detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Taps& w, const Row& b,
                                     const Conv2dOptions& options) {
@@ -94,7 +94,7 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
 
 /// x: [batch, in, height, width], weight: [out, in / groups, kernel_h, kernel_w], bias: [out] or absent
 /// -> [batch, out, out_h, out_w] with out_h = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1.
-/// Throws ShapeError where channels don't fit or the kernel is larger than the padded image.
+/// Throws ShapeError if channels don't match or the kernel is larger than the padded image.
 template <Operand X, Operand W, Operand B>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {
   static_assert(of_one_type<X, W, B>,
@@ -103,11 +103,11 @@ auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& opt
     return detail::with_variables([&](const auto&... xs) { return operations::conv2d(xs..., options); }, x, weight,
                                   bias);
   else
-    return detail::Recorded<4, W, X>();  // nothing but the sentence above is an error then
+    return detail::Recorded<4, W, X>();  // so that the message above is the only error
 }
 
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
-/// not rounded to it.
+/// For bf16 and half inputs, weight and bias are converted to the input's type. Gradients of float weights and biases
+/// stay float.
 template <NarrowOperand X, Operand W, Operand B>
   requires OfOtherType<X, W>
 auto conv2d(const X& x, const W& weight, const B& bias, const Conv2dOptions& options = {}) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth among the channels.
+/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth as channels.
 
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/indexing.hpp>
@@ -11,7 +11,7 @@ namespace chorus {
 /// Depth, height and width, given as one number or three.
 struct Size3d {
   Index depth = 0, height = 0, width = 0;
-  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number stands for three
+  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number for all three
   constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
 };
 
@@ -38,7 +38,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
 
-  // The slices that each slice of the result sees; slice 0 of the padded input is zero and serves for all padding.
+  // The input slices of each output slice. Slice 0 of the padded input is zero and serves as all padding.
   std::vector<std::int64_t> slices;
   for (Index d = 0; d < out_depth; ++d)
     for (Index k = 0; k < w[2]; ++k) {

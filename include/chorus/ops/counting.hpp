@@ -1,6 +1,6 @@
 #pragma once
-/// Places and counts of numbers: unique, searchsorted, bincount, histogram. They are worked out on the host; a GPU's
-/// numbers are brought there and the results back. None has a gradient.
+/// unique, searchsorted, bincount, histogram. They run on the host: a GPU's values are copied there, the results back.
+/// None has a gradient.
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
@@ -16,8 +16,8 @@
 
 namespace chorus {
 
-/// What `unique` gives: the different numbers in ascending order, for each element the place of its number among
-/// them, and how often each occurs.
+/// The result of `unique`: the distinct values in ascending order, for each element the index of its value, and the
+/// count of each value.
 template <class Values, class Inverse, class Counts>
 struct Unique {
   Values values;
@@ -26,7 +26,7 @@ struct Unique {
 };
 
 namespace detail {
-// Numbers in order, NaN last.
+// Ascending order, NaN last.
 template <class T>
 bool comes_before(T a, T b) {
   return a < b || (b != b && a == a);
@@ -42,7 +42,7 @@ auto on_host(const char* operation, const X& x) {
 }
 }  // namespace detail
 
-/// The different numbers of x: values [count], inverse as x, counts [count]. Each NaN is one of its own.
+/// The distinct values of x: values [count], inverse like x, counts [count]. Each NaN is distinct.
 template <Operand X>
 auto unique(const X& x) {
   using T = typename tensor_of<X>::value_type;
@@ -68,8 +68,8 @@ auto unique(const X& x) {
       to_device(values, device), to_device(inverse, device), detail::list_on(device, counts)};
 }
 
-/// For each value the place in `sorted`, [count], at which it can be put in so that the order stays: before those that
-/// are equal, or with `right` after them. NaN is the largest. Throws UsageError where `sorted` isn't in order.
+/// For each value the insertion index in `sorted`, [count], that keeps the order: before equal elements, or with
+/// `right` after them. NaN is the largest. Throws UsageError if `sorted` is not in order.
 template <Operand S, Operand V>
 auto searchsorted(const S& sorted, const V& values, bool right = false) {
   static_assert(tensor_of<S>::rank == 1, "searchsorted: the sorted numbers are a vector");
@@ -93,7 +93,7 @@ auto searchsorted(const S& sorted, const V& values, bool right = false) {
   return to_device(out, value_of(values).device());
 }
 
-/// How often each of 0, 1, ... occurs: [max(largest + 1, at_least)]. Throws UsageError for a negative number.
+/// The count of each of 0, 1, ...: [max(largest + 1, at_least)]. Throws UsageError for negative values.
 template <Device D>
 Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index at_least = 0) {
   const auto input = detail::on_host("bincount", x);
@@ -108,17 +108,17 @@ Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index a
   return detail::list_on(x.device(), counts);
 }
 
-/// What `histogram` gives: how many numbers lie in each bin, [bins], and between which numbers the bins lie,
-/// [bins + 1]. A bin holds its left edge, the last one its right edge too.
+/// The result of `histogram`: counts [bins] and edges [bins + 1]. A bin includes its left edge, the last one also its
+/// right edge.
 template <class Counts, class Edges>
 struct Histogram {
   Counts counts;
   Edges edges;
 };
 
-/// The numbers of x counted in `bins` bins of equal width from `low` to `high`; what lies outside counts nowhere. Where
-/// both are equal the bins go from the smallest number to the largest. Throws UsageError for other limits, for fewer
-/// than 1 bin and where a number that makes the limits is not finite.
+/// Counts the elements of x in `bins` bins of equal width from `low` to `high` and ignores those outside. If both are
+/// equal, the bins span the smallest to the largest element. Throws UsageError if low > high, if bins < 1, and if a
+/// limit is not finite.
 template <Operand X>
 auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
   using T = typename tensor_of<X>::value_type;

@@ -1,6 +1,6 @@
 #pragma once
-/// Tensors made of a rule: arange, linspace, full_like, eye, one_hot. They are made on the host, and copied to the
-/// device: in a pass to its own, unless another one is named.
+/// arange, linspace, full_like, eye, one_hot. Values are made on the host and copied to the device; the default is the
+/// current pass's device.
 
 #include <algorithm>
 #include <chorus/autograd/variable.hpp>
@@ -12,9 +12,8 @@
 
 namespace chorus {
 
-/// start, start + step, ... up to but without stop: [ceil((stop - start) / step)]. Unless a type is named, as in
-/// `arange<float>`, integers make int64, other numbers float. Throws UsageError where the step is 0 or leads away from
-/// stop.
+/// start, start + step, ... without stop: [ceil((stop - start) / step)]. The type is int64 for integers, else float,
+/// unless named as in `arange<float>`. Throws UsageError if the step is 0 or leads away from stop.
 template <class T = void, class Start, class Stop, class Step = int, Device D = Cpu>
 requires std::is_arithmetic_v<Start> && std::is_arithmetic_v<Stop> && std::is_arithmetic_v<Step>
 auto arange(Start start, Stop stop, Step step = 1, D device = default_device<D>()) {
@@ -38,21 +37,20 @@ template <class T = void, class Stop>
 requires std::is_arithmetic_v<Stop>
 auto arange(Stop stop) { return arange<T>(Stop{0}, stop); }
 
-/// `count` numbers from start to stop, both included, at equal distances: [count]. Throws UsageError where count is
-/// negative.
+/// `count` evenly spaced numbers from start to stop, both included: [count]. Throws UsageError if count is negative.
 template <Real T = float, Device D = Cpu>
 Tensor<T, 1, D> linspace(double start, double stop, Index count, D device = default_device<D>()) {
   check<UsageError>(count >= 0, "linspace: expected a count of at least 0, got ", count);
   auto out = Tensor<T, 1>::empty({count});
   const double step = count > 1 ? (stop - start) / static_cast<double>(count - 1) : 0;
-  // From both ends, so that both are exact.
+  // Computed from both ends, so that both are exact.
   for (Index i = 0; i < count; ++i)
     out.data()[i] = static_cast<T>(i < count - count / 2 ? start + step * static_cast<double>(i)
                                                          : stop - step * static_cast<double>(count - 1 - i));
   return to_device(out, device);
 }
 
-/// As many numbers as x has, with its type, shape and device, all of them `value`. No gradient goes to x.
+/// A tensor filled with `value`, with x's type, shape and device. x gets no gradient.
 template <Operand X, class Number>
 requires std::is_arithmetic_v<Number>
 auto full_like(const X& x, Number value) {
@@ -83,8 +81,8 @@ Tensor<T, 2> eye(Index rows) {
   return eye<T>(rows, rows);
 }
 
-/// index: [...] -> [..., classes], 1 at the class that the index names, else 0; as many classes as the largest index
-/// asks for where none are given. A GPU is waited for. Throws UsageError for an index that is no class.
+/// index: [...] -> [..., classes], 1 at the class of the index, else 0. By default the largest index + 1 is the number
+/// of classes. Waits for the GPU. Throws UsageError for an index out of range.
 template <Scalar T = std::int64_t, int Rank, Device D>
 Tensor<T, Rank + 1, D> one_hot(const Tensor<std::int64_t, Rank, D>& index, Index classes = -1) {
   detail::check_defined("one_hot", index);

@@ -18,7 +18,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct CrossEntropy {
@@ -44,8 +44,8 @@ void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, cons
                     ": one loss a sample has a function of its own: ", operation, "_per_sample");
 }
 
-/// The way back of cross_entropy. `Narrow` logits get their gradient as they are, by a float node that is to pass it on
-/// (see wide_later.hpp).
+/// Backward of cross_entropy. `Narrow` logits get a narrow gradient, through the float node that passes it on (see
+/// wide_later.hpp).
 template <class X, class Statistics, class Labels>
 struct CrossEntropyBackward {
   using T = typename X::value_type;
@@ -67,7 +67,7 @@ struct CrossEntropyBackward {
       write(x, dloss, grad, accumulate);
     }
   }
-  /// Where nobody else has the logits, the gradient is written in their place.
+  /// Writes the gradient over the logits if nobody else holds them.
   template <class Dy, class Dx>
   void last(const Dy& dloss, Dx dlogits) {
     if (!saved.alone() || !dlogits->takes_over()) return (*this)(dloss, dlogits);
@@ -91,7 +91,7 @@ struct CrossEntropyBackward {
   }
 };
 
-/// `logits` have the numbers `scores`, which may be narrow where those are float.
+/// `scores` are the values of `logits`; they may be narrow where those are float.
 template <int Rank, class T, Operand X, class D>
 Recorded<Rank, X> cross_entropy_of(const X& logits, const Tensor<T, 2, D>& scores,
                                    const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options) {
@@ -144,7 +144,7 @@ auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labe
       log_probabilities);
 }
 
-// `loss_of(scores)`, computed in float of bf16 and half scores.
+// `loss_of(scores)`; bf16 and half scores are computed in float.
 template <Operand X, class LossOf>
 auto in_float(const X& scores, const LossOf& loss_of) {
   if constexpr (NarrowOperand<X>)
@@ -153,7 +153,7 @@ auto in_float(const X& scores, const LossOf& loss_of) {
     return loss_of(scores);
 }
 
-// Where an operand is; no look at its numbers.
+// The device of an operand, without reading its values.
 template <Operand X>
 auto place_of(const X& x) {
   if constexpr (AnyVariable<X> && requires { x.device(); })
@@ -162,7 +162,7 @@ auto place_of(const X& x) {
     return value_of(x).device();
 }
 
-// What the caller wants the sum divided by. Throws UsageError for what can't be that.
+// The divisor that the caller wants for the sum. Throws UsageError if it is not positive and finite.
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
   const double over = *options.mean_over;
@@ -172,7 +172,7 @@ double checked_mean_over(const char* operation, const Options& options) {
   return over;
 }
 
-// Options of losses that are not reduced.
+// Options for losses without a reduction.
 template <class Options>
 Options unreduced(const char* operation, Options options) {
   options.reduction = Reduction::none;
@@ -180,7 +180,7 @@ Options unreduced(const char* operation, Options options) {
   return options;
 }
 
-// How many of the labels count.
+// The number of labels that are not ignored.
 template <class D>
 double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index) {
   Tensor<std::int64_t, 1, Cpu> row;
@@ -191,8 +191,8 @@ double count_labels(const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignor
   return static_cast<double>(row.numel() - std::count(row.data(), row.data() + row.numel(), ignore_index));
 }
 
-// `loss_of(options)`, whose node says over how many labels it is a mean; or, where a policy computes the batch in
-// parts, the whole batch's mean of `each(options)`, the losses of samples.
+// `loss_of(options)`, with the number of counted labels in its node. If a policy computes the batch in parts: the
+// global batch's mean of `each(options)`, the losses of samples.
 template <Operand X, class LossOf, class Each, class D, class Options>
 auto reduced_over_labels(const char* operation, const X& scores, const LossOf& loss_of, const Each& each,
                          const Tensor<std::int64_t, 1, D>& labels, Options options) {
@@ -219,7 +219,7 @@ auto reduced_over_labels(const char* operation, const X& scores, const LossOf& l
   });
 }
 
-// cross_entropy in the scores' own type.
+// cross_entropy in the scalar type of the scores.
 template <Operand X, class D>
 Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t, 1, D>& labels,
                                      const CrossEntropyOptions& options) {
@@ -234,8 +234,8 @@ Recorded<0, X> reduced_cross_entropy(const X& scores, const Tensor<std::int64_t,
 
 /// logits: [batch, classes], labels: [batch] in [0, classes) -> -log softmax(logits)[label], averaged (or summed) over
 /// the batch. The mean over no samples is 0, so that an empty share of a batch contributes nothing. Throws UsageError
-/// for a bad label (on a GPU the next call that waits for it does), ShapeError where the batches differ. Labels may lie
-/// on another device, such as the loader's.
+/// for a bad label (on a GPU the next synchronising call does), ShapeError if the batches differ. Labels may be on
+/// another device, such as the loader's.
 template <Operand X, class D>
 requires(tensor_of<X>::rank == 2)
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -243,7 +243,7 @@ auto cross_entropy(const X& logits, const Tensor<std::int64_t, 1, D>& labels, co
       logits, [&](const auto& scores) { return detail::reduced_cross_entropy(scores, labels, options); });
 }
 
-/// Other logits and labels: the compiler says what they have to be.
+/// For other logits and labels: reports what they have to be, at compile time.
 template <Operand X, class Labels, class... Rest>
 Variable<float, 0> cross_entropy(const X&, const Labels&, const Rest&...) {
   constexpr int axes = tensor_of<X>::rank, labels = tensor_of<Labels>::rank;

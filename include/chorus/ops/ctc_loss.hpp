@@ -1,6 +1,6 @@
 #pragma once
-/// Connectionist temporal classification: the likelihood of a sequence of labels under scores of a longer sequence,
-/// whatever their alignment (Graves et al. 2006).
+/// Connectionist temporal classification (Graves et al. 2006): the likelihood of a label sequence, given scores of a
+/// longer sequence, summed over all alignments.
 
 #include <algorithm>
 #include <chorus/core/threads.hpp>
@@ -19,9 +19,9 @@ namespace chorus {
 /// Options of ctc_loss.
 struct CtcLossOptions {
   std::int64_t blank = 0;
-  /// mean: each loss divided by its number of labels (at least 1), averaged over the batch; or sum.
+  /// mean: each loss is divided by its number of labels (at least 1), then averaged over the batch; or sum.
   Reduction reduction = Reduction::mean;
-  /// Whether a loss that is infinite, because the labels don't fit into the time, counts as 0, with no gradient.
+  /// Whether an infinite loss (too little time for the labels) becomes 0 with a zero gradient.
   bool zero_infinity = false;
 };
 
@@ -38,20 +38,20 @@ inline double log_add(double a, double b) {
   return most == -std::numeric_limits<double>::infinity() ? most : most + std::log1p(std::exp(std::min(a, b) - most));
 }
 
-/// One sample: -log of the probability that its scores give the labels. scores: [time, classes], rows `pitch` apart.
-/// `grad`, unless it is null, has room for as much, with the same pitch, and is 0 at first.
+/// -log of the labels' probability for one sample. scores: [time, classes], with row stride `pitch`. `grad`, unless
+/// null, has the same layout and is 0 at first.
 template <class T>
 double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, const std::int64_t* label,
                      std::int64_t blank, bool zero_infinity, T* grad) {
   constexpr double never = -std::numeric_limits<double>::infinity();
   if (time == 0) return labels == 0 || zero_infinity ? 0 : -never;
-  // States: the labels with a blank around each.
+  // States: the labels, with a blank before, between and after them.
   const Index states = 2 * labels + 1;
   const auto at = [&](Index state) { return state % 2 == 0 ? blank : label[state / 2]; };
   const auto score = [&](Index t, Index state) { return static_cast<double>(scores[t * pitch + at(state)]); };
   const auto skips = [&](Index state) { return state >= 2 && at(state) != blank && at(state) != at(state - 2); };
   const kernels::Scratch<double> numbers(Cpu{}, (time + 2) * states);
-  double* before = numbers.data();  // [time, states]: of all ways to come here, this score included
+  double* before = numbers.data();  // [time, states]: forward variables, this score included
   for (Index t = 0; t < time; ++t)
     for (Index s = 0; s < states; ++s) {
       double sum = s < 2 ? 0 : never;
@@ -67,7 +67,7 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
   const double loss = -(states > 1 ? log_add(end[-1], end[-2]) : end[-1]);
   if (zero_infinity && loss == -never) return 0;
   if (grad == nullptr) return loss;
-  double *after = before + time * states, *next = after + states;  // of all ways on from here, this score left out
+  double *after = before + time * states, *next = after + states;  // backward variables, this score left out
   for (Index t = time - 1; t >= 0; --t, std::swap(after, next))
     for (Index s = 0; s < states; ++s) {
       if (t == time - 1) {
@@ -86,9 +86,9 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
 }  // namespace detail
 
 /// log_probabilities: [time, batch, classes]; labels: [batch, most], of which the first label_lengths[n] count, none of
-/// them `blank`; of the time the first input_lengths[n] steps -> [batch]: -log p(labels). A sequence that is too short
-/// for its labels has an infinite loss and, without `zero_infinity`, no gradient but NaN. It is computed on the host,
-/// in double. Throws ShapeError where sizes differ, UsageError for lengths and labels out of range.
+/// them `blank`; the first input_lengths[n] time steps count -> [batch]: -log p(labels). A sequence that is too short
+/// for its labels has an infinite loss and, without `zero_infinity`, a NaN gradient. Computed on the host in double.
+/// Throws ShapeError if sizes differ, UsageError for lengths and labels out of range.
 template <Operand X>
 auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
                          const Tensor<std::int64_t, 1, Cpu>& input_lengths,

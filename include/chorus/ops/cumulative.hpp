@@ -1,5 +1,5 @@
 #pragma once
-/// Running sums.
+/// Cumulative sums and products.
 
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/cumulative.hpp>
@@ -7,7 +7,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";

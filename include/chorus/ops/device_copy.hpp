@@ -1,5 +1,5 @@
 #pragma once
-/// Copies between the devices of a process: counted, and as recorded operations, which make one graph of all devices.
+/// Copies between the devices of a process: counted, and recorded, so that one graph spans all devices.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/core/trace.hpp>
@@ -14,22 +14,22 @@ namespace operations {
 struct DeviceCopy {
   static constexpr const char* name = "device_copy";
   static constexpr bool linear = true;
-  trace::Traffic back;  ///< what its gradient's bytes are counted as
+  trace::Traffic back;  ///< traffic class of the gradient's copy
 };
 }  // namespace operations
 
 namespace detail {
 
-/// A dense copy of `x` on `device`; `x` itself where it is one already.
+/// A contiguous copy of `x` on `device`; `x` itself if it is contiguous and there already.
 template <Scalar T, int Rank, Device From, Device D>
 Tensor<T, Rank, D> on_device(const Tensor<T, Rank, From>& x, D device, trace::Traffic traffic) {
   const auto dense = contiguous(x);
-  if constexpr (std::is_same_v<From, D>)  // what comes from the host is no traffic between devices
+  if constexpr (std::is_same_v<From, D>)  // a copy from the host is no traffic between devices
     if (dense.device() != device) trace::sent(dense.device().index, device.index, traffic, dense.bytes());
   return to_device(dense, device);
 }
 
-/// Records that `copy`, on any device, has the numbers of `x`.
+/// Records that `copy`, on any device, is a copy of `x`.
 template <AnyVariable X>
 auto record_copy(tensor_of<X> copy, const X& x, trace::Traffic back) {
   return record(

@@ -1,6 +1,5 @@
 #pragma once
-/// Functions of two operands that are made of several steps, and of numbers that are none: logaddexp, cdist,
-/// nan_to_num.
+/// logaddexp, cdist, nan_to_num.
 
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/norm.hpp>
@@ -13,7 +12,7 @@ namespace chorus {
 
 namespace functors {
 
-/// log(exp(a) + exp(b)) without overflow; the gradients are the shares of each. Of equal infinities, a.
+/// log(exp(a) + exp(b)) without overflow; the gradients are the softmax weights. For equal infinities, a.
 struct LogAddExp {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -27,7 +26,7 @@ struct LogAddExp {
   }
 };
 
-/// x, or what stands for NaN and for the infinities.
+/// x, with replacements for NaN and infinities.
 struct NanToNum {
   double nan = 0, above = 0, below = 0;
   template <class S>
@@ -45,14 +44,14 @@ struct NanToNum {
 
 }  // namespace functors
 
-/// log(exp(a) + exp(b)), element by element.
+/// log(exp(a) + exp(b)), element-wise.
 template <Operand A, Operand B>
 auto logaddexp(const A& a, const B& b) {
   return detail::pointwise("logaddexp", functors::LogAddExp{}, a, b);
 }
 
-/// x with `nan` in the place of NaN, and of the infinities `above` and `below`, by default the type's largest and
-/// smallest numbers. No gradient goes through what is replaced.
+/// Replaces NaN by `nan`, and infinities by `above` and `below` (default: the type's largest and lowest numbers).
+/// Replaced elements get no gradient.
 template <Operand X>
 auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, std::optional<double> below = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -67,9 +66,9 @@ auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, st
   return detail::pointwise("nan_to_num", functors::NanToNum{nan, above.value_or(most), below.value_or(-most)}, x);
 }
 
-/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norm of each difference. The axes in front are
-/// equal or 1. All m n features differences are in memory at once. The gradient of a distance 0 is 0. Throws ShapeError
-/// where features differ.
+/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norms of all differences. Leading axes are equal
+/// or 1. All m n features differences are in memory at once. A distance of 0 has gradient 0. Throws ShapeError if
+/// features differ.
 template <Operand A, Operand B>
 auto cdist(const A& a, const B& b, double p = 2) {
   constexpr int rank = tensor_of<A>::rank;

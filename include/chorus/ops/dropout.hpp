@@ -15,18 +15,18 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Dropout {
   static constexpr const char* name = "dropout";
-  double p;  // 0: nothing was dropped
+  double p;  // 0: no dropout
   RandomKey key;
 };
 }  // namespace operations
 
 namespace detail {
 
-/// The axis of a tensor along which this pass's samples lie: the policy's `dim` where the first axis is none.
+/// The axis of this pass's samples: the policy's `dim` if the first axis does not have their number, but `dim` has.
 template <std::size_t Rank>
 int samples_axis(const std::array<Index, Rank>& shape) {
   const auto* context = random_context();
@@ -35,7 +35,7 @@ int samples_axis(const std::array<Index, Rank>& shape) {
   return shape[0] != samples && shape[static_cast<std::size_t>(context->dim)] == samples ? context->dim : 0;
 }
 
-/// Dropout where samples lie along the first axis.
+/// Dropout with samples along the first axis.
 template <Operand X>
 auto dropout_of_rows(const X& x, double p, bool drops) {
   const auto input = contiguous(value_of(x));
@@ -56,8 +56,8 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
       x);
 }
 
-/// Of a value that ranks share: [samples, ...] with `row.count` of each `row.width` neighbouring numbers of the whole
-/// one. What goes is what goes of that.
+/// Dropout of a sharded value: [samples, ...], with `row.count` of each `row.width` neighbouring elements of the whole.
+/// Drops the same elements as dropout of the whole.
 template <Operand X>
 X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
   if constexpr (is_graph_variable<X>) {
@@ -83,18 +83,18 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
 
 }  // namespace detail
 
-/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else x itself. x: [batch,
-/// ...], or [batch * n, ...]. Which elements go depends on the seed, the pass, and the sample's place in the global
-/// batch, not on the device that holds it. Samples lie along the policy's `dim` where that axis has their number and
-/// the first one has not. Of a Parameter, and of what has another number of rows, the same go on all devices. Throws
-/// UsageError unless 0 <= p < 1.
+/// In training, zeroes each element with probability p and scales the others by 1 / (1 - p); else returns x. x: [batch,
+/// ...], or [batch * n, ...]. The choice depends on the seed, the pass and the sample's index in the global batch, not
+/// on the device. Samples lie along the policy's `dim` if that axis has their number and the first one does not. A
+/// Parameter, or a value with another number of rows, drops the same elements on all devices. Throws UsageError unless
+/// 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
   check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
-  // With fake quantisation x is rounded first, so that its range is that of evaluation, where nothing is dropped.
+  // Fake quantisation rounds x first, so that its range is that of evaluation.
   const auto& input = detail::taken(x);
   auto y = axis == 0 ? detail::dropout_of_rows(input, p, drops)
                      : transpose(detail::dropout_of_rows(transpose(input, 0, axis), p, drops), 0, axis);

@@ -1,5 +1,5 @@
 #pragma once
-/// Dropout of whole channels, and dropout that keeps mean and variance.
+/// Dropout of whole channels; dropout that keeps mean and variance.
 
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -24,15 +24,15 @@ auto dropout_channels(const X& x, double p, bool training = true) {
   return x * reshape(kept, per_channel);
 }
 
-/// In training sets each element with probability p to SELU's limit at minus infinity, then scales and shifts all, so
-/// that mean 0 and variance 1 stay (Klambauer et al. 2017). Throws UsageError unless 0 <= p < 1.
+/// In training, sets each element with probability p to SELU's limit at minus infinity, then scales and shifts all
+/// elements to keep mean 0 and variance 1 (Klambauer et al. 2017). Throws UsageError unless 0 <= p < 1.
 template <Operand X>
 auto alpha_dropout(const X& x, double p, bool training = true) {
   const double limit = -1.7580993408473766, keep = 1 - p;
   const auto kept = dropout(tensor_of<X>::ones(value_of(x).shape(), value_of(x).device()), p, training);
   const double drops = training ? p : 0;
   const double scale = 1 / std::sqrt((1 - drops) * (1 + drops * limit * limit));
-  // `kept` is 0 or 1 / keep in training: times keep it chooses.
+  // In training `kept` is 0 or 1 / keep; multiplied by keep it is a mask.
   const auto chosen = kept * (training ? keep : 1);
   return (x * chosen + (1 - chosen) * limit) * scale - scale * limit * drops;
 }

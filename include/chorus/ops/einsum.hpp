@@ -1,5 +1,5 @@
 #pragma once
-/// Einstein summation of two operands: one matrix product, or a sum of products.
+/// Einstein summation of two operands, as one matrix product or a sum of products.
 
 #include <algorithm>
 #include <array>
@@ -10,18 +10,18 @@
 
 namespace chorus {
 
-/// The text of `einsum<"bij,bjk->bik">`.
+/// The equation in `einsum<"bij,bjk->bik">`.
 template <std::size_t N>
 struct Equation {
   char text[N]{};
-  consteval Equation(const char (&from)[N]) { std::copy_n(from, N, text); }  // NOLINT: stands for the text
+  consteval Equation(const char (&from)[N]) { std::copy_n(from, N, text); }  // NOLINT: converts from text
   constexpr std::string_view view() const { return {text, N - 1}; }
 };
 
 namespace detail {
 
-/// Where `c` stands in `text`, or npos. string_view's own `find` compares the text's address with null, and that of a
-/// template's argument is no constant to GCC under its undefined behaviour sanitizer.
+/// The index of `c` in `text`, or npos. string_view::find compares the address with null, which GCC's undefined
+/// behaviour sanitizer does not accept as a constant for template arguments.
 constexpr std::size_t place_of(char c, std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i)
     if (text[i] == c) return i;
@@ -63,7 +63,7 @@ struct EinsumPlan {
   }
 };
 
-// x without the axes that only it has and the result has not, summed.
+// x summed over the axes that only it has.
 template <std::size_t Count, Operand X>
 auto sum_letters(const X& x, std::string_view names, const EinsumPlan::Letters& letters) {
   if constexpr (Count == 0) {
@@ -77,8 +77,8 @@ auto sum_letters(const X& x, std::string_view names, const EinsumPlan::Letters& 
 
 }  // namespace detail
 
-/// `einsum<"bij,bjk->bik">(a, b)`: letters name the axes of a, b and the result; those that the result lacks are summed
-/// over. Each letter once in an operand, small letters, no ellipsis. Throws ShapeError where sizes of one letter
+/// `einsum<"bij,bjk->bik">(a, b)`: letters name the axes of a, b and the result; letters missing from the result are
+/// summed over. Lower-case letters, each once in an operand; no ellipsis. Throws ShapeError if the sizes of a letter
 /// differ.
 template <Equation equation, Operand A, Operand B>
 auto einsum(const A& a, const B& b) {
@@ -138,7 +138,7 @@ auto einsum(const A& a, const B& b) {
     order[i] = static_cast<Index>(std::string_view(made.data(), at).find(plan.out[i]));
   using T = typename tensor_of<A>::value_type;
   if constexpr (free_a == 0 && free_b == 0 && !Narrow<T>) {
-    // Sums of products of single rows are no work for matrix products.
+    // Products of single rows are faster as sums than as matrix products.
     const Shape<2> rows{value_of(left).size(0), value_of(left).size(2)};
     return permute(reshape(sum(reshape(left, rows) * reshape(right, rows), 1), shape), order);
   } else {

@@ -1,5 +1,5 @@
 #pragma once
-/// Elementary functions, element by element, of Tensors, Variables and Parameters of any rank.
+/// Element-wise elementary functions of Tensors, Variables and Parameters of any rank.
 
 #include <chorus/ops/pointwise.hpp>
 
@@ -20,7 +20,7 @@ CHORUS_UNARY(rsqrt, Rsqrt)
 CHORUS_UNARY(reciprocal, Reciprocal)
 CHORUS_UNARY(exp, Exp)
 CHORUS_UNARY(log, Log)
-/// log(1 + x), exact for small x.
+/// log(1 + x), accurate for small x.
 CHORUS_UNARY(log1p, Log1p)
 CHORUS_UNARY(sin, Sin)
 CHORUS_UNARY(cos, Cos)

@@ -1,5 +1,5 @@
 #pragma once
-/// Embedding with an entry that stands for "nothing".
+/// Embedding with a padding entry.
 
 #include <algorithm>
 #include <chorus/kernels/transform.hpp>
@@ -16,8 +16,7 @@ struct IsEntry {
 };
 }  // namespace functors
 
-/// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
-/// no such entry.
+/// embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError if it is out of range.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index padding_index) {
   check<UsageError>(padding_index >= 0 && padding_index < value_of(weight).size(0), "embedding: padding_index ",

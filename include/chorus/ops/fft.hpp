@@ -1,8 +1,8 @@
 #pragma once
 /// Fourier transforms with torch.fft's names, float or double, on the CPU, differentiable any number of times: rfft,
-/// irfft, fft, ifft along the last axis, rfft2, irfft2, fft2, ifft2 over the last two. A complex number is a pair along
-/// one axis more, [..., 2], real and imaginary part, as torch.view_as_real has it; `norm(y, -1)` is its absolute value,
-/// `fft::mul` a product. A length whose prime factors are small is transformed in n log n steps, a prime n in n².
+/// irfft, fft, ifft along the last axis, rfft2, irfft2, fft2, ifft2 over the last two. Complex numbers have an extra
+/// last axis, [..., 2], for real and imaginary part, as in torch.view_as_real. `norm(y, -1)` is the absolute value,
+/// `fft::mul` a product. Lengths with small prime factors take n log n steps, a prime n takes n².
 
 #include <array>
 #include <chorus/autograd/parameter.hpp>
@@ -21,10 +21,10 @@
 namespace chorus {
 
 namespace operations {
-// Which of a transform's sides are real.
+// Which side of the transform is real.
 enum class Fourier : std::uint8_t { complex, from_real, to_real };
 
-// What the tape remembers beside the backward function: see ops/higher_order.hpp.
+// The tape's record, beside the backward function: see ops/higher_order.hpp.
 template <Fourier Kind>
 struct FourierTransform {
   static constexpr const char* name = Kind == Fourier::complex ? "fft" : Kind == Fourier::from_real ? "rfft" : "irfft";
@@ -35,12 +35,12 @@ struct FourierTransform {
 
 namespace fft {
 
-/// Which of a transform and its inverse divides: the inverse by n; both by sqrt(n); the transform by n.
+/// Where the scale goes: backward: 1/n on the inverse; ortho: 1/sqrt(n) on both; forward: 1/n on the transform.
 enum class Norm : std::uint8_t { backward, ortho, forward };
 
 /// Options of transforms along the last axis.
 struct Options {
-  std::optional<Index> n = {};  ///< numbers of a real or complex line, which is cut or continued with zeros to them
+  std::optional<Index> n = {};  ///< signal length; longer signals are cut, shorter ones padded with zeros
   Norm norm = Norm::backward;
 };
 /// Options of transforms over the last two axes.
@@ -87,7 +87,7 @@ auto transform(const X& x, const kernels::FourierPlan& plan) {
       [plan](const auto& dy, auto dx) { dx->add(transform<transposed(Kind)>(dy, plan.adjoint())); }, x);
 }
 
-// The length of a line of x, which is real or made of pairs.
+// The length of a signal in x, which is real or complex (pairs).
 template <bool Real, Operand X>
 Index length(const char* operation, const X& x) {
   check_type<X>();
@@ -135,7 +135,7 @@ auto to_real(const char* operation, const X& x, const Options& options) {
   return transform<Fourier::to_real>(x, made);
 }
 
-// The complex transform of the last axis but one.
+// The complex transform of the second last axis.
 template <Operand X>
 auto along_rows(const char* operation, const X& x, const Options& options, bool inverse) {
   static_assert(tensor_of<X>::rank >= 3, "fft: a transform of two axes has an operand with two of them");
@@ -148,8 +148,8 @@ inline Options option_of(const Options2& options, std::size_t axis) {
 
 }  // namespace detail
 
-/// y_k = Σ_j x_j exp(-2πi jk/n) of complex x: [..., n, 2] -> [..., n, 2]. Throws ShapeError where the last axis does
-/// not hold pairs or a length is below 1.
+/// y_k = Σ_j x_j exp(-2πi jk/n) of complex x: [..., n, 2] -> [..., n, 2]. Throws ShapeError if the last axis does not
+/// hold pairs or a length is below 1.
 template <Operand X>
 auto fft(const X& x, const Options& options = {}) {
   return detail::complex("fft", x, options, false);
@@ -161,16 +161,15 @@ auto ifft(const X& x, const Options& options = {}) {
   return detail::complex("ifft", x, options, true);
 }
 
-/// fft of real x, of whose numbers the first n/2 + 1 say all: [..., n] -> [..., n/2 + 1, 2]. Throws ShapeError where a
-/// length is below 1.
+/// fft of real x. Returns the first n/2 + 1 values, the others are conjugates: [..., n] -> [..., n/2 + 1, 2]. Throws
+/// ShapeError if a length is below 1.
 template <Operand X>
 auto rfft(const X& x, const Options& options = {}) {
   return detail::from_real("rfft", x, options);
 }
 
-/// The inverse of rfft: [..., n/2 + 1, 2] -> [..., n]. Without `n` it is even, twice what lies between the first number
-/// and the last; say `n` where it is odd. The imaginary part of the first number, and of the last if n is even, counts
-/// for nothing. Throws as fft does.
+/// The inverse of rfft: [..., n/2 + 1, 2] -> [..., n]. By default n is even, 2 (size - 1); for an odd length pass `n`.
+/// The imaginary part of the first value is ignored, and for even n that of the last. Throws as fft does.
 template <Operand X>
 auto irfft(const X& x, const Options& options = {}) {
   return detail::to_real("irfft", x, options);
@@ -197,14 +196,14 @@ auto rfft2(const X& x, const Options2& options = {}) {
                             detail::option_of(options, 0), false);
 }
 
-/// The inverse of rfft2: [..., h, w/2 + 1, 2] -> [..., h, w]; say `s` where w is odd.
+/// The inverse of rfft2: [..., h, w/2 + 1, 2] -> [..., h, w]; pass `s` if w is odd.
 template <Operand X>
 auto irfft2(const X& x, const Options2& options = {}) {
   return detail::to_real("irfft2", detail::along_rows("irfft2", x, detail::option_of(options, 0), true),
                          detail::option_of(options, 1));
 }
 
-/// Products of complex numbers, [..., 2] each, that are broadcast: a convolution is irfft(mul(rfft(x), rfft(y))).
+/// The broadcast product of complex numbers, [..., 2] each. A circular convolution is irfft(mul(rfft(x), rfft(y))).
 template <Operand A, Operand B>
 auto mul(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: the operands have an axis of pairs");

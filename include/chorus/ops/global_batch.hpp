@@ -1,5 +1,5 @@
 #pragma once
-/// Means and sums over the global batch, of which each device or rank has a part.
+/// Means and sums over the global batch, which is split over devices or ranks.
 
 #include <chorus/autograd/loss_terms.hpp>
 #include <chorus/autograd/parameter.hpp>
@@ -16,7 +16,7 @@
 namespace chorus {
 
 namespace detail {
-/// `value`, which is proportional to a mean or a sum over this member's part of the batch, as the whole batch's.
+/// Turns `value`, proportional to a mean or sum over this member's part, into that over the global batch.
 template <class T, int Rank, class D>
 Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
                                       const std::shared_ptr<BatchGroup>& group) {
@@ -36,7 +36,7 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
   return record(
       global_batch_name, to_device(whole, value.device()),
       [group, share = own / over](const auto& dy, auto dx) {
-        // All members' gradients by the whole value, each by what its member counts.
+        // Sums the gradients of all members, each weighted by its member's share.
         const double weight = group->weight();
         const auto here = contiguous(to_device(dy, Cpu{}));
         std::vector<double> gradients;
@@ -51,12 +51,11 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
 }
 }  // namespace detail
 
-/// `x`, a mean or a sum over this device's or rank's part of the batch, or a number times one, as that over the global
-/// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes
-/// back to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing
-/// is recorded, it is `x`. It adds up its numbers over all ranks, forward and backward. Throws UsageError for what is
-/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline or
-/// SameBits).
+/// For nonlinear functions of means and sums: turns `x`, a mean or sum over this device's or rank's part of the batch
+/// (or a multiple of one), into that over the global batch: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`.
+/// Its gradient flows to all parts. For use in a model's forward pass; outside of it see below. Returns `x` if the
+/// batch is not split or nothing is recorded. Communicates in forward and backward. Throws UsageError if `x` is no mean
+/// or sum, and if parts of the batch run one after the other (in a model under Pipeline or SameBits).
 template <AnyVariable X>
 auto of_global_batch(const X& x) {
   const auto& value = detail::variable_of(x);
@@ -77,8 +76,8 @@ template <AnyTensor X>
 X of_global_batch(const X& x) {
   return x;
 }
-/// The same of what was made of a net's outputs, outside of its model. The same line under every policy; all ranks call
-/// it.
+/// The same outside of the model, for values computed from a net's outputs. The code is the same under every policy.
+/// All ranks must call it.
 template <class Net, Operand X>
 auto of_global_batch(const Net& net, const X& x) {
   const BatchGroupScope scope(net.global_batch());

@@ -1,24 +1,24 @@
 #pragma once
-/// Gradients of gradients. Where a computation begins with GraphVariables, every result is one, and `grad` with
-/// `create_graph` gives gradients that are recorded in turn:
+/// Gradients of gradients. If a computation starts with GraphVariables, all results are GraphVariables, and `grad` with
+/// `create_graph` returns recorded gradients:
 ///
 ///   const ch::GraphVariable x(images, true);
 ///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
 ///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
 ///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
 ///
-/// Under a policy this stands in the model's `forward`, or around the call of the policy, whose outputs are
-/// GraphVariables where an input is one.
+/// Under a policy this code is in the model's `forward`, or around the policy's call, whose outputs are GraphVariables
+/// if an input is one.
 ///
-/// How it works: GraphVariable is a type of its own, so that Variables pay nothing. `record` is overloaded for it and
-/// makes nodes that, beside their backward function, keep the operation and its inputs. `grad` walks them and calls
-/// `derivatives(operation, dy, y, inputs...)`, which stands here for each operation, once, in terms of other
-/// operations. Those run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a
-/// functor itself; its own gradient comes from Dual numbers of Dual numbers.
+/// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
+/// nodes keep the operation and its inputs, beside the backward function. `grad` walks the nodes and calls
+/// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
+/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
+/// own gradient uses Dual numbers of Dual numbers.
 ///
-/// Derivatives of the second order exist for element-wise functions, matrix products, convolutions, pooling,
-/// normalisation, reductions, softmax, cross entropy, dropout, and what changes shapes or picks elements; higher orders
-/// where only products, sums and exp are met. Else `grad` throws a UsageError that names the operation.
+/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
+/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
+/// only. Else `grad` throws a UsageError with the operation's name.
 
 #include <chorus/ops/higher_order/convolution.hpp>
 #include <chorus/ops/higher_order/graph_variable.hpp>

@@ -1,7 +1,7 @@
 #pragma once
-/// += -= *= /= of Tensors: they write into the tensor's memory, which all its views and handles see. What an operation
-/// has saved of it counts as written: backward refuses to go on with it. Nothing is recorded; of a Variable `x += y` is
-/// `x = x + y`, which is, and which other handles don't see.
+/// += -= *= /= of Tensors write into the tensor's memory, so all views and handles see the change. If an operation
+/// saved the tensor, its backward throws. Nothing is recorded. For a Variable `x += y` is `x = x + y`: it is recorded,
+/// and other handles keep the old value.
 
 #include <array>
 #include <chorus/kernels/transform.hpp>
@@ -13,7 +13,7 @@
 namespace chorus {
 
 namespace functors {
-// Of integers, which wrap around. Element-wise kernels know packs of floating-point numbers alone.
+// For integers, which wrap around. Element-wise kernels support packs of floating-point numbers only.
 struct IntegerAdd {
   template <class T>
   CHORUS_HD T operator()(const T& a, const T& b) const {
@@ -32,7 +32,7 @@ struct IntegerMul {
     return static_cast<T>(a * b);
   }
 };
-// For a sentence of the compiler's.
+// Gives a readable compile error.
 struct NoDivision {
   template <class T>
   CHORUS_HD T operator()(const T&, const T&) const {
@@ -49,7 +49,7 @@ struct OfNumber {
 
 namespace detail {
 
-/// x = f(x, y...), with y dense and of x's shape.
+/// x = f(x, y...), with y contiguous and of x's shape.
 template <class F, class T, int Rank, class D, class... Y>
 void assign(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Y&... y) {
   static_assert(!std::is_same_v<T, bool>, "in place: no arithmetic of truth values");
@@ -77,7 +77,7 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
   check<ShapeError>(broadcast_shapes(operation, x.shape(), y.shape()) == x.shape(), operation,
                     ": expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
   const auto right = y.expand(x.shape());
-  // What reads other elements of the memory that is written is copied first.
+  // Copies y if it shares the written memory at other positions.
   const bool same_places = right.data() == x.data() && right.strides() == x.strides();
   const bool apart = right.storage().memory().block() != x.storage().memory().block();
   assign(operation, f, x, right.is_contiguous() && (apart || same_places) ? right : clone(right));
@@ -105,12 +105,12 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
       detail::assign(#NAME "_", functors::OfNumber<functors::OF_INTEGERS, T>{static_cast<T>(number)}, x);            \
     return std::forward<X>(x);                                                                                       \
   }
-/// The right side, a Tensor or a number, broadcasts to the tensor's shape. Throws ShapeError where it doesn't,
-/// UsageError where one is undefined or the tensor has one place for several elements.
+/// The right side, a Tensor or a number, broadcasts to the tensor's shape. Throws ShapeError if it doesn't, UsageError
+/// if one is undefined or if the tensor is expanded.
 CHORUS_IN_PLACE(+=, add, Add, IntegerAdd, AddScalar, +)
 CHORUS_IN_PLACE(-=, sub, Sub, IntegerSub, AddScalar, -)
 CHORUS_IN_PLACE(*=, mul, Mul, IntegerMul, MulScalar, +)
-/// Not of integers, whose quotients are none.
+/// Not for integers, whose quotients are not integers.
 CHORUS_IN_PLACE(/=, div, Div, NoDivision, DivScalar, +)
 #undef CHORUS_IN_PLACE
 

@@ -1,5 +1,6 @@
 #pragma once
-/// Picking by integer tensors: index_select, embedding, gather. Gradients of what is picked several times add up.
+/// Indexing by integer tensors: index_select, embedding, gather. An element picked several times gets the sum of
+/// gradients.
 
 #include <cstdint>
 
@@ -10,7 +11,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct IndexSelect {
@@ -28,8 +29,7 @@ struct Gather {
 };
 }  // namespace operations
 
-/// Entry i of an axis of the result is entry `index[i]` of that axis of x. Throws UsageError for an index outside of
-/// the axis.
+/// Entry i of the result's axis is entry `index[i]` of x's axis. Throws UsageError for an index out of range.
 template <Operand X, class D>
 auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index) {
   const auto input = contiguous(value_of(x));
@@ -53,8 +53,8 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
       x);
 }
 
-/// weight: [entries, features], index: [...] -> the entries' rows: [..., features]. Throws UsageError for an index that
-/// is no entry.
+/// weight: [entries, features], index: [...] -> rows of the weight: [..., features]. Throws UsageError for an index out
+/// of range.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
@@ -64,7 +64,7 @@ auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
   shape.back() = value_of(weight).size(1);
   return reshape(index_select(weight, 0, flat), shape);
 }
-/// The same in T. The rows' gradients are added up in the weight's own type.
+/// The same with results of type T. Gradients are accumulated in the weight's own type.
 template <Operand W, Narrow T, int Rank, class D>
 auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index) {
   return to<T>(embedding(weight, index.plain()));
@@ -89,9 +89,8 @@ auto gather_along(const X& x, std::size_t axis, const Indices& index) {
 }
 }  // namespace detail
 
-/// The result has the index's shape; along `axis` its element is x's at the position that the index gives, at the same
-/// place in the other axes, where the index may be smaller than x. Throws ShapeError where it is larger, UsageError for
-/// an index outside of the axis.
+/// As torch.gather: the result has the index's shape; along `axis` it has x's elements at the index's values. In the
+/// other axes the index may be smaller than x. Throws ShapeError if it is larger, UsageError for an index out of range.
 template <Operand X, class D>
 auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
   static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");

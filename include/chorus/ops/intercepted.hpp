@@ -1,6 +1,5 @@
 #pragma once
-/// What operators ask the interceptor of their forward pass: of operands that it may have changed, and results that it
-/// follows.
+/// How operators ask the interceptor of their forward pass to replace operands and to follow results.
 
 #include <algorithm>
 #include <chorus/autograd/interceptor.hpp>
@@ -15,7 +14,7 @@
 
 namespace chorus::detail {
 
-/// What an operator takes for x.
+/// The operand that an operator uses for x: x, or the interceptor's replacement.
 template <Operand X>
 std::conditional_t<may_be_intercepted<X>, X, const X&> taken(const X& x) {
   if constexpr (may_be_intercepted<X>)
@@ -31,7 +30,7 @@ std::conditional_t<may_be_intercepted<X>, X, const X&> taken(const X& x) {
   return x;
 }
 
-/// `result`, which was made of `x`: see Interceptor::derived.
+/// Reports that `result` was computed from `x` and returns it: see Interceptor::derived.
 template <Operand X, Operand Y>
 Y derived(const X& x, Y result, bool exact) {
   if constexpr (may_be_intercepted<X> && may_be_intercepted<Y>)
@@ -40,7 +39,7 @@ Y derived(const X& x, Y result, bool exact) {
   return result;
 }
 
-/// What operands are joined to: `f(x...)`, of what is taken for them.
+/// A joint operation `f(x...)` on the replaced operands.
 template <class F, Operand... X>
 auto joined(Interceptor::Joint how, const F& f, const X&... x) {
   if constexpr ((may_be_intercepted<X> && ...)) {
@@ -60,7 +59,7 @@ auto joined(Interceptor::Joint how, const F& f, const X&... x) {
   return f(x...);
 }
 
-/// The same of a list that is concatenated.
+/// The same for a list that is concatenated.
 template <class F, Operand X>
 X joined_list(const F& f, std::span<const X> list) {
   if constexpr (may_be_intercepted<X>) {
@@ -80,14 +79,15 @@ X joined_list(const F& f, std::span<const X> list) {
   return f(list);
 }
 
-/// While it lives, nobody watches what this thread computes, and nothing is recorded.
+/// While it lives, this thread's operations are neither observed nor recorded.
 class Unobserved {
   const NoGrad no_grad_;
   const Replaced<OperationWatch*> unwatched_{operation_watch, nullptr};
   const Replaced<LayerWatch*> uncounted_{layer_watch, nullptr};
 };
 
-/// y, the means of x, each of `count` numbers; where the interceptor says so, of integers: `sums(integers)` are theirs.
+/// y, the means of x over `count` elements each. If the interceptor wants, computed from integers, with
+/// `sums(integers)`.
 template <Operand X, Operand Y, class F>
 Y exact_means(const X& x, Y y, Index count, const F& sums) {
   if constexpr (may_be_intercepted<X> && may_be_intercepted<Y>)

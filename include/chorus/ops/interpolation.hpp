@@ -1,5 +1,5 @@
 #pragma once
-/// Images in other sizes: bilinear interpolation, and the largest number of each part of an image.
+/// Resizing images: bilinear interpolation and adaptive max pooling.
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@ namespace chorus {
 
 namespace detail {
 
-// Each entry of the resized axis lies between two of the old one, at a share of the way from the one to the other.
+// Each entry of the resized axis is interpolated linearly between two old entries.
 inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
   AxisWeights weights{in, {}};
   for (Index i = 0; i < out; ++i) {
@@ -31,8 +31,8 @@ inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
   return weights;
 }
 
-/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their
-/// last one.
+/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their last
+/// entry.
 template <Operand X>
 auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
   using D = typename tensor_of<X>::device_type;
@@ -49,7 +49,7 @@ auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
   return reshape(index_select(x, static_cast<Index>(a), index), split);
 }
 
-// The largest of each of `out` equal parts of an axis.
+// The maximum of each of `out` parts of an axis.
 template <Operand X>
 auto adaptive_max(const X& x, std::size_t a, Index out) {
   const AxisParts parts{value_of(x).shape()[a], out};
@@ -70,9 +70,9 @@ inline void check_resize(const char* operation, const Shape<4>& image, Size2d si
 
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], between pixels in straight lines.
-/// With `align_corners` the centres of the corner pixels stay in the corners, else the corners of the images do. Throws
-/// UsageError unless the size is positive, ShapeError for an image without pixels.
+/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width]. With `align_corners` the centres
+/// of the corner pixels align, else the corners of the images. Throws UsageError unless the size is positive,
+/// ShapeError for an image without pixels.
 template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
@@ -85,15 +85,15 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
                               /*exact=*/false);
 }
 
-/// x: [batch, channels, height, width] -> the largest number of each part of an image: [batch, channels, size.height,
-/// size.width]; parts as of adaptive_avg_pool2d. Of pixels that tie the first gets the gradient. Throws as that does.
+/// x: [batch, channels, height, width] -> the maximum of each part of an image: [batch, channels, size.height,
+/// size.width]; parts as for adaptive_avg_pool2d. In a tie the first pixel gets the gradient. Throws as that does.
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
   const auto& shape = value_of(x).shape();
   detail::check_resize("adaptive_max_pool2d", shape, size);
   const auto parts = [&] { return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height); };
-  // Equal parts are the windows of a plain pooling.
+  // With equal parts it is plain max pooling.
   if (shape[2] % size.height == 0 && shape[3] % size.width == 0)
     return decltype(parts())(max_pool2d(x, Size2d{shape[2] / size.height, shape[3] / size.width}));
   return parts();

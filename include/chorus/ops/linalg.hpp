@@ -1,7 +1,7 @@
 #pragma once
-/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU: solve, inverse, det, cholesky, qr,
-/// svd, eigh, by Eigen, all differentiable once. Names and results are torch.linalg's. Not part of chorus.hpp, since
-/// Eigen's factorizations take their time to compile.
+/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
+/// cholesky, qr, svd, eigh, all differentiable once. Names and results are torch.linalg's. Not in chorus.hpp, since
+/// Eigen's factorizations are slow to compile.
 
 #include <algorithm>
 #include <array>
@@ -34,7 +34,7 @@ auto stack_of(const char* operation, const X& x, bool square) {
   return out;
 }
 
-// How many matrices a stack has.
+// The number of matrices in a stack.
 template <std::size_t N>
 Index matrices(const std::array<Index, N>& shape) {
   Index count = 1;
@@ -42,7 +42,7 @@ Index matrices(const std::array<Index, N>& shape) {
   return count;
 }
 
-// Factors of a matrix lie in one row, [count, all]: gradients by all of them arrive together.
+// All factors of a matrix are in one row, [count, all], so that their gradients arrive together.
 template <Operand Packed, std::size_t N>
 auto factor(const Packed& packed, Index start, const std::array<Index, N>& shape, Index size) {
   return reshape(slice(packed, 1, start, start + size), shape);
@@ -64,8 +64,8 @@ std::array<Index, N - 1> with_vector(const std::array<Index, N>& shape, Index si
 
 }  // namespace detail
 
-/// x with a x = b. a: [..., n, n], b: [..., n, k] -> [..., n, k]; the axes in front are equal. Backward: b̄ = a⁻ᵀ x̄,
-/// ā = -b̄ xᵀ (Giles 2008). Throws ShapeError where sizes differ, UsageError where a matrix is singular.
+/// Solves a x = b. a: [..., n, n], b: [..., n, k] -> x: [..., n, k]; leading axes are equal. Backward: b̄ = a⁻ᵀ x̄, ā =
+/// -b̄ xᵀ (Giles 2008). Throws ShapeError if sizes differ, UsageError if a matrix is singular.
 template <Operand A, Operand B>
 auto solve(const A& a, const B& b) {
   constexpr int rank = tensor_of<A>::rank;
@@ -96,7 +96,7 @@ auto solve(const A& a, const B& b) {
       a, b);
 }
 
-/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError where a matrix is singular.
+/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError if a matrix is singular.
 template <Operand A>
 auto inverse(const A& a) {
   using Of = tensor_of<A>;
@@ -121,7 +121,7 @@ auto inverse(const A& a) {
       a);
 }
 
-/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, for singular matrices too.
+/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, also for singular matrices.
 template <Operand A>
 auto det(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -143,8 +143,8 @@ auto det(const A& a) {
       a);
 }
 
-/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n], of which the lower triangle is
-/// read; the gradient is symmetric. Throws UsageError where a matrix is not positive definite.
+/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n]. Reads the lower triangle only; the
+/// gradient is symmetric. Throws UsageError if a matrix is not positive definite.
 template <Operand A>
 auto cholesky(const A& a) {
   const auto input = detail::stack_of("cholesky", a, true);
@@ -160,15 +160,15 @@ auto cholesky(const A& a) {
       a);
 }
 
-/// Factors of qr.
+/// The factors of qr.
 template <class Q, class R>
 struct Qr {
   Q q;
   R r;
 };
 
-/// a = Q R with orthonormal columns in Q: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
-/// Throws ShapeError where there are fewer rows than columns.
+/// a = Q R, where Q has orthonormal columns: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
+/// Throws ShapeError if there are fewer rows than columns.
 template <Operand A>
 auto qr(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -189,7 +189,7 @@ auto qr(const A& a) {
   return Qr<decltype(q), decltype(r)>{std::move(q), std::move(r)};
 }
 
-/// Factors of svd.
+/// The factors of svd.
 template <class U, class S, class V>
 struct Svd {
   U u;
@@ -198,8 +198,8 @@ struct Svd {
 };
 
 /// a = U diag(S) Vᵀ: a: [..., m, n] -> u: [..., m, k], s: [..., k] in descending order, vh = Vᵀ: [..., k, n], k =
-/// min(m, n). The signs of singular vectors are not defined, and neither is the gradient of what depends on them.
-/// Throws UsageError for numbers that are not finite.
+/// min(m, n). The signs of singular vectors are arbitrary, so gradients that depend on them are undefined. Throws
+/// UsageError for non-finite numbers.
 template <Operand A>
 auto svd(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -220,16 +220,16 @@ auto svd(const A& a) {
   return Svd<decltype(u), decltype(s), decltype(vh)>{std::move(u), std::move(s), std::move(vh)};
 }
 
-/// What eigh returns.
+/// The result of eigh.
 template <class Values, class Vectors>
 struct Eigh {
   Values eigenvalues;
   Vectors eigenvectors;
 };
 
-/// Eigenvalues, [..., n] in ascending order, and eigenvectors, in the columns of [..., n, n], of symmetric a: [..., n,
-/// n], of which the lower triangle is read; the gradient is symmetric. The signs of eigenvectors are not defined, and
-/// neither is the gradient of what depends on them. Throws UsageError for numbers that are not finite.
+/// Eigenvalues, [..., n] in ascending order, and eigenvectors, the columns of [..., n, n], of symmetric a: [..., n, n].
+/// Reads the lower triangle only; the gradient is symmetric. The signs of eigenvectors are arbitrary, so gradients that
+/// depend on them are undefined. Throws UsageError for non-finite numbers.
 template <Operand A>
 auto eigh(const A& a) {
   using T = typename tensor_of<A>::value_type;

@@ -1,6 +1,6 @@
 #pragma once
-/// Losses that compare two operands element by element. Each comes in two forms: `NAME` is the mean (or sum) of all
-/// elements, `NAME_per_element` keeps them. Gradients go to both operands.
+/// Element-wise losses of two operands. Each has two forms: `NAME` is the mean (or sum) over all elements,
+/// `NAME_per_element` has no reduction. Gradients flow to both operands.
 
 #include <chorus/kernels/loss_options.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -24,7 +24,7 @@ struct AbsoluteError {
   }
 };
 
-/// d² / (2 beta) where |d| < beta, else |d| - beta / 2 (Girshick 2015).
+/// d² / (2 beta) if |d| < beta, else |d| - beta / 2 (Girshick 2015).
 struct SmoothL1 {
   double beta = 1;
   template <class S>
@@ -42,7 +42,7 @@ struct SmoothL1 {
   }
 };
 
-/// d² / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
+/// d² / 2 if |d| <= delta, else delta (|d| - delta / 2) (Huber 1964).
 struct Huber {
   double delta = 1;
   template <class S>
@@ -60,8 +60,8 @@ struct Huber {
   }
 };
 
-/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow, and without one large number less
-/// another: |x| counts only as far as the target is on the other side.
+/// -target log(sigmoid(x)) - (1 - target) log(1 - sigmoid(x)), without overflow and without cancellation: |x| is
+/// weighted with the target's probability of the other sign.
 struct BinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -74,7 +74,7 @@ struct BinaryCrossEntropy {
   }
 };
 
-/// target (log(target) - x); 0 where the target is 0, however large x.
+/// target (log(target) - x); 0 if the target is 0, even for infinite x.
 struct KlDivergence {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -89,8 +89,8 @@ struct KlDivergence {
 }  // namespace functors
 
 namespace detail {
-// Losses as one: their sum, divided by what they are a mean over. The mean of none is 0, so that an empty share of a
-// batch contributes nothing.
+// The sum of losses divided by `over`. The mean over no samples is 0, so that an empty share of a batch contributes
+// nothing.
 template <Operand X>
 auto mean_of_losses(const X& losses, double over) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
@@ -100,7 +100,7 @@ auto mean_of_losses(const X& losses, double over) {
       });
   return as_mean(as_sum(sum(losses), true, 0, Node::of_a_mean) / (over == 0 ? 1 : over), over);
 }
-// The same, divided by what the caller says of the whole batch. `counted`: what the losses here would be a mean over.
+// The same with the caller's divisor `over`. `counted`: the divisor of a mean of these losses.
 template <Operand X>
 auto sum_of_losses_over(const X& losses, double over, double counted) {
   if constexpr (AnyVariable<X> && !is_graph_variable<X>)
@@ -139,34 +139,34 @@ CHORUS_LOSS(l1_loss, AbsoluteError)
 CHORUS_LOSS(bce_with_logits, BinaryCrossEntropy)
 #undef CHORUS_LOSS
 
-/// Squared below `beta`, linear above it. Throws UsageError unless beta is positive.
+/// Quadratic below `beta`, linear above it. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction reduction = Reduction::mean) {
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
   return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
 }
-/// smooth_l1_loss without its mean. Throws UsageError where beta is not positive.
+/// smooth_l1_loss without a reduction. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
   check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
   return detail::pointwise("smooth_l1_loss", functors::SmoothL1{beta}, x, target);
 }
 
-/// Squared up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
+/// Quadratic up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reduction = Reduction::mean) {
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
   return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
 }
-/// huber_loss without its mean. Throws UsageError where delta is not positive.
+/// huber_loss without a reduction. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
   check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
   return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
 }
 
-/// The Kullback-Leibler divergence of distributions `target` from those whose logarithms are given: both [batch, ...];
-/// summed, and divided by the batch's size (PyTorch's `batchmean`).
+/// The Kullback-Leibler divergence from the distributions with the given log probabilities to `target`: both [batch,
+/// ...]; summed and divided by the batch size (PyTorch's `batchmean`).
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
   static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
@@ -174,7 +174,7 @@ auto kl_div(const X& log_probabilities, const Y& target) {
   return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
                                 batch);
 }
-/// kl_div without its mean.
+/// kl_div without a reduction.
 template <Operand X, Operand Y>
 auto kl_div_per_element(const X& log_probabilities, const Y& target) {
   return detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target);

@@ -1,5 +1,5 @@
 #pragma once
-/// Choices by a mask: where and masked_fill.
+/// where and masked_fill.
 
 #include <chorus/kernels/transform.hpp>
 #include <chorus/ops/pointwise.hpp>
@@ -9,7 +9,7 @@ namespace chorus {
 
 namespace functors {
 
-/// a where the mask is not 0, else b.
+/// a if the mask is not 0, else b.
 struct Where {
   template <class S>
   CHORUS_HD S operator()(const S& mask, const S& a, const S& b) const {
@@ -17,7 +17,7 @@ struct Where {
   }
 };
 
-/// The same of integers and truth values.
+/// The same for integers and bools.
 struct Choose {
   template <class T>
   CHORUS_HD T operator()(bool mask, const T& a, const T& b) const {
@@ -25,7 +25,7 @@ struct Choose {
   }
 };
 
-/// The value where the mask is not 0, else x.
+/// The value if the mask is not 0, else x.
 struct MaskedFill {
   double value = 0;
   template <class S>
@@ -37,7 +37,7 @@ struct MaskedFill {
 }  // namespace functors
 
 namespace detail {
-// The mask as 0 and 1 in the operands' scalar type: element-wise kernels work in one.
+// The mask as 0 and 1 in the operands' scalar type, which element-wise kernels need.
 template <Real T, int Rank, Device D>
 Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
   const auto dense = contiguous(mask);
@@ -47,7 +47,7 @@ Tensor<T, Rank, D> as_numbers(const Tensor<bool, Rank, D>& mask) {
 }
 }  // namespace detail
 
-/// a where the mask is true, else b; the three broadcast. Throws ShapeError where they don't.
+/// a where the mask is true, else b; the three broadcast. Throws ShapeError if they don't.
 template <int Rank, Device D, Operand A, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
   using T = typename tensor_of<A>::value_type;
@@ -69,7 +69,7 @@ auto where(const Tensor<bool, Rank, D>& mask, const A& a, const B& b) {
   }
 }
 
-/// The value where the mask is true, else x; they broadcast. Throws ShapeError where they don't.
+/// The value where the mask is true, else x; they broadcast. Throws ShapeError if they don't.
 template <Operand X, int Rank, Device D>
 auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   detail::check_defined("masked_fill", value_of(x), mask);
@@ -77,7 +77,7 @@ auto masked_fill(const X& x, const Tensor<bool, Rank, D>& mask, double value) {
   return detail::pointwise("masked_fill", functors::MaskedFill{value}, numbers, x);
 }
 
-/// where with a number, which takes the operand's type, in the place of a or b.
+/// where with a number instead of a or b; it is converted to the operand's type.
 template <int Rank, Device D, Operand B>
 auto where(const Tensor<bool, Rank, D>& mask, math::Arithmetic auto number, const B& b) {
   using T = typename tensor_of<B>::value_type;

@@ -17,7 +17,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Matmul {
   static constexpr const char* name = "matmul";
@@ -28,7 +28,7 @@ struct Linear {
 }  // namespace operations
 
 namespace detail {
-// A product for each pair of matrices of two stacks of one shape.
+// The product of each pair of matrices in two stacks of one shape.
 template <Operand A, Operand B>
 auto stacked_matmul(const A& a, const B& b) {
   using T = typename tensor_of<A>::value_type;
@@ -64,8 +64,7 @@ auto stacked_matmul(const A& a, const B& b) {
       a, b);
 }
 
-// The sizes of two stacks once the axes in front of the matrices are broadcast. Throws ShapeError where anything
-// differs.
+// The shapes of two stacks after broadcasting the leading axes. Throws ShapeError if they don't fit.
 template <std::size_t A, std::size_t B>
 auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b) {
   constexpr std::size_t rank = std::max(A, B);
@@ -82,8 +81,8 @@ auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b)
 }
 }  // namespace detail
 
-/// a: [..., m, k], b: [..., k, n] -> [..., m, n], a product for each pair of matrices; the axes in front broadcast.
-/// Throws ShapeError where sizes differ.
+/// a: [..., m, k], b: [..., k, n] -> [..., m, n], the product of each pair of matrices; leading axes broadcast. Throws
+/// ShapeError if sizes differ.
 template <Operand A, Operand B>
 auto matmul(const A& a, const B& b) {
   constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
@@ -93,9 +92,9 @@ auto matmul(const A& a, const B& b) {
   const auto& shape_b = value_of(b).shape();
   const auto shapes = detail::matmul_shapes(shape_a, shape_b);
   if constexpr (!of_one_type<A, B>) {
-    return detail::Recorded<std::max(rank_a, rank_b), B, A>();  // nothing but the sentence above is an error then
+    return detail::Recorded<std::max(rank_a, rank_b), B, A>();  // so that the message above is the only error
   } else if constexpr (rank_a > 2 && rank_b == 2) {
-    // One matrix for the whole stack: one tall product.
+    // One matrix for the whole stack: a single tall product.
     auto out = shape_a;
     out.back() = shape_b[1];
     const Index rows = std::accumulate(shape_a.begin(), shape_a.end() - 1, Index{1}, std::multiplies<>());
@@ -108,8 +107,8 @@ auto matmul(const A& a, const B& b) {
 }
 
 namespace detail {
-/// Gradients of a linear layer by weight and bias, on GPUs, where a product can give both. False, with nothing done, on
-/// the CPU, and where the weight's is put off.
+/// The gradients of a linear layer's weight and bias in one product, on GPUs. Returns false and does nothing on the
+/// CPU, and if the weight's gradient is deferred.
 template <class W, class B, AnyTensor Dy, class Input>
 bool weight_and_bias([[maybe_unused]] W& weight, [[maybe_unused]] B& bias, [[maybe_unused]] const Dy& dy,
                      [[maybe_unused]] const Input& input, [[maybe_unused]] Index rows, [[maybe_unused]] Index in,
@@ -135,7 +134,7 @@ bool weight_and_bias([[maybe_unused]] W& weight, [[maybe_unused]] B& bias, [[may
 }  // namespace detail
 
 namespace operations {
-// `w` and `b` are the numbers of weight and bias, in x's type; gradients have the type of weight and bias.
+// `w` and `b`: weight and bias in x's type. Gradients have the types of weight and bias.
 template <Operand X, Operand W, Operand B, class Matrix, class Row>
 detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bias, const Matrix& w,
                                         const Row& b) {
@@ -155,8 +154,8 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   detail::count_multiply_adds(rows * out_features * in_features);
-  // Where nothing is recorded, a few rows are computed in an order of their own. A recorded pass keeps to one order
-  // whatever its rows: a sample's numbers don't depend on the share of a batch it is in.
+  // Without recording, a few rows are summed in another, faster order. A recorded pass has one order for any number of
+  // rows, so that a sample's result does not depend on the share of the batch it is in.
   bool done = false;
   if constexpr (std::is_same_v<typename tensor_of<X>::device_type, Cpu> && std::floating_point<T>) {
     const bool recorded = grad_enabled() && (node_of(x) || node_of(weight) || node_of(bias));
@@ -172,7 +171,7 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
       Linear{}, std::move(out),
       [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
        part = detail::computes_part](const auto& dy, auto dx, auto dw, auto db) {
-        // In a part of a batch the bias's gradient has an order of its own: nothing depends on a library's choice.
+        // For a part of a batch the bias's gradient is summed in a fixed order, whatever a library would choose.
         const bool both = dw && db && !part &&
                           detail::weight_and_bias(*dw, *db, dy, input, rows, in_features, out_features);
         if (db && !both) {
@@ -201,8 +200,8 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
 }
 }  // namespace operations
 
-/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError where
-/// sizes differ.
+/// x: [..., in], weight: [out, in], bias: [out] or absent -> x weightᵀ + bias: [..., out]. Throws ShapeError if sizes
+/// differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
   static_assert(tensor_of<X>::rank >= 1, "linear: the input has at least one axis");
@@ -211,10 +210,10 @@ auto linear(const X& x, const W& weight, const B& bias) {
   if constexpr (of_one_type<X, W, B>)
     return detail::with_variables([](const auto&... xs) { return operations::linear(xs...); }, x, weight, bias);
   else
-    return detail::RecordedLike<X, W, X>();  // nothing but the sentence above is an error then
+    return detail::RecordedLike<X, W, X>();  // so that the message above is the only error
 }
-/// Of bf16 and half inputs everything is: weight and bias are taken in the input's type; gradients by float ones are
-/// not rounded to it.
+/// For bf16 and half inputs, weight and bias are converted to the input's type. Gradients of float weights and biases
+/// stay float.
 template <NarrowOperand X, Operand W, Operand B>
 requires OfOtherType<X, W>
 auto linear(const X& x, const W& weight, const B& bias) {

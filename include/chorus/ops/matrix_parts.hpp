@@ -1,5 +1,5 @@
 #pragma once
-/// Parts and products of vectors and matrices: tril, triu, diag, outer, dot, cross. All are differentiable.
+/// tril, triu, diag, outer, dot, cross. All are differentiable.
 
 #include <chorus/kernels/to_device.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -15,7 +15,7 @@
 namespace chorus {
 
 namespace detail {
-// 0 instead of what lies beside the triangle, NaN as well.
+// Sets everything outside of the triangle to 0, NaN included.
 template <Operand X, class Inside>
 auto triangle(const X& x, const Inside& inside) {
   static_assert(tensor_of<X>::rank >= 2, "tril, triu: the operand is a matrix or a stack of matrices");
@@ -26,7 +26,7 @@ auto triangle(const X& x, const Inside& inside) {
   return masked_fill(x, to_device(outside, value_of(x).device()), 0);
 }
 
-// The places of diagonal `diagonal` of a matrix, seen as a vector.
+// The indices of a diagonal in the flattened matrix.
 inline std::vector<std::int64_t> diagonal_places(Index rows, Index columns, Index diagonal) {
   std::vector<std::int64_t> out;
   for (Index i = diagonal < 0 ? -diagonal : 0; i < rows && i + diagonal < columns; ++i)
@@ -35,18 +35,18 @@ inline std::vector<std::int64_t> diagonal_places(Index rows, Index columns, Inde
 }
 }  // namespace detail
 
-/// [..., rows, columns]: what lies on and below diagonal `diagonal` (0: the main one, 1: that above); else 0.
+/// [..., rows, columns]: keeps diagonal `diagonal` and below (0: the main one, 1: the one above it); zeroes the rest.
 template <Operand X>
 auto tril(const X& x, Index diagonal = 0) {
   return detail::triangle(x, [=](Index i, Index j) { return j - i <= diagonal; });
 }
-/// [..., rows, columns]: what lies on and above diagonal `diagonal`; else 0.
+/// [..., rows, columns]: keeps diagonal `diagonal` and above; zeroes the rest.
 template <Operand X>
 auto triu(const X& x, Index diagonal = 0) {
   return detail::triangle(x, [=](Index i, Index j) { return j - i >= diagonal; });
 }
 
-/// Of a matrix, its diagonal `diagonal`: a vector. Of a vector, the square matrix with it there, else 0.
+/// For a matrix, its diagonal as a vector. For a vector, the square matrix with that diagonal, else 0.
 template <Operand X>
 auto diag(const X& x, Index diagonal = 0) {
   constexpr int rank = tensor_of<X>::rank;
@@ -64,14 +64,14 @@ auto diag(const X& x, Index diagonal = 0) {
   }
 }
 
-/// a: [m], b: [n] -> [m, n], the product of each with each.
+/// a: [m], b: [n] -> [m, n], the outer product.
 template <Operand A, Operand B>
 auto outer(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: the operands are vectors");
   return unsqueeze(a, 1) * unsqueeze(b, 0);
 }
 
-/// The sum of the products of two vectors of one size. Throws ShapeError where the sizes differ.
+/// The dot product of two vectors of one size. Throws ShapeError if the sizes differ.
 template <Operand A, Operand B>
 auto dot(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: the operands are vectors");
@@ -80,8 +80,7 @@ auto dot(const A& a, const B& b) {
   return sum(a * b, 0);
 }
 
-/// The vector product along an axis of size 3; the operands broadcast. Throws ShapeError where the axis has another
-/// size.
+/// The cross product along an axis of size 3; the operands broadcast. Throws ShapeError if the axis has another size.
 template <Operand A, Operand B>
 auto cross(const A& a, const B& b, Index axis = -1) {
   static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: the operands have one rank");

@@ -1,6 +1,6 @@
 #pragma once
-/// Means over a batch that its policy computes in parts, and adds up in an order of its own (SameBits): the losses of
-/// the library ask here before they take a mean.
+/// Means over a batch that its policy computes in parts and sums in a fixed order (SameBits). The library's losses use
+/// these functions for their means.
 
 #include <atomic>
 #include <chorus/autograd/parameter.hpp>
@@ -15,35 +15,35 @@
 
 namespace chorus {
 
-/// How the batch of one forward pass is cut into parts, of which this process has some.
+/// How the batch of one forward pass is split into parts; this process has some of them.
 class BatchParts {
  public:
   virtual ~BatchParts() = default;
 
-  /// Of this process: how many parts and samples it has, and where part `i` begins among its samples.
+  /// The number of local parts and samples, and the index of part `i`'s first local sample.
   virtual std::size_t parts() const = 0;
   virtual std::int64_t samples() const = 0;
   virtual std::int64_t begin(std::size_t i) const = 0;
 
-  /// Of the whole batch: a sum, and its divisor.
+  /// A sum over the global batch, and its divisor.
   struct Mean {
     double sum = 0, over = 0;
     double value() const { return over == 0 ? 0 : sum / over; }
   };
-  /// Adds up this process's parts with those of all others, which all call it. Throws UsageError, on all of them, where
+  /// Adds this process's parts and those of all others. All processes must call it. Throws UsageError on all of them if
   /// one has other samples than its parts of the batch.
   virtual Mean add_up(std::span<const double> sums, std::span<const double> overs) const = 0;
 };
 
 namespace detail {
 
-/// Finds the parts of the batch from which a node was made; null while no policy computes in parts.
+/// Finds the batch parts that a node depends on; null while no policy computes in parts.
 inline std::atomic<std::shared_ptr<const BatchParts> (*)(Node*)> find_parts{nullptr};
 
-/// The operation that `mean_of_parts` records.
+/// The name of the operation that `mean_of_parts` records.
 inline constexpr const char* mean_of_parts_name = "mean_of_parts";
 
-/// The parts of the batch of which these are losses, as many for each sample; null where they are not.
+/// The batch parts of these losses, if there are equally many losses for each sample; else null.
 template <Operand X>
 std::shared_ptr<const BatchParts> parts_of(const X& losses) {
   const auto find = find_parts.load(std::memory_order_relaxed);
@@ -59,8 +59,8 @@ std::shared_ptr<const BatchParts> parts_of(const X& losses) {
   }
 }
 
-/// sum(losses) / over of all parts, on all processes. `over_of(begin, end)`: the divisor of the losses in that range of
-/// the flat `losses`; those of all parts add up, unless `over` is given.
+/// sum(losses) / over, for all parts of all processes. `over_of(begin, end)`: the divisor for that range of the flat
+/// `losses`; the divisors of all parts are added, unless `over` is given.
 template <AnyVariable X, class OverOf>
 auto mean_of_parts(const X& losses, const BatchParts& parts, const OverOf& over_of, double over = 0) {
   using T = typename tensor_of<X>::value_type;

@@ -1,5 +1,5 @@
 #pragma once
-/// Activations beside the usual ones, with PyTorch's definitions.
+/// Less common activations, with PyTorch's definitions.
 
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -10,7 +10,7 @@ namespace chorus {
 
 namespace functors {
 
-/// scale (x, or alpha (exp(x) - 1) below 0) with the constants that keep mean 0 and variance 1 (Klambauer et al. 2017).
+/// scale (x, or alpha (exp(x) - 1) for x <= 0). The constants keep mean 0 and variance 1 (Klambauer et al. 2017).
 struct Selu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -18,7 +18,7 @@ struct Selu {
     return where(x > 0, x * R(1.0507009873554805), expm1(x) * R(1.6732632423543772 * 1.0507009873554805));
   }
 };
-/// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0 (Barron 2017).
 struct Celu {
   double alpha = 1;
   template <class S>
@@ -58,7 +58,7 @@ struct Hardshrink {
     return {{where(abs(x) > real_of<S>(lambda), dy, S(0))}};
   }
 };
-/// x moved by lambda towards 0, where it ends.
+/// x moved by lambda towards 0, but not beyond.
 struct Softshrink {
   double lambda = 0.5;
   template <class S>
@@ -67,7 +67,7 @@ struct Softshrink {
     return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), x * 0));  // NaN stays
   }
 };
-/// x above the threshold, else a value.
+/// x above the threshold, else `value`.
 struct Threshold {
   double threshold = 0, value = 0;
   template <class S>
@@ -75,7 +75,7 @@ struct Threshold {
     return where(x <= real_of<S>(threshold), S(real_of<S>(value)), x);
   }
 };
-/// x for positive x, else slope x, the slope being learned (He et al. 2015).
+/// x for positive x, else slope x with a learned slope (He et al. 2015).
 struct Prelu {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& slope) const {
@@ -85,12 +85,12 @@ struct Prelu {
 
 }  // namespace functors
 
-/// elu with the scale and alpha of Klambauer et al., 2017, for which numbers keep mean 0 and variance 1.
+/// elu with the constants of Klambauer et al. 2017, which keep mean 0 and variance 1.
 template <Operand X>
 auto selu(const X& x) {
   return detail::pointwise("selu", functors::Selu{}, x);
 }
-/// Throws UsageError where alpha is 0.
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0. Throws UsageError if alpha is 0.
 template <Operand X>
 auto celu(const X& x, double alpha = 1) {
   check<UsageError>(alpha != 0, "celu: alpha is 0");
@@ -106,23 +106,23 @@ template <Operand X>
 auto tanhshrink(const X& x) {
   return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
 }
-/// x where |x| > lambda, else 0.
+/// x if |x| > lambda, else 0.
 template <Operand X>
 auto hardshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
 }
-/// x pulled towards 0 by lambda, and 0 where |x| <= lambda.
+/// x moved by lambda towards 0; 0 if |x| <= lambda.
 template <Operand X>
 auto softshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
 }
-/// x where x > above, else value.
+/// x if x > above, else value.
 template <Operand X>
 auto threshold(const X& x, double above, double value) {
   return detail::pointwise("threshold", functors::Threshold{above, value}, x);
 }
 
-/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError where the channels differ.
+/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError if the channels differ.
 template <Operand X, Operand W>
 auto prelu(const X& x, const W& slope) {
   constexpr int rank = tensor_of<X>::rank;

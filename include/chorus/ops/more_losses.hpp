@@ -1,6 +1,6 @@
 #pragma once
-/// Losses of distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of what
-/// `NAME_per_element` or `NAME_per_sample` keeps apart.
+/// Losses for distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of
+/// `NAME_per_element` or `NAME_per_sample`.
 
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/cast.hpp>
@@ -59,7 +59,7 @@ struct CosineEmbedding {
   }
 };
 
-/// (log(var) + (x - target)² / var) / 2; variances below `eps` count as that, but get the gradient.
+/// (log(var) + (x - target)² / var) / 2. Variances below `eps` are replaced by `eps`, but get the gradient.
 struct GaussianNll {
   double eps = 0;
   template <class S>
@@ -75,7 +75,7 @@ struct GaussianNll {
   }
 };
 
-/// exp(x) - target x, x being the logarithm of the rate.
+/// exp(x) - target x, where x is the logarithm of the rate.
 struct PoissonNllOfLog {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -86,7 +86,7 @@ struct PoissonNllOfLog {
     return {{dy * (exp(x) - target), -(dy * x)}};
   }
 };
-/// x - target log(x + eps), x being the rate.
+/// x - target log(x + eps), where x is the rate.
 struct PoissonNll {
   double eps = 1e-8;
   template <class S>
@@ -109,8 +109,8 @@ struct Stirling {
   }
 };
 
-/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)), where |x|
-/// counts as in BinaryCrossEntropy.
+/// Binary cross entropy of a logit with weight p of the positive part: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)),
+/// computed without cancellation as in BinaryCrossEntropy.
 struct WeightedBinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
@@ -142,17 +142,17 @@ auto reduce_losses(const char* operation, const X& losses, Reduction reduction) 
   return mean_or_sum(losses, reduction);
 }
 
-// The Euclidean length of each row of x + eps: [batch, features] -> [batch].
+// The Euclidean norm of each row of a - b + eps: [batch, features] -> [batch].
 template <Operand A, Operand B>
 auto pair_distance(const A& a, const B& b, double eps) {
   return sqrt(sum(square(a - b + eps), -1));
 }
 }  // namespace detail
 
-/// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
+/// The cosine of the angle between a and b along an axis, which is removed. Norms below `eps` are replaced by `eps`.
 template <Operand A, Operand B>
 auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
-  // Each by itself, so that the product of two lengths need not be a number.
+  // Normalised separately, since the product of two norms may overflow.
   const auto normalized = [&](const auto& x) { return x * rsqrt(clamp(sum(square(x), axis, keep_axis), eps * eps)); };
   return sum(normalized(a) * normalized(b), axis);
 }
@@ -162,7 +162,7 @@ struct TripletOptions {
   double margin = 1;
   /// Added to each difference.
   double eps = 1e-6;
-  /// The negative's distance is the smaller one of those to the anchor and to the positive (Balntas et al. 2016).
+  /// The negative's distance is the smaller of its distances to anchor and positive (Balntas et al. 2016).
   bool swap = false;
   Reduction reduction = Reduction::mean;
 };
@@ -177,7 +177,7 @@ auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N&
   if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
   return relu(near - far + options.margin);
 }
-/// triplet_margin_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of triplet_margin_loss_per_sample.
 template <Operand A, Operand P, Operand N>
 auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
   return detail::reduce_losses("triplet_margin_loss",
@@ -187,12 +187,12 @@ auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, 
 /// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
-  constexpr double eps = 1e-12;  // PyTorch's, added to the squares of lengths
+  constexpr double eps = 1e-12;  // as PyTorch, added to squared norms
   const auto scale = [](const auto& x) { return rsqrt(sum(square(x), -1) + eps); };
   return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
                            sum(a * b, -1) * scale(a) * scale(b), target);
 }
-/// cosine_embedding_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of cosine_embedding_loss_per_sample.
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
                            Reduction reduction = Reduction::mean) {
@@ -200,24 +200,24 @@ auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margi
                                reduction);
 }
 
-/// max(0, margin - target (a - b)); target: 1 where a should rank higher, -1 where b should.
+/// max(0, margin - target (a - b)). target: 1 if a should rank higher, -1 if b should.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
   return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
 }
-/// margin_ranking_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of margin_ranking_loss_per_element.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
                          Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("margin_ranking_loss", margin_ranking_loss_per_element(a, b, target, margin), reduction);
 }
 
-/// x where the target is 1, max(0, margin - x) where it is -1.
+/// x if the target is 1, max(0, margin - x) if it is -1.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
   return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
 }
-/// hinge_embedding_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of hinge_embedding_loss_per_element.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
@@ -228,7 +228,7 @@ template <Operand X, Operand Y>
 auto soft_margin_loss_per_element(const X& x, const Y& target) {
   return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
 }
-/// soft_margin_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of soft_margin_loss_per_element.
 template <Operand X, Operand Y>
 auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
@@ -238,18 +238,18 @@ auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reducti
 struct GaussianNllOptions {
   /// Adds log(2 π) / 2.
   bool full = false;
-  /// Variances below it count as `eps`, but get the gradient.
+  /// Variances below `eps` are replaced by `eps`, but get the gradient.
   double eps = 1e-6;
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
+/// The negative log density of N(x, var) at the target (Nix, Weigend 1994).
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
-/// gaussian_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of gaussian_nll_loss_per_element.
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
@@ -258,7 +258,7 @@ auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const Gaussian
 
 /// Options of poisson_nll_loss.
 struct PoissonNllOptions {
-  /// Whether x is the logarithm of the rate or the rate itself.
+  /// Whether x is the logarithm of the rate; else x is the rate.
   bool log_input = true;
   /// Adds Stirling's approximation of log(target!).
   bool full = false;
@@ -266,7 +266,7 @@ struct PoissonNllOptions {
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of a Poisson distribution's probability of the target, without log(target!) unless `full`.
+/// The negative log probability of the target in a Poisson distribution; includes log(target!) only with `full`.
 template <Operand X, Operand Y>
 auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   auto losses = options.log_input ? detail::pointwise("poisson_nll_loss", functors::PoissonNllOfLog{}, x, target)
@@ -274,18 +274,18 @@ auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllO
   if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
   return losses;
 }
-/// poisson_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of poisson_nll_loss_per_element.
 template <Operand X, Operand Y>
 auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
 }
 
-/// Binary cross entropy of logits x with a weight for each element and one for the positive part; both broadcast.
+/// Binary cross entropy of logits x with weights for elements and for the positive part; both broadcast.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
   return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
 }
-/// bce_with_logits_per_element with weights, averaged or as the reduction says.
+/// The mean (or sum) of bce_with_logits_per_element with weights.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
                      Reduction reduction = Reduction::mean) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The type that what is looked up by integers has, in models that compute in 16 bits.
+/// Integer inputs of models that compute in 16 bits.
 
 #include <chorus/ops/cast.hpp>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace chorus {
 
-/// Integers of a model that computes in T, as MixedPrecision hands them to it: what an embedding looks up by them is T.
-/// For everything else a Tensor like any other.
+/// Indices that MixedPrecision passes to a model that computes in T: an embedding returns T for them. Otherwise a plain
+/// Tensor.
 template <Narrow T, int Rank, Device D = Cpu>
 class NarrowIndices : public Tensor<std::int64_t, Rank, D> {
  public:
@@ -27,7 +27,7 @@ const Tensor<std::int64_t, Rank, D>& value_of(const NarrowIndices<T, Rank, D>& x
   return value_of(x.plain());
 }
 
-/// The numbers of x in the scalar type of `other`: to<...>(x).
+/// x in the scalar type of `other`: to<...>(x).
 template <Operand X, Operand Other>
 auto type_as(const X& x, const Other&) {
   return to<typename tensor_of<Other>::value_type>(x);

@@ -1,6 +1,6 @@
 #pragma once
-/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
-/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
+/// Norms and standard deviations, with subgradient 0 where they are not differentiable, as in PyTorch. Large and small
+/// numbers are scaled, so that their squares neither overflow nor underflow.
 
 #include <array>
 #include <chorus/ops/arithmetic.hpp>
@@ -16,8 +16,8 @@ namespace chorus {
 
 namespace functors {
 
-/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
-/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
+/// A power of two; numbers up to x, divided by it, have squares and gradients that neither overflow nor underflow. 1
+/// for most x, else `first`, `second` or 1 / `second`.
 struct SquareUnit {
   double first = 1, second = 1;
   template <class S>
@@ -29,7 +29,7 @@ struct SquareUnit {
   }
 };
 
-/// x, or 1 where x is 0 or not finite.
+/// x, or 1 if x is 0 or not finite.
 struct DivisorOrOne {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -37,7 +37,7 @@ struct DivisorOrOne {
   }
 };
 
-/// 1 where x is 0, else 0.
+/// 1 if x is 0, else 0.
 struct IsZero {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -53,7 +53,7 @@ template <class T>
 constexpr functors::SquareUnit square_unit =
     std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
 
-// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
+// Computed from values only, so constants for differentiation. Reduced axes keep size 1 for broadcasting.
 template <class F, Operand X>
 auto largest_as(const F& f, const X& x, Index axis) {
   return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
@@ -63,14 +63,14 @@ auto one_where_zero(const X& x) {
   return pointwise(functors::IsZero{}, value_of(x));
 }
 
-// Without an axis that has stayed with size 1.
+// Removes an axis of size 1.
 template <Operand X>
 auto drop_axis(const char* operation, const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
 }
 
-// Of an axis that stays with size 1, over which there are elements.
+// The norm along a non-empty axis, which keeps size 1.
 template <Operand X>
 auto norm_keeping(const X& x, double p, Index axis) {
   using T = typename tensor_of<X>::value_type;
@@ -78,7 +78,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
   if (p == inf) return amax(abs(x), axis, keep_axis);
   if (p == -inf) return amin(abs(x), axis, keep_axis);
   if (p == 1) return sum(abs(x), axis, keep_axis);
-  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
+  // unit * (sum of |x / unit|^p)^(1 / p). If that sum is 0, 1 is added under the root and subtracted outside.
   const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
     const auto total = sum(powers, axis, keep_axis);
     const auto zero = one_where_zero(total);
@@ -88,7 +88,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
     const auto unit = largest_as(square_unit<T>, x, axis);
     return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
   }
-  // |x|^p has no gradient at 0 for p below 1.
+  // For p < 1, |x|^p is not differentiable at 0.
   const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
   const auto part = abs(x) / unit;
   const auto zero = one_where_zero(part);
@@ -97,10 +97,10 @@ auto norm_keeping(const X& x, double p, Index axis) {
 
 }  // namespace detail
 
-/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
-/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
-/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
-/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
+/// (sum of |x|^p)^(1 / p) along an axis, which keeps size 1 (torch.linalg.vector_norm, with torch.norm's argument
+/// order). p is positive or infinite: inf gives the largest |x|, -inf the smallest. The gradient is 0 if the norm is 0,
+/// and for elements that are 0; tied largest elements share it. The norm of an empty axis is 0. Throws UsageError for
+/// other p, and for an empty axis with infinite p.
 template <Operand X>
 auto norm(const X& x, double p, Index axis, KeepAxis) {
   check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
@@ -117,17 +117,17 @@ auto norm(const X& x, double p, Index axis, KeepAxis) {
     return detail::norm_keeping(x, p, axis);
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto norm(const X& x, double p, Index axis) {
   return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
 }
-/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
+/// The norm of all elements; by default the Euclidean norm, for a matrix the Frobenius norm.
 template <Operand X>
 auto norm(const X& x, double p = 2) {
   return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
 }
-/// The norm over several axes, which go away, or with keep_axis stay with size 1.
+/// The norm over several axes, which are removed, or keep size 1 with keep_axis.
 template <Operand X, std::size_t N>
 auto norm(const X& x, double p, const std::array<Index, N>& axes) {
   return norm(detail::merge_axes("norm", x, axes), p, -1);
@@ -137,8 +137,8 @@ auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
   return detail::restore_axes(x, norm(x, p, axes), axes);
 }
 
-/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
-/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
+/// The standard deviation along an axis, which keeps size 1: the root of `var`. Its gradient is 0 if it is 0. NaN with
+/// a NaN gradient if there are not more elements than `correction`.
 template <Operand X>
 auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
   if constexpr (NarrowOperand<X>) {
@@ -152,7 +152,7 @@ auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
     return (sqrt(squares + zero) - zero) * unit;
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto std(const X& x, Index axis, Index correction = 1) {
   return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
@@ -162,7 +162,7 @@ template <Operand X>
 auto std(const X& x) {
   return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
 }
-/// The standard deviation over several axes, with the same forms.
+/// The standard deviation over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return std(detail::merge_axes("std", x, axes), -1, correction);

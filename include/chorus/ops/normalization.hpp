@@ -1,5 +1,5 @@
 #pragma once
-/// Normalisation within each sample: layer, group and root-mean-square normalisation.
+/// Normalisation within each sample: layer, group, instance and RMS norm.
 
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/group_norm.hpp>
@@ -12,7 +12,7 @@
 
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
@@ -35,7 +35,7 @@ struct ScaleShift {
 }  // namespace functors
 
 namespace detail {
-// On GPUs x may have 2 bytes where the rest is float.
+// On GPUs x may have 2 bytes and the rest float.
 template <Operand X, Operand W, Operand B>
 auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps) {
   using T = typename tensor_of<W>::value_type;
@@ -53,7 +53,7 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
   const Index columns = numel(normalized), rows = columns == 0 ? 0 : input.numel() / columns;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  // Mean and 1 / deviation of each row.
+  // Mean and 1 / standard deviation of each row.
   const auto statistics = Tensor<T, 2, typename tensor_of<X>::device_type>::empty({2, rows}, device);
   kernels::layer_norm_forward(device, rows, columns, input.data(), w.data(), b.data(), eps, out.data(),
                               statistics.data());
@@ -78,16 +78,16 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
 }
 }  // namespace detail
 
-/// x: [...], weight, bias: the shape of x's last axes, which are normalised together (Ba, Kiros, Hinton 2016) -> (x -
-/// mean) / sqrt(var + eps) * weight + bias, var being the biased variance. Both may be undefined: 1 and 0. Throws
-/// ShapeError where shapes don't fit.
+/// x: [...], weight, bias: the shape of x's last axes, over which it normalises (Ba, Kiros, Hinton 2016) -> (x - mean)
+/// / sqrt(var + eps) * weight + bias, with the biased variance. Undefined weight and bias mean 1 and 0. Throws
+/// ShapeError if shapes don't fit.
 template <Operand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   return detail::recorded_layer_norm(x, weight, bias, eps);
 }
 
 namespace detail {
-// A number by itself is its own mean: the result would be the bias, whatever x.
+// A single value is its own mean, so the result would be the bias, whatever x is.
 template <Operand X>
 void check_normalizes(const char* operation, const X& x, Index groups) {
   const auto& shape = value_of(x).shape();
@@ -96,7 +96,7 @@ void check_normalizes(const char* operation, const X& x, Index groups) {
                     groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
 }
 
-// group_norm by layer_norm and, where it is `affine`, a weight and a bias for each channel.
+// group_norm as layer_norm and, if `affine`, a weight and a bias for each channel.
 template <Operand X, Operand W, Operand B>
 auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bias, bool affine, double eps) {
   using Row = Tensor<typename tensor_of<X>::value_type, 1, typename tensor_of<X>::device_type>;
@@ -113,7 +113,7 @@ auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bia
   return affine ? scaled() : decltype(scaled())(normalized);
 }
 
-// The same with weights and biases in two passes on the CPU.
+// The same with weights and biases, in two passes on the CPU.
 template <Operand X, Operand W, Operand B>
 auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps) {
   using T = typename tensor_of<X>::value_type;
@@ -151,9 +151,9 @@ auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias,
 }
 }  // namespace detail
 
-/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: like layer_norm, over each of `groups`
-/// groups of neighbouring channels of a sample (Wu, He 2018). Throws ShapeError where channels don't fit, groups don't
-/// divide them, or a group has one number alone.
+/// x: [batch, channels, ...], weight, bias: [channels], or both undefined: layer_norm over each of `groups` groups of
+/// adjacent channels of a sample (Wu, He 2018). Throws ShapeError if channels don't match, if groups don't divide them,
+/// or if a group has a single value.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
   static_assert(tensor_of<X>::rank >= 2, "group_norm: the input is [batch, channels, ...]");
@@ -165,8 +165,8 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   check<ShapeError>(!affine || (value_of(weight).numel() == shape[1] && value_of(bias).numel() == shape[1]),
                     "group_norm: an input of shape ", shape, " does not fit a weight of ", value_of(weight).numel(),
                     " and a bias of ", value_of(bias).numel(), " channels");
-  // Gradients of gradients are made of operations, and so are GPUs' results; channels of a packet or two would be
-  // tails.
+  // Gradients of gradients and GPUs use composed operations; so do channels so small that the kernel would only run
+  // remainder loops.
   constexpr bool recorded =
       detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>;
   if constexpr (!recorded && std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
@@ -175,8 +175,8 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
   return detail::composed_group_norm(x, groups, weight, bias, affine, eps);
 }
 
-/// Normalises each channel of each sample by itself (Ulyanov et al. 2016): group_norm with one channel a group. Throws
-/// as that does.
+/// Normalises each channel of each sample separately (Ulyanov et al. 2016): group_norm with one channel per group.
+/// Throws as that does.
 template <Operand X, Operand W, Operand B>
 auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   static_assert(tensor_of<X>::rank >= 3, "instance_norm: the input is [batch, channels, ...] with axes to normalise");
@@ -185,7 +185,7 @@ auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5
 }
 
 /// x: [..., features], weight: [features] -> x / sqrt(mean(x²) + eps) * weight (Zhang, Sennrich 2019). Throws
-/// ShapeError where sizes differ.
+/// ShapeError if sizes differ.
 template <Operand X, Operand W>
 auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
@@ -194,10 +194,10 @@ auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
 }
 
-// Of bf16 and half inputs all is computed in float; weights and biases may be float or as the input.
+// bf16 and half inputs are computed in float; weights and biases may be float or of the input's type.
 template <NarrowOperand X, Operand W, Operand B>
 auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  // Kernels for a gradient of the first order read and write them on GPUs.
+  // On GPUs kernels read and write these types, except for gradients of gradients.
   if constexpr (!std::is_same_v<typename tensor_of<X>::device_type, Cpu> &&
                 !(detail::is_graph_variable<X> || detail::is_graph_variable<W> || detail::is_graph_variable<B>))
     return detail::recorded_layer_norm(x, to<float>(weight), to<float>(bias), eps);

@@ -6,12 +6,12 @@
 
 namespace chorus {
 
-/// How many rows and columns are added at each side of an image.
+/// Number of rows and columns to add on each side of an image.
 struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Pad2d {
   static constexpr const char* name = "pad2d";
@@ -20,8 +20,8 @@ struct Pad2d {
 };
 }  // namespace operations
 
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], `value` around x. Throws UsageError
-/// for negative padding.
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]; the border is `value`. Throws
+/// UsageError for negative padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
   using T = typename tensor_of<X>::value_type;

@@ -1,5 +1,5 @@
 #pragma once
-/// Padding of images with what lies in them.
+/// Padding of images with their own pixels.
 
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/padding.hpp>
@@ -7,11 +7,11 @@
 
 namespace chorus {
 
-/// What stands around an image: itself mirrored at its edge pixels, its edge pixels again, or its other side.
+/// The content of the padding: the image mirrored at its edge pixels, the edge pixels repeated, or the opposite side.
 enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
 
 namespace detail {
-// For each place of the padded axis the entry of the axis that stands there.
+// For each position of the padded axis, the source index.
 inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
   const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
   check<UsageError>(before >= 0 && after >= 0, "pad2d: the padding is at least 0, got ", before, " and ", after);
@@ -37,8 +37,8 @@ auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index afte
 }
 }  // namespace detail
 
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], filled as the mode says. Throws
-/// UsageError for negative padding, ShapeError for more padding than the image can fill.
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]. Throws UsageError for negative
+/// padding, ShapeError if the image is too small for the padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
   static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");

@@ -1,5 +1,5 @@
 #pragma once
-/// Element-wise functions of any functor, the library's own or a user's, with broadcasting.
+/// Element-wise functions of the library's or a user's functor, with broadcasting.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class F>
 struct Pointwise {
@@ -29,18 +29,18 @@ struct Pointwise {
 
 namespace detail {
 
-/// Dense in the shape.
+/// x broadcast to the shape, contiguous.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, static_cast<int>(N), D> broadcast_to(const Tensor<T, Rank, D>& x, const std::array<Index, N>& shape) {
   return contiguous(x.expand(shape));
 }
 
-/// How each input of an element-wise function lies in the output: by strides, which are 0 along axes that are repeated.
+/// The layout of broadcast inputs: strides in the output's shape, 0 along repeated axes.
 template <std::size_t Rank, std::size_t Inputs>
 struct BroadcastLayout {
   std::array<Index, Rank> shape{};
   std::array<std::array<Index, Rank>, Inputs> strides{};
-  bool same = true;  // all inputs have the output's shape
+  bool same = true;  // whether all inputs have the output's shape
 
   template <std::size_t InputRank>
   void add(const char* operation, const std::array<Index, InputRank>& input, std::size_t i) {
@@ -102,8 +102,7 @@ typename RecordedBroadcast<First, Rest...>::type map(const char* operation, cons
       [operation, f, saved, layout](const auto& dy, auto... nodes) {
         std::array<T*, count> grads{};
         std::array<bool, count> accumulate{};
-        // Kernels write each gradient to a place of its own; an operand that occurs again gets one and is added after
-        // that.
+        // Kernels need distinct outputs. An operand that occurs twice gets a temporary, which is added afterwards.
         std::array<Storage<D>, count> again{};
         const auto want = [&](std::size_t i, auto node) {
           if (!node) return;
@@ -147,15 +146,15 @@ auto pointwise(const char* operation, const F& f, const Inputs&... inputs) {
   if constexpr (of_one_type<Inputs...>)
     return with_variables([&](const auto&... xs) { return map(operation, f, xs...); }, inputs...);
   else
-    return typename RecordedBroadcast<Inputs...>::type();  // nothing but the sentence above is an error then
+    return typename RecordedBroadcast<Inputs...>::type();  // so that the message above is the only error
 }
 
 }  // namespace detail
 
-/// `f` of each element, in one pass forward and one back: the gradient comes from calling `f` with Dual numbers. A
-/// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`,
-/// with `where(condition, a, b)` for a choice and mathematical functions called without a namespace. Operands broadcast
-/// as in NumPy. Throws UsageError where one is undefined.
+/// `f` of each element, with one fused pass in forward and one in backward, which calls `f` with Dual numbers. A
+/// functor is `struct SwiGlu { template <class S> CHORUS_HD S operator()(const S& a, const S& b) const { ... } };`. It
+/// uses `where(condition, a, b)` instead of branches and calls math functions without a namespace. Operands broadcast
+/// as in NumPy. Throws UsageError if one is undefined.
 template <class F, Operand... Xs>
 auto pointwise(const F& f, const Xs&... xs) {
   return detail::pointwise("pointwise", f, xs...);

@@ -11,7 +11,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct MaxPool2d {
@@ -26,14 +26,14 @@ struct AvgPool2d {
 };
 }  // namespace operations
 
-/// `stride` 0 stands for the window's own size.
+/// Options of pooling. `stride` 0 means the window size.
 struct PoolOptions {
   Size2d stride = 0, padding = 0;
-  /// Whether padding counts in a mean.
+  /// Whether padding counts in means.
   bool count_include_pad = true;
-  /// Whether windows that reach over the end count, if they begin before it.
+  /// Whether windows may extend beyond the end if they start inside, as PyTorch's ceil_mode.
   bool ceil_mode = false;
-  /// The distance of a window's pixels from one another; of max_pool2d alone.
+  /// The distance between a window's pixels; only for max_pool2d.
   Size2d dilation = 1;
 };
 
@@ -95,9 +95,9 @@ detail::Recorded<4, X> max_pool2d(const X& x, Size2d window, const PoolOptions& 
 }
 }  // namespace operations
 
-/// x: [batch, channels, height, width] -> the largest number of each window: [batch, channels, out_h, out_w] with
-/// out_h = (height + 2 padding - dilation (window - 1) - 1) / stride + 1, rounded down, or up with `ceil_mode`. Where
-/// several are largest, the first gets the gradient.
+/// x: [batch, channels, height, width] -> the maximum of each window: [batch, channels, out_h, out_w] with out_h =
+/// (height + 2 padding - dilation (window - 1) - 1) / stride + 1, rounded down, or up with `ceil_mode`. In a tie the
+/// first pixel gets the gradient.
 template <Operand X>
 auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   const auto pool = [&](const auto& v) { return operations::max_pool2d(v, window, options); };
@@ -106,8 +106,7 @@ auto max_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
 }
 
 namespace detail {
-// For each window its size divided by the pixels that count in it, of the padding too or of the image alone:
-// [out_h, out_w].
+// For each window: window size / number of counted pixels, with or without padding: [out_h, out_w].
 template <Real T, Device D>
 Tensor<T, 2, D> window_correction(const kernels::Pool2dShape& s, bool with_padding, D device) {
   const auto inside = [with_padding](Index i, Index stride, Index padding, Index window, Index size) {
@@ -124,7 +123,7 @@ Tensor<T, 2, D> window_correction(const kernels::Pool2dShape& s, bool with_paddi
   return Tensor<T, 2, D>::from({host.data(), static_cast<std::size_t>(host.numel())}, host.shape(), device);
 }
 
-// The sum of each window divided by its whole size, whatever of it is in the image.
+// The sum of each window divided by the full window size.
 template <Operand X>
 auto mean_of_windows(const X& x, const kernels::Pool2dShape& shape) {
   const auto input = contiguous(value_of(x));
@@ -142,8 +141,8 @@ auto mean_of_windows(const X& x, const kernels::Pool2dShape& shape) {
 }
 }  // namespace detail
 
-/// The mean of each window, padding counted as zeros or, without `count_include_pad`, left out; shapes as for
-/// max_pool2d. What `ceil_mode` has reach over the padded end does not count.
+/// The mean of each window. Padding counts as zeros, or not at all without `count_include_pad`. Pixels beyond the
+/// padding, which `ceil_mode` reaches, never count. Shapes as for max_pool2d.
 template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
   check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");

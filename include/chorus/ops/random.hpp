@@ -1,6 +1,5 @@
 #pragma once
-/// Random numbers within a forward pass and outside of it: rand, randn, randint, bernoulli, multinomial, normal,
-/// randperm.
+/// Random numbers in and outside of a forward pass: rand, randn, randint, bernoulli, multinomial, normal, randperm.
 
 #include <algorithm>
 #include <array>
@@ -25,23 +24,21 @@
 
 namespace chorus {
 
-/// Whose numbers an operation draws. In a forward pass of a policy a number depends on the seed, the pass, the
-/// operation, the sample's place in the global batch and the number's place in the sample: one device, DataParallel and
-/// DistributedDataParallel draw the same bits. That holds
-///   * for a tensor whose first size (or whose size along the policy's `dim`) is this device's number of samples: each
-///     row belongs to a sample;
-///   * for one whose first size is no multiple of it: the numbers are the same on all devices, as are those of a
-///     Parameter.
-/// On several devices all else could be either, as two rows a sample are or noise for a weight of 64 rows at 32
-/// samples: it throws UsageError that asks for `same_on_all`. A weight that has by chance as many rows as the device
-/// has samples can't be told from samples: say `same_on_all = true`.
+/// How draws depend on samples. In a policy's forward pass a number depends on the seed, the pass, the operation, the
+/// sample's index in the global batch and the position in the sample. One device, DataParallel and
+/// DistributedDataParallel therefore draw the same bits.
+///   * If the first size (or that along the policy's `dim`) is this device's number of samples, rows belong to samples.
+///   * If the first size is no multiple of it, or for a Parameter, all devices draw the same numbers.
+/// On several devices other shapes are ambiguous, such as two rows per sample, or 64 rows of noise for a weight at 32
+/// samples: UsageError asks for `same_on_all`. A weight with as many rows as the device has samples looks like samples:
+/// set `same_on_all = true`.
 struct RandomOptions {
-  /// true: all devices draw the same numbers. false: rows belong to samples, one each or as many for each.
+  /// true: all devices draw the same numbers. false: rows belong to samples, equally many rows for each.
   std::optional<bool> same_on_all = {};
-  /// The axis along which samples lie; -1: as above.
+  /// The axis of the samples; -1: see above.
   int axis = -1;
-  /// Outside of a policy's forward pass: the place of row 0 in the whole, so that ranks, which have one seed, may draw
-  /// rows of their own.
+  /// Outside of a policy's forward pass: the global index of row 0, so that ranks, which share a seed, can draw
+  /// different rows.
   std::int64_t first_row = 0;
 };
 
@@ -54,7 +51,7 @@ void check_can_draw(std::string_view operation, const RandomKey& key) {
                       ": numbers of the host in a step that is captured for replays would stay what they are");
 }
 
-/// Which numbers a tensor of that shape gets, and the axis along which its rows lie.
+/// The random key for a tensor's shape, and the axis of its rows.
 struct RandomRows {
   RandomKey key;
   std::size_t axis;
@@ -72,7 +69,7 @@ struct RandomRows {
                     "{.same_on_all = true}");
 }
 
-/// Throws UsageError where it can't be told whose they are.
+/// Throws UsageError if the shape is ambiguous.
 inline RandomRows random_rows(std::string_view operation, std::span<const Index> shape, const RandomOptions& options) {
   const int rank = static_cast<int>(shape.size());
   check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation, ": the samples' axis is ",
@@ -94,7 +91,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
     return RandomRows{key, place(axis)};
   };
   if (for_all) return settled(0);
-  const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be the samples'
+  const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be that of the samples
   if (both && shape[place(context->dim)] == samples) {
     check<UsageError>(!several || shape[0] != samples || samples == 0, operation, ": two axes of the shape ", shape,
                       " have this device's number of samples; expected {.axis = ...} to name the samples' one");
@@ -109,18 +106,17 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
     return settled(samples == 0 && !several ? key.first_sample : first_of(rows));
   }
   if (!several) return settled(samples > 0 && rows % samples == 0 ? first_of(rows) : key.first_sample);
-  if (samples > 0 && rows > 0) {  // a rank without samples knows that it has none of their rows
+  if (samples > 0 && rows > 0) {  // a rank without samples cannot tell
     check_samples_known(operation, shape, rows, *context);
     if (both) check_samples_known(operation, shape, shape[place(context->dim)], *context);
   }
   return settled(0);
 }
 
-/// The tensor of a shape.
 template <Scalar T, std::size_t Rank, Device D>
 using OfShape = Tensor<T, static_cast<int>(Rank), D>;
 
-/// A tensor that `draw(rows, inner, numbers, key)` has filled.
+/// A tensor filled by `draw(rows, inner, numbers, key)`.
 template <Scalar T, std::size_t Rank, Device D, class Draw>
 OfShape<T, Rank, D> drawn(const char* operation, const std::array<Index, Rank>& shape, D device,
                           const RandomOptions& options, const Draw& draw) {
@@ -137,7 +133,7 @@ OfShape<T, Rank, D> drawn(const char* operation, const std::array<Index, Rank>& 
   return axis == 0 ? out : contiguous(out.transpose(0, static_cast<Index>(axis)));
 }
 
-/// Noise for parameters is the same on all devices, if nobody says otherwise.
+/// By default noise for parameters is the same on all devices.
 template <class... Xs>
 RandomOptions options_for(RandomOptions options) {
   if ((std::is_base_of_v<AnyParameter, Xs> && ...) && !options.same_on_all) options.same_on_all = true;
@@ -151,7 +147,7 @@ const auto& defined_value(const char* operation, const X& x) {
   return value;
 }
 
-/// On GPUs, where nobody looks, `right` isn't asked.
+/// Not checked on GPUs, which would have to wait.
 template <AnyTensor X, class Right>
 void check_numbers(const X& x, const Right& right, const char* operation, const char* expected) {
   if constexpr (std::is_same_v<typename X::device_type, Cpu>) {
@@ -173,13 +169,13 @@ void check_deviations(const X& std) {
 
 }  // namespace detail
 
-/// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. Whose numbers, and what is
-/// thrown: see RandomOptions; the same for all below. The device is, if not given, that of the pass.
+/// Uniform in [0, 1): `ch::rand<float, 2>({n, d}, device)`. T: float, double, bf16, half. For the dependence on samples
+/// and for errors see RandomOptions, here and below. The default device is that of the pass.
 template <Real T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                  const RandomOptions& options = {}) {
   using C = compute_type<T>;
-  // The largest number below 1 in T: nothing is rounded up to 1.
+  // The largest number below 1 in T, so that nothing is rounded up to 1.
   const C last = Narrow<T> ? C(1) - (std::is_same_v<T, bf16> ? C(0x1p-8) : C(0x1p-11)) : std::nextafter(C(1), C(0));
   return to<T>(detail::drawn<C>("rand", shape, device, options,
                                 [&](Index rows, Index inner, C* out, const RandomKey& key) {
@@ -187,7 +183,7 @@ detail::OfShape<T, Rank, D> rand(const std::array<Index, Rank>& shape, D device 
                                 }));
 }
 
-/// From N(0, 1): `ch::randn<float, 2>({n, d}, device)`.
+/// Standard normal: `ch::randn<float, 2>({n, d}, device)`.
 template <Real T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device = default_device<D>(),
                                   const RandomOptions& options = {}) {
@@ -198,8 +194,8 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
                                 }));
 }
 
-/// Whole numbers in [low, high), all alike likely: `ch::randint<std::int64_t, 1>(0, 1000, {n}, device)`. Throws
-/// UsageError unless low < high, and where T doesn't hold them.
+/// Uniform integers in [low, high): `ch::randint<std::int64_t, 1>(0, 1000, {n}, device)`. Throws UsageError unless low
+/// < high, and if T cannot hold them.
 template <std::integral T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
                                     D device = default_device<D>(), const RandomOptions& options = {}) {
@@ -214,7 +210,7 @@ detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const s
                           });
 }
 
-/// Uniform in [0, 1), with x's type, shape and device. No gradient goes to x.
+/// Uniform in [0, 1), with x's type, shape and device. x gets no gradient.
 template <Operand X>
 auto rand_like(const X& x, const RandomOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -222,8 +218,8 @@ auto rand_like(const X& x, const RandomOptions& options = {}) {
   return rand<T>(value.shape(), value.device(), detail::options_for<X>(options));
 }
 
-/// From N(0, 1), with x's type, shape and device. No gradient goes to x: a sample of N(mean, std²) through which
-/// gradients go to both is `mean + std * ch::randn_like(std)` (Kingma, Welling 2014).
+/// Standard normal, with x's type, shape and device. x gets no gradient. For a differentiable sample of N(mean, std²)
+/// use `mean + std * ch::randn_like(std)` (Kingma, Welling 2014).
 template <Operand X>
 auto randn_like(const X& x, const RandomOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -231,8 +227,8 @@ auto randn_like(const X& x, const RandomOptions& options = {}) {
   return randn<T>(value.shape(), value.device(), detail::options_for<X>(options));
 }
 
-/// 1 with probability p, else 0, for each number p of a tensor of floating-point numbers; in its type. No gradient goes
-/// to p. Throws UsageError where one is not in [0, 1]; on a GPU the result is NaN there.
+/// For each element p: 1 with probability p, else 0, in p's type. p gets no gradient. Throws UsageError if an element
+/// is not in [0, 1]; on a GPU its result is NaN instead.
 template <Operand P>
 auto bernoulli(const P& p, const RandomOptions& options = {}) {
   using T = typename tensor_of<P>::value_type;
@@ -247,8 +243,8 @@ auto bernoulli(const P& p, const RandomOptions& options = {}) {
   return to<T>(out);
 }
 
-/// From N(mean, std²), for numbers or tensors of one shape. No gradient goes through it: see randn_like. Throws
-/// UsageError for a deviation below 0 (on a GPU it is taken as it is), ShapeError for tensors of different shapes.
+/// Samples of N(mean, std²), for numbers or tensors of one shape. Not differentiable: see randn_like. Throws UsageError
+/// if std is negative (not checked on a GPU), ShapeError if shapes differ.
 template <Operand M, Operand S>
 auto normal(const M& mean, const S& std, const RandomOptions& options = {}) {
   const auto& centre = detail::defined_value("normal", mean);
@@ -277,8 +273,8 @@ detail::OfShape<T, Rank, D> normal(double mean, double std, const std::array<Ind
 
 namespace detail {
 
-/// The key of `count` numbers that depend on each other, made on the host. Throws UsageError where they are as many as
-/// this device's samples, one of several devices'.
+/// The key for `count` dependent numbers that the host draws. Throws UsageError if `count` is this device's number of
+/// samples and there are several devices.
 inline RandomKey key_of_whole(std::string_view operation, Index count, std::string_view what,
                               const RandomOptions& options) {
   auto* context = random_context();
@@ -298,10 +294,9 @@ inline RandomKey key_of_whole(std::string_view operation, Index count, std::stri
 
 }  // namespace detail
 
-/// The numbers 0 to n - 1 in random order (Fisher, Yates), made on the host. In a forward pass it is the same on all
-/// devices, as an order of features is. Throws UsageError where n is this device's number of samples and others have
-/// some, too, for no order of a share is one of the batch: then `same_on_all` says whether all devices have one order,
-/// or each has its own.
+/// A random permutation of 0 to n - 1 (Fisher, Yates), made on the host. In a forward pass all devices get the same
+/// one. With several devices, throws UsageError if n is this device's number of samples, since a permutation of a share
+/// is none of the batch: `same_on_all` then says whether all devices get the same permutation or their own.
 template <std::integral T = std::int64_t, Device D = Cpu>
 Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOptions& options = {}) {
   check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
@@ -316,7 +311,7 @@ Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOp
 
 namespace detail {
 
-/// A row's weights of which none is negative, as they stand and added up.
+/// The non-negative weights of a row, and their cumulative sums.
 struct Categories {
   std::vector<double> weights, up_to;
   Index possible = 0;
@@ -332,15 +327,15 @@ struct Categories {
     check<UsageError>(sum > 0 && sum <= std::numeric_limits<double>::max(),
                       "multinomial: expected weights with a finite sum above 0, got ", sum, " in row ", number);
   }
-  /// By a number in [0, 1).
+  /// Chooses a category by a number in [0, 1).
   std::int64_t choose(double unit) const {
     const auto first_above = std::upper_bound(up_to.begin(), up_to.end(), unit * up_to.back());
     auto chosen = first_above == up_to.end() ? up_to.size() - 1 : static_cast<std::size_t>(first_above - up_to.begin());
-    while (!(weights[chosen] > 0)) --chosen;  // where rounding has led past the last one
+    while (!(weights[chosen] > 0)) --chosen;  // rounding may lead past the last one
     return static_cast<std::int64_t>(chosen);
   }
-  /// `count` different ones, by a number in [0, 1) for each category: those whose exponential times are the shortest,
-  /// which is to draw one after the other (Efraimidis, Spirakis 2006).
+  /// Chooses `count` distinct categories, by a number in [0, 1) for each: those with the smallest exponential times.
+  /// This is equivalent to drawing one after the other (Efraimidis, Spirakis 2006).
   void choose(const double* units, Index count, std::int64_t* out) const {
     std::vector<std::pair<double, std::int64_t>> times;
     for (std::size_t i = 0; i < weights.size(); ++i)
@@ -352,11 +347,11 @@ struct Categories {
 
 }  // namespace detail
 
-/// weights: [categories] or [rows, categories], not negative, of any sum -> [num_samples] or [rows, num_samples]: of
-/// each row that many categories, each as likely as its share of the row's weights, with `replacement` or different
-/// ones. Made on the host. Without replacement, those of [categories] are the same on all devices; else their rows are
-/// those of the result. No gradient goes to the weights. Throws UsageError for weights that are negative, not finite,
-/// or all 0, unless num_samples is positive, and where fewer categories than that have a weight.
+/// weights: [categories] or [rows, categories], non-negative, with any sum -> [num_samples] or [rows, num_samples]:
+/// draws categories of each row in proportion to their weights, with `replacement` or without. Made on the host.
+/// Without replacement, draws from [categories] are the same on all devices; else RandomOptions applies to the result's
+/// rows. Weights get no gradient. Throws UsageError if weights are negative, not finite or all 0, if num_samples is not
+/// positive, or if fewer categories than needed have a positive weight.
 template <Operand W>
 auto multinomial(const W& weights, Index num_samples, bool replacement = false, const RandomOptions& options = {}) {
   constexpr int rank = tensor_of<W>::rank;
@@ -378,7 +373,7 @@ auto multinomial(const W& weights, Index num_samples, bool replacement = false, 
                                               "different ones of a device are not different ones of the batch", own)
                        : detail::random_rows("multinomial", shape, own).key;
   detail::check_can_draw<Cpu>("multinomial", key);
-  const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with a sample's numbers
+  const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with its own sample's numbers
   const Index inner = replacement ? rows * num_samples / std::max<Index>(lines, 1) : categories;
   std::vector<double> units(static_cast<std::size_t>(lines * inner));
   kernels::draw_uniform(Cpu{}, lines, inner, units.data(), std::nextafter(1.0, 0.0), key);

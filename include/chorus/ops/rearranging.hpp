@@ -1,6 +1,6 @@
 #pragma once
-/// The same numbers in another place or several times: unsqueeze, squeeze, repeat, tile, flip, roll. All are
-/// differentiable, and made of the functions in ops/shape.hpp and ops/indexing.hpp.
+/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
+/// and ops/indexing.hpp.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@ auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>&
 }
 }  // namespace detail
 
-/// A new axis of size 1 in front of axis `axis`; -1 puts it last.
+/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
 template <Operand X>
 auto unsqueeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -33,8 +33,8 @@ auto unsqueeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// Without an axis, whose size is 1. Throws ShapeError where it is another: the rank is part of the type, so that none
-/// can stay, as it would in PyTorch.
+/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
+/// as in PyTorch.
 template <Operand X>
 auto squeeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -47,8 +47,8 @@ auto squeeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// x as often along each axis as `times` says; it may name further axes in front (torch.Tensor.repeat, torch.tile).
-/// Throws UsageError where one is negative.
+/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
+/// UsageError if one is negative.
 template <Operand X, std::size_t N>
 auto repeat(const X& x, const std::array<Index, N>& times) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -76,7 +76,7 @@ auto tile(const X& x, const std::array<Index, N>& times) {
   return repeat(x, times);
 }
 
-/// The entries of the axes in reverse order. Throws ShapeError where an axis doesn't exist.
+/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
 template <Operand X, std::size_t N>
 auto flip(const X& x, const std::array<Index, N>& axes) {
   static_assert(N >= 1, "flip: names at least one axis");
@@ -95,7 +95,7 @@ auto flip(const X& x, Index axis) {
   return flip(x, std::array<Index, 1>{axis});
 }
 
-/// The entries of an axis moved on by `shift` places; those that leave at one end come in at the other.
+/// Shifts the entries of an axis cyclically by `shift`.
 template <Operand X>
 auto roll(const X& x, Index shift, Index axis) {
   const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);

@@ -13,7 +13,7 @@ namespace chorus {
 
 namespace functors {
 
-/// The next cell state from the gates before their activations and the present state.
+/// The next cell state from the pre-activation gates and the current cell state.
 struct LstmCell {
   template <class S>
   CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
@@ -38,7 +38,7 @@ struct LstmOutput {
   }
 };
 
-/// The candidate state: the reset gate acts on what comes from the present state.
+/// The candidate state: the reset gate is applied to the hidden state's contribution.
 struct GruCandidate {
   template <class S>
   CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
@@ -51,7 +51,7 @@ struct GruCandidate {
     return {{by_reset, by_reset, by_x, by_x * r}};
   }
 };
-/// The next state, between the candidate and the present one.
+/// The next state, interpolated between the candidate and the current state.
 struct GruState {
   template <class S>
   CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
@@ -74,7 +74,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
-/// A GRU's outputs, and its last state.
+/// The outputs of all steps, and the last state.
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;
@@ -96,7 +96,7 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
 }
 
-// Columns `gate` of the rows of a step.
+// The columns of one gate.
 template <Operand X>
 auto gate(const X& gates, Index number, Index hidden) {
   return slice(gates, -1, number * hidden, (number + 1) * hidden);
@@ -121,7 +121,7 @@ auto zero_state(const X& x, const W& weight_hh) {
       {value_of(x).size(0), value_of(weight_hh).size(1)}, value_of(x).device());
 }
 
-// A first state, a Tensor or recorded, as the steps' states are.
+// The initial state, in the type of the steps' states.
 template <class State, Operand H>
 State as_state(const H& h) {
   if constexpr (std::is_same_v<State, H>)
@@ -142,9 +142,9 @@ auto join_steps(const std::vector<State>& steps) {
 
 }  // namespace detail
 
-/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
-/// gates in the order input, forget, candidate, output; h, c: the states before the first step, [batch, hidden]. With
-/// `reverse` the sequence is read from its end; outputs stay at their steps. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
+/// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
+/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
           const C& c0, bool reverse = false) {
@@ -169,16 +169,16 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   auto output = detail::join_steps(steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
-/// The same with states that start from zero.
+/// The same with initial states of zero.
 template <Operand X, Operand W, Operand B>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   const auto zero = detail::zero_state(x, weight_hh);
   return lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, zero, zero);
 }
 
-/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
-/// gates in the order reset, update, candidate; h: the state before the first step, [batch, hidden]; `reverse` as for
-/// lstm. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
+/// sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
          bool reverse = false) {
@@ -204,7 +204,7 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   auto output = detail::join_steps(steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
-/// The same with a state that starts from zero.
+/// The same with an initial state of zero.
 template <Operand X, Operand W, Operand B>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   return gru(x, weight_ih, weight_hh, bias_ih, bias_hh, detail::zero_state(x, weight_hh));

@@ -1,5 +1,5 @@
 #pragma once
-/// Sums, means, extremes and variances, of all elements or along one axis.
+/// Sums, means, extremes and variances over all elements or along one axis.
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
@@ -12,7 +12,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Sum {
   static constexpr const char* name = "sum";
@@ -41,13 +41,13 @@ struct Var {
 };
 }  // namespace operations
 
-/// As the last argument of a reduction: the axis stays, with size 1.
+/// Last argument of a reduction: the reduced axis keeps size 1.
 struct KeepAxis {};
 inline constexpr KeepAxis keep_axis{};
 
 namespace detail {
 
-// The reduced axis goes away.
+// The shape without the reduced axis.
 template <int Rank>
 Shape<Rank - 1> without_axis(const Shape<Rank>& shape, std::size_t axis) {
   Shape<Rank - 1> out{};
@@ -78,27 +78,27 @@ auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backwa
       x);
 }
 
-// Along the first axis samples lie.
+// Samples lie along the first axis.
 template <int Rank>
 bool is_first_axis(Index axis) {
   return axis == 0 || axis == -Rank;
 }
 
-// An extremum of no numbers is none.
+// An empty axis has no extremum.
 template <Operand X>
 void check_not_empty(const char* operation, const X& x, Index axis) {
   check<ShapeError>(value_of(x).size(axis) != 0, operation, ": axis ", axis, " of shape ", value_of(x).shape(),
                     " has no elements");
 }
 
-// The same over all elements.
+// The reduction over all elements.
 template <Operand X, class Reduce>
 auto reduce_all(const char* operation, const X& x, Reduce along_axis) {
   check_defined(operation, value_of(x));
   return along_axis(reshape(x, Shape<1>{-1}), 0);
 }
 
-// The same, and the axis stays.
+// The reduction with the axis kept.
 template <Operand X, class Reduce>
 auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
   auto shape = value_of(x).shape();
@@ -108,7 +108,7 @@ auto reduce_keeping(const X& x, Index axis, Reduce along_axis) {
 
 }  // namespace detail
 
-/// The sum along an axis, which goes away. Of integers and truth values of less than 64 bits it has 64, as in PyTorch.
+/// The sum along an axis, which is removed. Smaller integers and bools are summed in 64 bits, as in PyTorch.
 template <Operand X>
 auto sum(const X& x, Index axis) {
   using T = typename tensor_of<X>::value_type;
@@ -125,7 +125,7 @@ auto sum(const X& x, Index axis) {
         detail::is_first_axis<tensor_of<X>::rank>(axis), 0, static_cast<double>(value_of(x).numel()));
 }
 
-/// The mean along an axis, which goes away.
+/// The mean along an axis, which is removed.
 template <Operand X>
 auto mean(const X& x, Index axis) {
   if constexpr (tensor_of<X>::rank == 1 && AnyVariable<X> && !detail::is_graph_variable<X>)
@@ -144,8 +144,8 @@ auto mean(const X& x, Index axis) {
              : y;
 }
 
-/// The largest element along an axis, which goes away. Elements that tie share the gradient evenly, as in PyTorch.
-/// Throws ShapeError for an axis without elements.
+/// The maximum along an axis, which is removed. Tied elements share the gradient evenly, as in PyTorch. Throws
+/// ShapeError for an empty axis.
 template <Operand X>
 auto amax(const X& x, Index axis) {
   detail::check_not_empty("amax", x, axis);
@@ -157,7 +157,7 @@ auto amax(const X& x, Index axis) {
       });
 }
 
-/// The smallest element along an axis, which goes away; ties and errors as for amax.
+/// The minimum along an axis, which is removed; ties and errors as for amax.
 template <Operand X>
 auto amin(const X& x, Index axis) {
   detail::check_not_empty("amin", x, axis);
@@ -184,8 +184,7 @@ CHORUS_REDUCTION_FORMS(amax)
 CHORUS_REDUCTION_FORMS(amin)
 #undef CHORUS_REDUCTION_FORMS
 
-/// The variance along an axis, which goes away: squared distances from the mean, divided by size - `correction`
-/// (1: the unbiased estimate).
+/// The variance along an axis, which is removed: the sum of squared deviations / (size - `correction`) (1: unbiased).
 template <Operand X>
 auto var(const X& x, Index axis, Index correction = 1) {
   return detail::reduce(
@@ -203,14 +202,13 @@ template <Operand X>
 auto var(const X& x) {
   return detail::reduce_all("var", x, [](const auto& flat, Index axis) { return var(flat, axis); });
 }
-/// The variance along an axis, which stays with size 1.
+/// The variance along an axis, which keeps size 1.
 template <Operand X>
 auto var(const X& x, Index axis, KeepAxis, Index correction = 1) {
   return detail::reduce_keeping(x, axis, [correction](const auto& in, Index a) { return var(in, a, correction); });
 }
 
-/// The position of the largest element along an axis; of several, the first. Throws ShapeError for an axis without
-/// elements.
+/// The index of the maximum along an axis; in a tie the first. Throws ShapeError for an empty axis.
 template <Operand X>
 Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;

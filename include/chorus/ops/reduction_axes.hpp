@@ -1,5 +1,5 @@
 #pragma once
-/// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
+/// Reductions over several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index
   return chosen;
 }
 
-// The axes that stay, in their order, and one last axis with all elements of the others.
+// The remaining axes in order, then one last axis with all elements of the chosen ones.
 template <std::size_t N, Operand X>
 auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -44,8 +44,8 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
   return reshape(permute(x, order), shape);
 }
 
-/// `reduce(y, axis)` over the named axes: over neighbours of them at once, the last ones first. What is summed so need
-/// not be moved together first. Of bf16 and half, sums between would be rounded.
+/// Applies `reduce(y, axis)` to each run of adjacent axes, the last run first, so that no elements have to be moved.
+/// Not for bf16 and half, whose intermediate sums would be rounded.
 template <std::size_t N, Operand X, class Reduce>
 auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -56,7 +56,7 @@ auto reduce_neighbours(const char* operation, const X& x, const std::array<Index
   for (std::size_t axis = 0, stay = 0; axis < rank; ++axis)
     if (!chosen[axis]) left[stay++] = shape[axis];
   std::size_t end = rank;
-  // A run of axes [begin, end) in the middle of what is left of the others.
+  // A run of chosen axes [begin, end) as the middle axis of a view.
   const auto next = [&](const auto& y) {
     while (!chosen[end - 1]) --end;
     std::size_t begin = end;
@@ -96,7 +96,7 @@ auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>
   auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) {                                            \
     return detail::restore_axes(x, NAME(x, axes), axes);                                                         \
   }
-/// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
+/// NAME(x, axes) reduces over several axes, which are removed, or keep size 1 with keep_axis. Throws ShapeError if an
 /// axis doesn't exist or is named twice.
 CHORUS_REDUCTION_OF_AXES(sum, true)
 CHORUS_REDUCTION_OF_AXES(mean, true)
@@ -105,7 +105,7 @@ CHORUS_REDUCTION_OF_AXES(amin, false)
 CHORUS_REDUCTION_OF_AXES(logsumexp, false)
 #undef CHORUS_REDUCTION_OF_AXES
 
-/// The variance over several axes, with the same forms.
+/// The variance over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto var(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return var(detail::merge_axes("var", x, axes), -1, correction);
@@ -115,7 +115,7 @@ auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
   return detail::restore_axes(x, var(x, axes, correction), axes);
 }
 
-/// The position of the smallest element along an axis; of several, the first.
+/// The index of the minimum along an axis; in a tie the first.
 template <Operand X>
 auto argmin(const X& x, Index axis) {
   detail::check_not_empty("argmin", x, axis);

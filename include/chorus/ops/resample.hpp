@@ -1,6 +1,6 @@
 #pragma once
-/// Images resampled along both axes by given weights. (No products with matrices of weights: 0 times an infinity
-/// elsewhere in the image is NaN.)
+/// Resampling of images along both axes with given weights. Matrix products are not used: 0 times an infinity elsewhere
+/// in the image would be NaN.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/kernels/contiguous.hpp>
@@ -12,7 +12,7 @@ namespace chorus {
 
 namespace detail {
 
-/// For each entry of a resampled axis the old axis' entries that it is the sum of, and their weights.
+/// For each entry of a resampled axis: the source entries of its weighted sum.
 struct AxisWeights {
   struct Tap {
     Index index;
@@ -30,7 +30,7 @@ struct AxisWeights {
   }
 };
 
-/// The same on a device, as kernels read it.
+/// The same on a device, in the kernels' layout.
 template <Real T, Device D>
 class AxisTaps {
  public:
@@ -56,7 +56,7 @@ class AxisTaps {
 
  private:
   Index in_, out_;
-  Tensor<std::int32_t, 1, D> places_;  // where each entry's begin, and then their indices
+  Tensor<std::int32_t, 1, D> places_;  // the begin of each entry's taps, then the source indices
   Tensor<compute_type<T>, 1, D> weights_;
 };
 
@@ -79,7 +79,7 @@ struct Resample {
 
 namespace detail {
 
-/// x: [batch, channels, height, width], resampled by `operation.there`; its gradients by `operation.back`.
+/// x: [batch, channels, height, width], resampled by `operation.there`; the gradient is resampled by `operation.back`.
 template <Operand X, class T, class D>
 auto resample(const X& x, const operations::Resample<T, D>& operation) {
   const auto input = contiguous(value_of(x));

@@ -1,5 +1,5 @@
 #pragma once
-/// Images in other sizes: nearest-neighbour enlargement, and pooling to a given size.
+/// Resizing images: nearest-neighbour upsampling and adaptive average pooling.
 
 #include <algorithm>
 #include <chorus/ops/arithmetic.hpp>
@@ -13,8 +13,8 @@
 
 namespace chorus {
 
-/// x: [batch, channels, height, width] -> each pixel repeated `scale` times along both axes. Throws UsageError unless
-/// the scale is positive.
+/// x: [batch, channels, height, width]; repeats each pixel `scale` times along both axes. Throws UsageError unless the
+/// scale is positive.
 template <Operand X>
 auto upsample_nearest2d(const X& x, Size2d scale) {
   static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: the input is [batch, channels, height, width]");
@@ -28,8 +28,8 @@ auto upsample_nearest2d(const X& x, Size2d scale) {
 
 namespace detail {
 
-/// An axis of `in` entries in `out` equal parts, which may share entries: part i has those from first(i) to last(i)
-/// - 1.
+/// Splits an axis of `in` entries into `out` parts of about equal size, which may overlap: part i is [first(i),
+/// last(i)).
 struct AxisParts {
   Index in, out;
   Index first(Index i) const { return i * in / out; }
@@ -42,7 +42,7 @@ struct AxisParts {
   }
 };
 
-/// Each entry the sum of its part.
+/// Each output entry is the sum of its part.
 inline AxisWeights sums_of(const AxisParts& parts) {
   AxisWeights weights{parts.in, {}};
   for (Index i = 0; i < parts.out; ++i) {
@@ -52,7 +52,7 @@ inline AxisWeights sums_of(const AxisParts& parts) {
   return weights;
 }
 
-/// The mean of each part. (Sums are divided, not the numbers, so that what cancels out does.)
+/// The mean of each part. Sums are divided, not the elements, so that cancellation stays exact.
 template <Operand X>
 auto mean_of_parts(const X& x, const AxisParts& rows, const AxisParts& columns) {
   using T = typename tensor_of<X>::value_type;
@@ -67,8 +67,8 @@ auto mean_of_parts(const X& x, const AxisParts& rows, const AxisParts& columns) 
 
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], each the mean of its part of the
-/// image, as PyTorch divides it. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
+/// x: [batch, channels, height, width] -> means of parts, split as in PyTorch: [batch, channels, size.height,
+/// size.width]. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");

@@ -1,5 +1,5 @@
 #pragma once
-/// Putting elements where an index says: scatter_add and scatter.
+/// scatter_add and scatter.
 
 #include <chorus/ops/higher_order/picking.hpp>
 #include <chorus/ops/reduction.hpp>
@@ -19,7 +19,7 @@ struct Scatter {
 
 namespace detail {
 
-// Kernels on the CPU see for themselves whether a position is taken; on a GPU what is put there is counted.
+// CPU kernels detect repeated positions themselves. On a GPU the elements for each position are counted.
 template <class T, int Rank, class D>
 void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
   if constexpr (!std::is_same_v<D, Cpu>) {
@@ -32,7 +32,7 @@ void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tens
   }
 }
 
-/// A copy of x with `source` put, or added, where the index says.
+/// A copy of x, with `source` added or stored at the indices.
 template <bool add, Operand X, int Rank, class D, Operand S>
 auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
   using T = typename tensor_of<X>::value_type;
@@ -92,16 +92,16 @@ auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& d
   return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
 }
 
-/// x with every element of `source` added at the position along `axis` that `index` gives, at the same place in the
-/// other axes. index and source have one shape, x's but for the axis. Throws ShapeError where they have not,
-/// DeviceError where they lie on several devices, UsageError for an index outside of the axis.
+/// As torch.scatter_add: adds each element of `source` to x at `index` along `axis`, at the same position in the other
+/// axes. index and source have one shape, which equals x's except along the axis. Throws ShapeError if shapes don't
+/// fit, DeviceError if devices differ, UsageError for an index out of range.
 template <Operand X, class D, Operand S>
 auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
   return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
 }
 
-/// x with every element of `source` in place of the one at the position that `index` gives. Throws as scatter_add does,
-/// and UsageError where a position is given twice.
+/// As torch.scatter: stores each element of `source` in x at `index`. Throws as scatter_add does, and UsageError if a
+/// position occurs twice.
 template <Operand X, class D, Operand S>
 auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
   return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);

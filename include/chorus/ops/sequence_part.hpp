@@ -1,6 +1,6 @@
 #pragma once
-/// SequencePart: a value whose places of a text are shared out among the ranks of a TensorGroup (Korthikanti et al.
-/// 2022, sequence parallelism), between the layers that share columns. A type of its own, as Columns are.
+/// SequencePart: a value whose sequence positions are sharded over the ranks of a TensorGroup (sequence parallelism,
+/// Korthikanti et al. 2022), between column-sharded layers. A type of its own, as Columns.
 
 #include <chorus/core/random.hpp>
 #include <chorus/kernels/dropout_part.hpp>
@@ -11,13 +11,13 @@
 
 namespace chorus {
 
-/// The group that shares out sequences, where the policy wants that; null else.
+/// The group that shards sequences, if the policy uses sequence parallelism; else null.
 inline TensorGroupRef sequence_group() {
   const auto& group = tensor_group();
   return group != nullptr && group->splits_sequences() ? group : nullptr;
 }
 
-/// [batch, length, ...], of which this rank has some neighbouring places: `part()`. Without a group that is all.
+/// [batch, length, ...], of which this rank holds adjacent positions: `part()`. Without a group it holds all.
 template <Operand X>
 class SequencePart {
  public:
@@ -27,13 +27,13 @@ class SequencePart {
   const X& part() const { return part_; }
   Index length() const { return length_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Of all places.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape[1] = length_;
     return shape;
   }
-  /// Another value of the same places.
+  /// Another value with the same sharding.
   template <Operand Y>
   SequencePart<Y> with(Y part) const {
     return {std::move(part), length_, group_};
@@ -45,9 +45,9 @@ class SequencePart {
   TensorGroupRef group_;
 };
 
-/// This rank's places of x: [batch, length, ...], which all ranks have; all places where sequences are whole. Blocks of
-/// a transformer take what it gives, and give such: a model that calls it before its blocks, and gather_sequence after
-/// them, keeps each rank at its own places in between.
+/// This rank's positions of x: [batch, length, ...], which all ranks have; all positions without sequence parallelism.
+/// Transformer blocks map SequenceParts to SequenceParts: call this before the blocks and gather_sequence after them,
+/// and each rank works on its own positions in between.
 template <Operand X>
 auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
   static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
@@ -55,7 +55,7 @@ auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) 
   return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
 }
 
-/// All places, on every rank, which compute the same with them.
+/// All positions, on every rank (all-gather). All ranks must compute the same with them.
 template <class X>
 auto gather_sequence(const SequencePart<X>& x) {
   return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
@@ -68,7 +68,7 @@ auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
   return a.with(a.part() + b.part());
 }
 
-/// The same elements go as of the whole value on one device.
+/// Drops the same elements as on one device.
 template <class X>
 auto dropout(const SequencePart<X>& x, double p, bool training = true) {
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));

@@ -1,6 +1,5 @@
 #pragma once
-/// The same numbers in another shape or order: reshape, flatten, permute, transpose, expand, slice,
-/// concat, stack.
+/// reshape, flatten, permute, transpose, expand, slice, concat, stack.
 
 #include <array>
 #include <chorus/autograd/parameter.hpp>
@@ -12,7 +11,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Reshape {
   static constexpr const char* name = "reshape";
@@ -41,7 +40,7 @@ struct Concat {
 }  // namespace operations
 
 namespace detail {
-/// A shape seen from one of its axes: what lies outside, the axis, what lies inside.
+/// The sizes around one axis: outer, axis, inner.
 template <std::size_t N>
 kernels::AxisShape around_axis(const std::array<Index, N>& shape, std::size_t axis) {
   kernels::AxisShape out;
@@ -60,7 +59,7 @@ detail::Recorded<static_cast<int>(NewRank), X> reshape(const X& x, const std::ar
 }
 }  // namespace operations
 
-/// Another shape with as many elements; one size may be -1. Throws ShapeError where it doesn't fit.
+/// A new shape with as many elements; one size may be -1. Throws ShapeError if it doesn't fit.
 template <Operand X, std::size_t NewRank>
 auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
   return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
@@ -107,7 +106,7 @@ auto transpose(const X& x, Index a, Index b) {
   return permute(x, axes);
 }
 
-/// Repeats axes of size 1, and new axes in front. Throws ShapeError where x doesn't expand to the shape.
+/// Repeats axes of size 1, and adds leading axes. Throws ShapeError if x doesn't expand to the shape.
 template <Operand X, std::size_t NewRank>
 auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
@@ -142,7 +141,7 @@ auto slice(const X& x, Index axis, Index start, Index stop) {
 }
 
 namespace detail {
-/// concat, whoever rounds.
+/// concat without the interceptor.
 template <Operand First, Operand... Rest>
 auto plain_concat(Index axis, const First& first, const Rest&... rest) {
   using T = typename tensor_of<First>::value_type;
@@ -187,7 +186,7 @@ X plain_concat(Index axis, std::span<const X> list) {
 }
 }  // namespace detail
 
-/// Joins operands along an axis; their other sizes are equal. Throws ShapeError where they are not.
+/// Joins operands along an axis; their other sizes are equal. Throws ShapeError if they are not.
 template <Operand First, Operand... Rest>
 auto concat(Index axis, const First& first, const Rest&... rest) {
   return detail::joined(
@@ -195,7 +194,7 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
       first, rest...);
 }
 
-/// Joins a list of any length. Throws UsageError for an empty one.
+/// Joins the operands of a list. Throws UsageError for an empty one.
 template <Operand X>
 X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: the list is empty");

@@ -1,5 +1,5 @@
 #pragma once
-/// Height and width options, given as one number or two.
+/// Height and width options, given as one or two numbers.
 
 #include <chorus/core/dtype.hpp>
 
@@ -8,7 +8,7 @@ namespace chorus {
 /// `{.kernel = 5}` or `{.kernel = {5, 3}}`: height, then width.
 struct Size2d {
   Index height = 0, width = 0;
-  constexpr Size2d(Index both) : height(both), width(both) {}  // NOLINT: one number stands for both
+  constexpr Size2d(Index both) : height(both), width(both) {}  // NOLINT: one number for both
   constexpr Size2d(Index h, Index w) : height(h), width(w) {}
 };
 

@@ -8,7 +8,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Softmax {
   static constexpr const char* name = "softmax";
@@ -26,7 +26,7 @@ struct LogSumExp {
 }  // namespace operations
 
 namespace detail {
-// Both need only their result for the way back.
+// Both need only their result in backward.
 template <class Operation, Operand X, class Forward, class Backward>
 auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Backward backward) {
   const auto input = contiguous(value_of(x));
@@ -44,7 +44,7 @@ auto along_axis(Operation operation, const X& x, Index axis, Forward forward, Ba
 }  // namespace detail
 
 namespace detail {
-// With `none_is_zero` a line of -inf alone gives zeros, not NaN.
+// With `none_is_zero` a line of only -inf gives zeros instead of NaN.
 template <Operand X>
 auto softmax(const X& x, Index axis, bool none_is_zero) {
   return along_axis(
@@ -75,7 +75,7 @@ auto log_softmax(const X& x, Index axis) {
       });
 }
 
-/// log(sum(exp(x))) along an axis, which goes away.
+/// log(sum(exp(x))) along an axis, which is removed.
 template <Operand X>
 auto logsumexp(const X& x, Index axis) {
   return detail::reduce(
@@ -91,7 +91,7 @@ template <Operand X>
 auto logsumexp(const X& x) {
   return detail::reduce_all("logsumexp", x, [](const auto& flat, Index axis) { return logsumexp(flat, axis); });
 }
-/// The same along an axis, which stays with size 1.
+/// The same along an axis, which keeps size 1.
 template <Operand X>
 auto logsumexp(const X& x, Index axis, KeepAxis) {
   return detail::reduce_keeping(x, axis, [](const auto& in, Index a) { return logsumexp(in, a); });

@@ -6,7 +6,7 @@
 
 namespace chorus {
 
-/// Numbers in order, and the positions at which they were.
+/// Sorted values, and their original indices.
 template <class Values, class Indices>
 struct Sorted {
   Values values;
@@ -29,14 +29,14 @@ auto first_in_order(const char* operation, const X& x, Index axis, Index count, 
 }
 }  // namespace detail
 
-/// The positions of an axis's elements in order; equal elements keep theirs, NaN is the largest.
+/// The indices that sort an axis. Stable; NaN is the largest.
 template <Operand X>
 auto argsort(const X& x, Index axis = -1, bool descending = false) {
   const Index size = value_of(x).size(axis);
   return detail::first_in_order("argsort", x, axis, size, descending);
 }
 
-/// The elements of an axis in order. Gradients go back to where the elements were.
+/// Sorts along an axis. Gradients flow to the original positions.
 template <Operand X>
 auto sort(const X& x, Index axis = -1, bool descending = false) {
   const auto index = detail::first_in_order("sort", x, axis, value_of(x).size(axis), descending);
@@ -44,7 +44,7 @@ auto sort(const X& x, Index axis = -1, bool descending = false) {
   return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
 }
 
-/// The `count` largest (or smallest) elements of an axis, the best first. Throws ShapeError where there are fewer.
+/// The `count` largest (or smallest) elements of an axis, sorted. Throws ShapeError if there are fewer.
 template <Operand X>
 auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
   const auto index = detail::first_in_order("topk", x, axis, count, largest);

@@ -1,5 +1,5 @@
 #pragma once
-/// Batch normalisation with the statistics of a batch that several devices or ranks share.
+/// Batch normalisation with statistics over several devices or ranks.
 
 #include <any>
 #include <array>
@@ -15,7 +15,7 @@
 namespace chorus {
 
 namespace detail {
-/// A channel's sums, and further numbers after them, added up over the group; the sums end on the device again.
+/// Sums per-channel sums, and further numbers after them, over the group. The per-channel sums return to the device.
 template <class D>
 void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::vector<double>& numbers) {
   const auto count = static_cast<std::size_t>(sums.numel());
@@ -24,7 +24,7 @@ void sum_over_group(BatchGroup& group, const Tensor<double, 1, D>& sums, std::ve
   copy_bytes(sums.device(), sums.data(), Cpu{}, numbers.data(), count * sizeof(double));
 }
 
-/// What a member has given to `exchange`.
+/// The value that a member passed to `exchange`.
 template <class T>
 const T& given_by_member(const std::any& given) {
   const auto* value = std::any_cast<T>(&given);
@@ -32,12 +32,12 @@ const T& given_by_member(const std::any& given) {
   return *value;
 }
 
-/// In a pass that is recorded as one graph, what stands on the tape for the other members' inputs: a member's output
-/// depends on them by the statistics. The gradient is that by the statistics: the sums of `batch_norm_backward_sums`.
+/// If the pass is one recorded graph: the tape's node for the other members' inputs, which affect a member's output
+/// through the statistics. Its gradient is that w.r.t. the statistics: the sums of `batch_norm_backward_sums`.
 template <class T, int Rank, class D>
 class OtherShares final : public GradNode<double, 1, D> {
  public:
-  /// One member's.
+  /// The share of one member.
   struct Share {
     Variable<T, Rank, D> x;
     Tensor<T, 1, D> weight, mean, invstd;
@@ -64,7 +64,7 @@ class OtherShares final : public GradNode<double, 1, D> {
     if (!keep) shares_.clear();
   }
   void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    if (place_.is_here()) return;  // the others go back through their own
+    if (place_.is_here()) return;  // each member runs its own backward
     for (const Share& share : shares_)
       if (share.x.requires_grad()) visit(*share.x.node(), context);
   }
@@ -75,7 +75,7 @@ class OtherShares final : public GradNode<double, 1, D> {
   PlaceInPass place_;
 };
 
-/// That node, as an input of `record`; none where the pass is not recorded as one graph, or no gradient is wanted.
+/// That node, as an input of `record`; empty if the pass is not one recorded graph, or if no gradient is wanted.
 template <class T, int Rank, class D>
 Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShares<T, Rank, D>::Share& own, double count,
                                     const PlaceInPass& place) {
@@ -92,11 +92,11 @@ Variable<double, 1, D> other_shares(BatchGroup& group, const typename OtherShare
 }
 }  // namespace detail
 
-/// `batch_norm` in training, over the shares of all members of `group`; a share may be empty. Forward adds up 2
-/// channels + 1 numbers, backward 2 channels. Gradients are those by the sum over members of weight * loss: what the
-/// policy's step will be. `momentum_of(count)`, if given, says what momentum is instead of `options`, where a channel
-/// has `count` numbers in the whole batch. Of GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws
-/// ShapeError, for all members, where a channel has one number in the whole batch.
+/// `batch_norm` in training over the shares of all members of `group`; a share may be empty. Forward sums 2 channels +
+/// 1 numbers over the group, backward 2 channels. Gradients are those of the sum over members of weight * loss, which
+/// the policy's step uses. `momentum_of(count)`, if given, replaces the momentum; `count` is the number of values per
+/// channel in the global batch. For GraphVariables see <chorus/ops/higher_order/sync_batch_norm.hpp>. Throws ShapeError
+/// on all members if a channel has one value in the global batch.
 template <Operand X, Operand W, Operand B, class T, class D>
 auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T, 1, D>& running_mean,
                      const Tensor<T, 1, D>& running_var, const std::shared_ptr<BatchGroup>& group,
@@ -168,13 +168,13 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
                                                  mean.data(), invstd.data(), count, own.data(), target.data(),
                                                  target.accumulate);
             };
-            if (recorded && !place.is_here()) {  // this thread goes back for all members
+            if (recorded && !place.is_here()) {  // one thread runs backward for all members
               if (dx) input_gradient(dx->target());
               if (dothers) dothers->add(own);
               return;
             }
-            // All members take part, whether or not this one's input wants a gradient. This one's dx is multiplied by
-            // its weight later: the sums of the others, who have other weights, are brought to the same scale.
+            // All members take part, even if this one's input wants no gradient. This dx is multiplied by its weight
+            // later, so the sums of other members, with other weights, are scaled accordingly.
             std::vector<double> all(static_cast<std::size_t>(2 * view.channels));
             const double own_weight = group->weight();
             copy_bytes(Cpu{}, all.data(), here, own.data(), own.bytes());

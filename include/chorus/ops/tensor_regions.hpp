@@ -1,6 +1,6 @@
 #pragma once
-/// Where tensor parallelism begins and ends (Shoeybi et al. 2019, Megatron-LM): functions whose gradients are each
-/// other's. Of a null group all are the identity.
+/// The boundaries of tensor parallel regions (Shoeybi et al. 2019, Megatron-LM): pairs of functions, each the gradient
+/// of the other. For a null group all are the identity.
 
 #include <algorithm>
 #include <chorus/autograd/parameter.hpp>
@@ -23,7 +23,7 @@ std::span<T> span_of(const Tensor<T, Rank, D>& x) {
   return {x.data(), static_cast<std::size_t>(x.numel())};
 }
 
-/// The sum over the group.
+/// The sum over the group (all-reduce).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -33,18 +33,18 @@ Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   return sum;
 }
 
-/// How an axis of `width` entries is shared out, whose parts have `unit` entries or several times as many.
+/// An axis of `width` entries that is sharded in multiples of `unit`.
 struct SharedAxis {
   std::size_t axis;
   Index width, unit;
 };
 
-// The most numbers that a member has; messages have that size.
+// The largest number of elements of a member, which is the message size.
 inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
   return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
 }
 
-/// All members' parts, each `x` of its own, joined along the axis.
+/// All members' parts, joined along the axis (all-gather).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto part = contiguous(x);
@@ -65,7 +65,7 @@ Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shar
   return out;
 }
 
-/// This member's part of the sum of all members' `x`.
+/// This member's part of the sum over members (reduce-scatter).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -97,7 +97,7 @@ void check_first_order() {
                      "TensorParallel shares out");
 }
 
-/// An operation between ranks: `forward(x)`, and `backward(dy)` for the gradient.
+/// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
 template <class Forward, class Backward, Operand X>
 X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
   check_first_order<X>();
@@ -109,7 +109,7 @@ X between_ranks(const char* name, const Forward& forward, Backward backward, con
         [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
 }
 
-/// What takes a Variable's place: of a Parameter its Variable.
+/// The Variable of a Parameter; other operands as they are.
 template <Operand X>
 auto as_recorded(const X& x) {
   if constexpr (AnyTensor<X> || is_graph_variable<X>)
@@ -120,7 +120,7 @@ auto as_recorded(const X& x) {
 
 }  // namespace detail
 
-/// x, which all members have, where each begins to compute something of its own with it. Gradients are added up.
+/// Megatron's f: the identity, where members start different computations with x. Gradients are summed.
 template <Operand X>
 auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -129,7 +129,7 @@ auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
 }
 
-/// The sum of all members' x: each has it then.
+/// Megatron's g: the sum over members; the gradient passes unchanged.
 template <Operand X>
 auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -149,8 +149,8 @@ auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& 
       [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
 }
 
-/// All members' parts of an axis of `width` entries, of which x is this one's. `summing`: what comes after it differs
-/// between members, so that gradients are added up; else all compute the same with it.
+/// Joins all members' parts of an axis of `width` entries. `summing`: members use the result differently, so gradients
+/// are summed; else all members compute the same with it.
 template <Operand X>
 auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
                  const TensorGroupRef& group = tensor_group()) {
@@ -168,7 +168,7 @@ auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summi
       detail::as_recorded(x));
 }
 
-/// This member's part of an axis of the sum of all members' x. Gradients are gathered.
+/// This member's part of an axis of the sum over members. Gradients are gathered.
 template <Operand X>
 auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);

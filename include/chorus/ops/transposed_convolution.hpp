@@ -1,5 +1,5 @@
 #pragma once
-/// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
+/// The transposed convolution: the gradient of conv2d w.r.t. its input, as a forward function.
 
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/autograd/saved.hpp>
@@ -13,7 +13,7 @@
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
@@ -29,8 +29,8 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
-/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where
-/// channels don't fit or nothing would be left, UsageError for options that make no sense.
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError if channels
+/// don't match or the output would be empty, UsageError for invalid options.
 template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -50,7 +50,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
     return (size - 1) * step - 2 * pad + gap * (kernel - 1) + more + 1;
   };
-  // The convolution that this one turns round: it would make x from the result.
+  // The transposed convolution: it maps the result's shape to x's.
   const kernels::Conv2dShape shape{
       .batch = input.size(0),
       .in_channels = w.size(1) * groups,
@@ -91,7 +91,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
       x, weight);
 }
 
-// What operands of different types get, and no other error.
+// The only error for operands of different types.
 template <Operand X, Operand W>
 requires OfOtherType<X, W>
 auto conv_transpose2d(const X&, const W&, const ConvTranspose2dOptions& = {}) {

@@ -1,5 +1,5 @@
 #pragma once
-/// What truth values say together: any, all, count_nonzero, masked_select, nonzero.
+/// any, all, count_nonzero, masked_select, nonzero.
 
 #include <algorithm>
 #include <chorus/kernels/to_device.hpp>
@@ -24,7 +24,7 @@ auto as_truth(const X& x) {
     return ne(x, 0);
 }
 
-// Whether one, or all, of [outer, axis, inner] are true, along the axis.
+// Whether any, or all, elements of [outer, axis, inner] are true along the axis.
 template <bool every, class D>
 Tensor<bool, 2, D> true_along(const Tensor<bool, 3, D>& x) {
   const Shape<2> shape{x.shape()[0], x.shape()[2]};
@@ -50,7 +50,7 @@ auto truth_of(const X& x) {
   return true_along<every>(contiguous(as_truth(x)).view(Shape<3>{1, numel(value_of(x).shape()), 1})).view(Shape<0>{});
 }
 
-// The places of what is true, in row-major order.
+// The flat indices of true elements, in order.
 inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
   std::vector<std::int64_t> out;
   for (Index i = 0; i < count; ++i)
@@ -59,17 +59,17 @@ inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
 }
 }  // namespace detail
 
-/// Whether an element is true, or of numbers not 0, along an axis, which goes away. False where there are none.
+/// Whether any element is true, or nonzero, along an axis, which is removed. False for an empty axis.
 template <Operand X>
 auto any(const X& x, Index axis) {
   return detail::truth_of<false>("any", x, axis);
 }
-/// The same of all elements, without axes: `any(x > 0).item()`.
+/// The same over all elements: `any(x > 0).item()`.
 template <Operand X>
 auto any(const X& x) {
   return detail::truth_of<false>(x);
 }
-/// Whether all elements are true, or of numbers not 0, along an axis, which goes away. True where there are none.
+/// Whether all elements are true, or nonzero, along an axis, which is removed. True for an empty axis.
 template <Operand X>
 auto all(const X& x, Index axis) {
   return detail::truth_of<true>("all", x, axis);
@@ -79,7 +79,7 @@ auto all(const X& x) {
   return detail::truth_of<true>(x);
 }
 
-/// How many elements are true, or not 0: `count_nonzero(labels != -100).item()`. A GPU is waited for.
+/// The number of true or nonzero elements: `count_nonzero(labels != -100).item()`. Waits for the GPU.
 template <Operand X>
 auto count_nonzero(const X& x) {
   detail::check_defined("count_nonzero", value_of(x));
@@ -88,9 +88,8 @@ auto count_nonzero(const X& x) {
   return Tensor<std::int64_t, 0, typename tensor_of<X>::device_type>::full({}, count, value_of(x).device());
 }
 
-/// The elements of x at which the mask is true, in row-major order: [count]; the two broadcast. Gradients go back to
-/// where they were. How many there are is known to the host alone: a GPU is waited for. Throws ShapeError where shapes
-/// don't broadcast.
+/// The elements of x where the mask is true, in row-major order: [count]; the two broadcast. Gradients flow to their
+/// positions. Waits for the GPU, since the host has to know the count. Throws ShapeError if shapes don't broadcast.
 template <Operand X, int Rank, Device D>
 auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
   detail::check_defined("masked_select", value_of(x), mask);
@@ -102,7 +101,7 @@ auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
   return index_select(reshape(expand(x, shape), Shape<1>{there.numel()}), 0, index);
 }
 
-/// The places of the elements that are true, or not 0, in row-major order: [count, rank]. A GPU is waited for.
+/// The indices of true or nonzero elements, in row-major order: [count, rank]. Waits for the GPU.
 template <Operand X>
 auto nonzero(const X& x) {
   constexpr std::size_t rank = static_cast<std::size_t>(tensor_of<X>::rank);

@@ -1,5 +1,5 @@
 #pragma once
-/// Looking up and scoring the entries of a vocabulary that ranks share (Shoeybi et al. 2019, section 3).
+/// Embedding and cross entropy with a vocabulary that is sharded over ranks (Shoeybi et al. 2019, section 3).
 
 #include <algorithm>
 #include <chorus/autograd/saved.hpp>
@@ -16,8 +16,8 @@
 
 namespace chorus {
 
-/// weight: this rank's entries of `entries`: [part, features], index: [...] -> the rows that it names: [..., features],
-/// on all ranks. Throws UsageError for an index that is no entry.
+/// weight: this rank's part of `entries`: [part, features], index: [...] -> rows: [..., features], on all ranks. Throws
+/// UsageError for an index out of range.
 template <Operand W, int Rank, class D>
 auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index entries,
                           const TensorGroupRef& group = tensor_group()) {
@@ -61,7 +61,7 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
   auto largest = Tensor<T, 1, D>::empty({batch}, device);
   kernels::vocabulary_maximum(device, batch, words, scores.data(), largest.data());
   logits.group()->max(span_of(largest));
-  // Of each sample: the sum of exp(x - largest), x - largest of the label, and the sum of x - largest.
+  // For each sample: the sum of exp(x - largest), the label's x - largest, and the sum of x - largest.
   auto sums = Tensor<T, 2, D>::empty({batch, 3}, device);
   kernels::vocabulary_sums(device, batch, words, scores.data(), targets.data(), options, largest.data(), sums.data());
   logits.group()->sum(span_of(sums));
@@ -80,7 +80,7 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
       logits.part());
 }
 
-// `f(columns)`, of bf16 and half ones in float.
+// `f(columns)`; bf16 and half columns are computed in float.
 template <class X, class F>
 auto columns_in_float(const Columns<X>& logits, const F& f) {
   if constexpr (NarrowOperand<X>)
@@ -91,8 +91,8 @@ auto columns_in_float(const Columns<X>& logits, const F& f) {
 
 }  // namespace detail
 
-/// Of scores that ranks share by classes: the loss of all classes, on every rank, for which three numbers a sample go
-/// between ranks. Throws as it does for whole scores.
+/// Cross entropy of scores whose classes are sharded over ranks: the loss over all classes, on every rank. Communicates
+/// three numbers per sample. Throws as for whole scores.
 template <class X, class D>
 auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
                    const CrossEntropyOptions& options = {}) {

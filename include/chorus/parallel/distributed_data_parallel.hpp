@@ -43,30 +43,8 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
   void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
-<<<<<<< HEAD
   void gradient_is_final(std::size_t i);
   void begin_backward() override;
-=======
-  void gradient_is_final(std::size_t i) {
-    this->check_weighed();
-    if (this->sync && !this->in_backward) {
-      begin_backward();
-      this->when_backward_ends([this] { finish_backward(); });
-    }
-    this->tell(&Extension::gradient_arrived, i);
-    if (!this->sync || !this->buckets.sends(i)) return;
-    if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
-    this->fill(i);  // a user's backward function may have given none
-    this->buckets.arrived(i);
-    send_full();
-  }
-  void begin_backward() override {
-    this->weight = this->shares_.weight();
-    this->buckets.begin_pass();
-    this->in_backward = true;
-    this->tell(&Extension::backward_begins);
-  }
->>>>>>> w_text2
   // 5. After backward, the remaining buckets are sent, and all averages are awaited.
   void finish_backward() override;
   // 6. A bucket's gradients become sum(weight * gradients) over all ranks.

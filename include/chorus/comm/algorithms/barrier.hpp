@@ -19,15 +19,9 @@ inline void dissemination_barrier(const Collective& c) {
   }
 }
 
-<<<<<<< HEAD
-/// All report to rank 0, which answers each at once, and again when all have reported. At the deadline it knows the
-/// missing ranks. The others then wait as long again for its second answer, since rank 0 may have been late.
-[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
-=======
 /// All ranks report to rank 0, which answers each at once, and again when all have reported. At the deadline rank 0
 /// knows the missing ranks. The others wait for its second answer as long again, since rank 0 may have been late.
-inline void monitored_barrier(const Collective& c) {
->>>>>>> w_text2
+[[gnu::cold]] inline void monitored_barrier(const Collective& c) {
   if (c.link.rank != 0) {
     detail::relay(c, {.to = 0}, 0);
     for (int answer = 0; answer < 2; ++answer) detail::relay(c, {.from = 0}, 0);

@@ -101,13 +101,8 @@ class Acceptor {
     return from.socket && from.got == hello_bytes_;
   }
 
-<<<<<<< HEAD
-  /// Accepts all connections that wait at the listener. False if some may be left.
-  [[gnu::cold]] bool accept_all() {
-=======
   /// Accepts all connections that wait at the listener. Returns false if some may be left.
-  bool accept_all() {
->>>>>>> w_text2
+  [[gnu::cold]] bool accept_all() {
     while (true) {
       if (waiting_.size() >= most_ && !make_room()) return false;
       auto socket = listener_.accept();
@@ -127,13 +122,8 @@ class Acceptor {
     }
   }
 
-<<<<<<< HEAD
-  /// Closes the connections whose time is over; they are in the order of arrival.
-  [[gnu::cold]] bool make_room() {
-=======
   /// Closes the connections whose time is over; they are in order of arrival.
-  bool make_room() {
->>>>>>> w_text2
+  [[gnu::cold]] bool make_room() {
     const auto before = Clock::now() - std::chrono::milliseconds(250);
     const auto late =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
@@ -143,13 +133,8 @@ class Acceptor {
     return some;
   }
 
-<<<<<<< HEAD
-  /// Waits until a connection has data. True if it is time to return.
-  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
-=======
   /// Waits until a connection has data. Returns true if `next` must return.
-  bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
->>>>>>> w_text2
+  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
     const auto over = Clock::now();
     if (over >= deadline) return true;
     auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));

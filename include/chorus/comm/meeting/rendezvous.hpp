@@ -184,13 +184,8 @@ class Host {
     return meeting;
   }
 
-<<<<<<< HEAD
-  /// If there is none: false, and a notice; an error if it was requested.
-  [[gnu::cold]] bool make_region(Meeting& meeting) {
-=======
   /// Returns false, with a notice, if there is no shared memory; throws if it was requested.
-  bool make_region(Meeting& meeting) {
->>>>>>> w_text2
+  [[gnu::cold]] bool make_region(Meeting& meeting) {
     try {
       meeting.region = ShmTransport::make_region(world_.size);
       return true;

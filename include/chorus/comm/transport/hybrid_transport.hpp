@@ -15,17 +15,10 @@ namespace chorus::comm {
 
 class HybridTransport final : public Transport {
  public:
-<<<<<<< HEAD
-  /// `tcp` joins all ranks. They tell each other their machines, and the ranks of one machine map a region. A process
-  /// with CHORUS_HOST_ID counts as one of a machine of that name, for tests. If one of a machine's ranks can't have the
-  /// region, for example under another user, none of them uses it. Throws CommError.
-  [[gnu::cold]] explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
-=======
   /// `tcp` joins all ranks. They exchange their machines' ids, and the ranks of one machine map a region.
   /// CHORUS_HOST_ID replaces a process's machine id, for tests. If one of a machine's ranks can't map the region, for
   /// example under another user, none of them uses it. Throws CommError.
-  explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
->>>>>>> w_text2
+  [[gnu::cold]] explicit HybridTransport(std::unique_ptr<TcpTransport> tcp)
       : Transport(tcp->rank, tcp->size, std::min(TcpTransport::slot_bytes, ShmTransport::slot_bytes),
                   std::min(TcpTransport::slots, ShmTransport::slots), tcp->timeout),
         tcp_(std::move(tcp)),

@@ -161,13 +161,8 @@ class Socket {
     return Socket();
   }
   /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
-<<<<<<< HEAD
-  /// listener can be connected to itself: that does not count.
-  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
-=======
   /// listener can be connected to itself, which is not accepted.
-  static Socket connect(const Address& address, Deadline deadline) {
->>>>>>> w_text2
+  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
     auto socket = begin_connect(address);
     if (!socket) return socket;
     int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;

@@ -1,5 +1,5 @@
 #pragma once
-/// Attention by blocks on the CPU: blocks of scores that stay in the first-level cache, products by `gemm_alone`.
+/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
 
 #include <algorithm>
 #include <array>
@@ -23,12 +23,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// The number of the block's keys that its query `i` sees.
+/// The number of the block's keys that query `i` may attend to.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -71,7 +71,7 @@ void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* fact
   }
 }
 
-/// Calls f(first, count) for the blocks of [0, n).
+/// Calls f(first, count) for each block of [0, n).
 template <class F>
 void for_attention_blocks(Index n, F f) {
   for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));

@@ -11,10 +11,10 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Blocks of fewer bytes are moved number by number: a call for each would take longer than the copy.
+/// Blocks of fewer bytes are copied in a loop: a call for each would take longer than the copy.
 inline constexpr Index short_block_bytes = 64;
 
-/// For each step of `outer`: copies or adds `count` numbers from `from`, whose steps are `from_step` apart, to `to`.
+/// For each of `outer` steps: copies or adds `count` numbers; `from_step` and `to_step` are the strides.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
@@ -31,7 +31,7 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
   }
 }
 
-/// The same on several threads: by steps, or, if these are few and long, each by parts.
+/// The same on several threads, which share the steps, or the parts of each step if steps are few and long.
 template <class T>
 void move_blocks_together(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                           bool accumulate) {
@@ -66,7 +66,7 @@ template <class T>
 void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* block, T* to) {
   const Index step = whole.axis * whole.inner, row = count * whole.inner, before = start * whole.inner;
   if (step == 0) return;
-  // Short steps are zeroed in groups that stay in the first-level cache until the block's numbers arrive.
+  // Short steps are zeroed in groups that stay in the first-level cache until the block's numbers are written.
   const Index group = std::max(Index{1}, 4096 / step);
   parallel_ranges(whole.outer, group, thread_elements / step + 1, [&](Index first, Index outers) {
     for (Index o = first; o < first + outers; o += group) {

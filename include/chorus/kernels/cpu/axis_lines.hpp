@@ -1,17 +1,17 @@
 #pragma once
-/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
-/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, in registers. A kernel over an axis is written once for `Row` and `Columns`:
+/// `reduce` gives each lane its line's result, `each` visits the line's packets.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::kernels {
 
-/// One line whose elements are neighbours: packets lie along it.
+/// One line with adjacent elements: packets lie along it.
 template <class T>
 struct Row {
-  Index at;      ///< of the first element in [outer, axis, inner]
-  Index result;  ///< of the line's place in [outer, inner]
+  Index at;      ///< index of the first element in [outer, axis, inner]
+  Index result;  ///< index of the line in [outer, inner]
   Index length;
 
   /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
@@ -25,7 +25,7 @@ struct Row {
   void each(const F& f) const {
     for_packets<T>(length, [&](Index i, auto count) { f(at + i, count); });
   }
-  /// A scalar function of a result.
+  /// Applies a scalar function to a result.
   template <class F>
   Packet<T> map(Packet<T> value, const F& f) const {
     return splat(f(Eigen::internal::pfirst(value)));
@@ -42,7 +42,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
+/// As many adjacent lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -78,8 +78,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
-/// `first` (of inner) on.
+/// Calls `f` with every Row, or, if `inner` is not 1, with every Columns from `first` (of inner) on; on several threads
+/// if it pays.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {

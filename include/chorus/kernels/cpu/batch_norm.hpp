@@ -12,7 +12,7 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Memory for numbers per channel, kept for this thread's next call with the same slot.
+/// Per-channel memory, reused by this thread's next call with the same slot.
 template <class T, int slot>
 T* channel_scratch(Index count) {
   thread_local std::vector<T> numbers;
@@ -143,7 +143,7 @@ void sum_gradients(Cpu device, ChannelShape shape, const T* x, const T* mean, do
   });
 }
 
-/// The same for batch_norm_backward_input.
+/// The implementation of batch_norm_backward_input, for a gradient function like that.
 template <class T, class Gradient>
 void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* mean, const T* invstd, double count,
                     const double* sums, T* dx, bool accumulate, const Gradient& gradient) {
@@ -159,7 +159,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
     if (weight != nullptr) scale = pmul(scale, line.load_result(weight));
     const auto m = line.load_result(mean), a = line.load_result(centre), b = line.load_result(slope);
     const auto dy = gradient(line);
-    // With constant statistics x doesn't count, even if it is infinite.
+    // With constant statistics x is not read, even if it is infinite.
     if (sums == nullptr)
       return line.each([=](Index i, auto n) { store(dx + i, pmul(scale, dy(i, n)), n, accumulate); });
     line.each([=](Index i, auto n) {
@@ -169,7 +169,7 @@ void input_gradient(ChannelShape shape, const T* x, const T* weight, const T* me
   });
 }
 
-/// A gradient without a ReLU in front of it, or one that is masked already.
+/// A gradient without a ReLU, or one that is already masked.
 template <class T>
 auto as_it_is(const T* dy) {
   return [dy](const auto&) { return [dy](Index i, auto count) { return load(dy + i, count); }; };
@@ -225,7 +225,7 @@ void batch_norm_backward_train(Cpu cpu, ChannelShape shape, const T* x, const T*
           };
         },
         detail::as_it_is<T>(masked));
-  // y is computed anew: that takes less time than reading it, and nothing is written but dx.
+  // y is recomputed, which is faster than reading it, and only dx is written.
   const auto through = [&](const auto& line) {
     const detail::Normaliser<T> normal(line, weight, bias, saved_mean, saved_invstd);
     return [x, dy, normal](Index i, auto count) {

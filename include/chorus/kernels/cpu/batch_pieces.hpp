@@ -1,5 +1,5 @@
 #pragma once
-/// Batch normalisation's walk through a batch: a few samples of a channel at a time.
+/// How batch normalisation iterates over a batch: a few samples of a channel at a time.
 
 #include <algorithm>
 #include <chorus/core/device.hpp>
@@ -10,7 +10,7 @@
 
 namespace chorus::kernels::detail {
 
-/// The same line of several samples, taken together.
+/// The same line of several samples as one.
 template <class T>
 struct RowBlock : Row<T> {
   Index rows, stride;
@@ -60,12 +60,12 @@ TwoSums<T> sum_pairs(const Columns<T, Count>& line, const Value& value) {
                      [&](Index i) { return value(line.at + i * line.stride, line.count); });
 }
 
-/// Pieces of a batch: a few samples at a time, at most `most`, so that the second read comes from the cache, and memory
-/// is read in no more streams than processors follow. For samples that are rows of channels the limit is `most_rows`:
-/// rows often lie a power of two apart, and of such places a first-level cache keeps no more than 8.
+/// Splits a batch into pieces of a few samples, at most `most`, so that the second read hits the cache and memory is
+/// read in no more streams than processors track. For samples that are rows of channels the limit is `most_rows`: rows
+/// are often a power of two apart, and a first-level cache keeps at most 8 such addresses.
 struct BatchPieces {
   ChannelShape shape;
-  Index rows, count, least;  ///< samples in a piece, pieces, and pieces for a thread of its own
+  Index rows, count, least;  ///< samples per piece, number of pieces, and minimum pieces per thread
 
   BatchPieces(ChannelShape s, Index most, Index most_rows) : shape(s) {
     rows = s.inner == 1 ? most_rows : std::clamp(2048 / std::max(Index{1}, s.inner), Index{1}, most);
@@ -74,7 +74,7 @@ struct BatchPieces {
   }
   Index samples(Index piece) const { return std::min(rows, shape.batch - piece * rows); }
 
-  /// Calls `f(line)` for a piece in the order of its channels; a line is all of one channel's numbers in it, or a
+  /// Calls `f(line)` for each channel of a piece, in order. A line has all numbers of one channel in the piece, or a
   /// packet of channels if inner is 1.
   template <class T, class F>
   void for_lines(Index piece, const F& f) const {
@@ -89,8 +89,8 @@ struct BatchPieces {
 };
 
 /// sums: [2, channels], the results of `f(line, elements of a channel in it, sums)` over the lines of all pieces. Each
-/// piece has its own sums, which are added in their order: threads take samples, like other operations, and find them
-/// in their caches.
+/// piece has its own sums, which are added in order. Threads split the batch by samples, as in other operations, so
+/// that their caches match.
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
@@ -107,7 +107,7 @@ void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
     for (Index c = 0; c < 2 * channels; ++c) sums[c] += partial.data()[piece * 2 * channels + c];
 }
 
-/// Calls `f(line)` for the lines of all pieces. Pieces are small, so that each thread finds one.
+/// Calls `f(line)` for the lines of all pieces. Pieces are small, so that every thread gets some.
 template <class T, class F>
 void for_batch(ChannelShape shape, const F& f) {
   const BatchPieces pieces(shape, 4, 2);

@@ -1,6 +1,6 @@
 #pragma once
-/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
-/// second pass finds them in the cache.
+/// Blocks of adjacent columns, for kernels that pass over an axis several times: row segments are contiguous, and the
+/// second pass hits the cache.
 
 #include <algorithm>
 #include <chorus/kernels/axis_shape.hpp>
@@ -8,16 +8,16 @@
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: the kept numbers of each stay in the first-level cache.
+/// The largest number of columns in a block: their intermediate values fit into the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
 template <class T>
 struct ColumnBlock {
-  Index at;       ///< of the first element in [outer, axis, inner]
-  Index result;   ///< of the first column's place in [outer, inner]
-  Index length;   ///< of the axis
-  Index stride;   ///< from row to row
+  Index at;       ///< index of the first element in [outer, axis, inner]
+  Index result;   ///< index of the first column in [outer, inner]
+  Index length;   ///< size of the axis
+  Index stride;   ///< row stride
   Index columns;  ///< at most block_columns
 
   /// Calls f(j, count) for the packets of the block's columns.
@@ -61,8 +61,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
-/// together with another array of its size.
+/// Calls `f` with the blocks of all columns, on several threads if it pays. The second-level cache holds a block and
+/// another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));

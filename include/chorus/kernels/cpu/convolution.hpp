@@ -1,6 +1,6 @@
 #pragma once
-/// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters (raster_product.hpp), some images
-/// at a time, or Winograd's (winograd.hpp), or one without products of matrices (depthwise.hpp).
+/// Two-dimensional convolution on the CPU. Each pass is a matrix product over rasters of some images
+/// (raster_product.hpp), or uses Winograd's algorithm (winograd.hpp), or needs no matrix products (depthwise.hpp).
 
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution.hpp>
@@ -19,12 +19,12 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Whether a pass is worth threads: a million multiplications take some 20 us.
+/// Whether a pass is worth threads: a million multiplications take about 20 us.
 inline bool worth_threads(const Conv2dShape& s) {
   return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
 }
 
-/// One group's channels of x, and of y.
+/// The channels of one group in x, and in y.
 inline ImageChannels group_inputs(const Conv2dShape& s) {
   return {s.in_channels / s.groups, s.height, s.width, s.in_channels * s.height * s.width};
 }
@@ -124,7 +124,7 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
     const Pixels pixels = raster.pixels(count);
     const Runs runs = runs_of(pixels, lanes<T>);
-    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run for each image.
+    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run per image.
     const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
     const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
     for (Index o = 0; o < filters; ++o) {
@@ -143,8 +143,8 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
                       dw + o * k + p, k);
     });
   };
-  // The batch in slices with sums of their own, which are added in pairs: shorter sums, smaller rounding errors, and
-  // work for threads. Their number depends on the shape alone.
+  // The batch is split into slices with separate sums, which are added in pairs: shorter sums have smaller rounding
+  // errors, and threads share the work. The number of slices depends only on the shape.
   const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
   const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
   const Scratch<T> partial(device, (slices - 1) * size);
@@ -169,7 +169,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.x_count() == 0) return;
   if (suits_depthwise(s)) return depthwise_backward_input(device, s, weight, dy, dx, accumulate);
-  // A convolution of dy with the weight turned around.
+  // A convolution of dy with the flipped weight.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);
   back.height = out_h;
@@ -207,7 +207,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
   const Scratch<T> turned(device, filters * taps * channels);
   const Scratch<Index> offsets(device, filters * taps);
-  // Pixels that no tap reads.
+  // Pixels of x that no tap reads: their gradient is 0.
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
@@ -258,7 +258,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
 template <std::floating_point T>
 void conv2d_backward_bias(Cpu device, const Conv2dShape& s, const T* dy, T* dbias, bool accumulate) {
   const Index pixels = s.out_height() * s.out_width(), planes = s.batch * s.out_channels;
-  // Planes in the order of memory, so that each thread reads its own results.
+  // Planes in memory order, so that each thread reads its own results.
   const Scratch<T> sums(device, planes);
   parallel_ranges(planes, 1, thread_elements / std::max<Index>(1, pixels) + 1, [&](Index first, Index count) {
     for (Index plane = first; plane < first + count; ++plane)

@@ -1,5 +1,5 @@
 #pragma once
-/// Convolutions of one tap, stride 1 and no padding: matrix products with the images in place.
+/// 1x1 convolutions with stride 1 and no padding: matrix products on the images in place.
 
 #include <algorithm>
 #include <chorus/core/threads.hpp>
@@ -10,8 +10,8 @@
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is faster: the last panel of an image's pixels must be nearly full, or there is one image. It gives
-/// the same bits as the way over rasters.
+/// Whether this is faster: the last panel of an image's pixels must be nearly full, or there is one image. The result
+/// has the same bits as with rasters.
 template <class T>
 bool suits_1x1(const Conv2dShape& s) {
   constexpr Index w = tile_columns<T>;
@@ -20,12 +20,12 @@ bool suits_1x1(const Conv2dShape& s) {
          s.padding_w == 0 && (s.batch == 1 || whole * 8 <= plane * 9);
 }
 
-/// to[image, i, q] = sum over p of a[i, p] * from[image, p, q] + bias[i], or +=, for each of `images` images of `plane`
-/// pixels, which lie `from_image` and `to_image` apart. a: [rows, depth], or with Trans::yes [depth, rows].
+/// to[image, i, q] = sum over p of a[i, p] * from[image, p, q] + bias[i], or +=, for `images` images of `plane` pixels
+/// with strides `from_image` and `to_image`. a: [rows, depth], or with Trans::yes [depth, rows].
 template <class T>
 void multiply_images(Trans trans, Index images, Index rows, Index depth, Index plane, const T* a, const T* from,
                      Index from_image, const T* bias, T* to, Index to_image, bool accumulate, bool threads) {
-  // Pieces of an image whose results stay in the second-level cache during the sums; also of rows if threads lack work.
+  // Pieces of an image whose results fit into the second-level cache; rows are split, too, if threads lack work.
   constexpr Index columns_at_once = 16 * tile_columns<T>;
   const Index across = (plane + columns_at_once - 1) / columns_at_once, lda = trans == Trans::no ? depth : rows;
   const Index wanted = threads && num_threads() > 1 ? 2 * num_threads() : 1;

@@ -53,7 +53,7 @@ void scale(Cpu, Index count, T a, T* x) {
 
 namespace detail {
 
-/// The next `count` elements of a strided array, put side by side.
+/// Gathers the next `count` elements of a strided array.
 template <class T>
 void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -69,7 +69,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: writes (or adds) `count` neighbouring elements to their places.
+/// The inverse: writes (or adds) `count` adjacent elements to their positions.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -92,16 +92,16 @@ void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// Whether the innermost axis repeats each number a few times. Such axes are too short for runs of their own.
+/// Whether the innermost axis repeats each number a few times. Runs along such an axis would be too short.
 inline bool repeats(const StridedRuns& runs) { return runs.rank() > 1 && runs.stride(0) == 0 && runs.size(0) <= 16; }
 
-/// gather and scatter (which adds) of a whole such array of `count` elements.
+/// gather and scatter (which adds) for such an array of `count` elements.
 template <class T>
 void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // the common case of enlarged images
+    if (times == 2)  // common for upsampled images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -126,8 +126,7 @@ void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to)
   });
 }
 
-/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache, and floats by squares in
-/// registers.
+/// dst[i][j] = src[j][i] for i < rows, j < columns, in tiles that fit into the cache; floats in register squares.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
   constexpr Index tile = 64;
@@ -156,13 +155,13 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
-/// along the other axes these two are copied as a matrix that is transposed.
+/// A view whose innermost axis is strided, while another axis, `unit`, has stride 1. For each index of the other axes,
+/// these two are copied as a matrix transpose.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
   std::size_t rest = 0;
-  std::array<Index, max_rank> shape{}, src{}, dst{};  // of the rest, the innermost first: sizes, strides
+  std::array<Index, max_rank> shape{}, src{}, dst{};  // sizes and strides of the other axes, the innermost first
 
   TransposedView(const StridedRuns& runs, std::size_t unit)
       : rows(runs.size(unit)), columns(runs.size(0)), src_stride(runs.stride(0)), dst_stride(0) {
@@ -216,13 +215,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // If there are many matrices, each thread has its own: no two threads read or write one line.
+  // If there are many matrices, each thread copies its own, so that no two threads share a cache line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Otherwise each has a range of the first axis that is longer than 1.
+  // Otherwise each thread has a range of the first axis longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;

@@ -1,5 +1,5 @@
 #pragma once
-/// Running sums on the CPU.
+/// Cumulative sums and products on the CPU.
 
 #include <algorithm>
 
@@ -10,14 +10,14 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Neighbouring lines, whose rows are read and written along memory.
+/// Adjacent lines, whose rows are contiguous.
 template <Index Most>
 struct RunningColumns {
   static constexpr Index most = Most;  ///< the largest `count`
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several lines at a time don't wait for each other's last number.
+/// Lines along memory. Several at a time hide the latency of the dependent additions.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;
@@ -25,7 +25,7 @@ struct RunningRows {
   Index at(Index a, Index i) const { return first + i * length + a; }
 };
 
-/// Calls `f` with all lines in groups; of columns `Most` at a time, of rows `Rows`.
+/// Calls `f` with all lines in groups: `Most` columns or `Rows` rows at a time.
 template <Index Most, Index Rows, class F>
 void for_line_groups(AxisShape shape, const F& f) {
   const Index groups = (shape.inner + Most - 1) / Most;
@@ -82,7 +82,7 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
   if (shape.numel() == 0) return;
   const ThreadScratch<double> after_of_thread(device, shape.axis * most);
   detail::for_line_groups<most, 4>(shape, [=, &after_of_thread](const auto lines) {
-    // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
+    // sum_j>=a dy[j] x[a+1] ... x[j] is computed from the end, so that no division by x is needed.
     double* after = after_of_thread.data();
     double sum[most];
     for (Index i = 0; i < lines.count; ++i) sum[i] = 0;

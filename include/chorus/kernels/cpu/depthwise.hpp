@@ -1,6 +1,6 @@
 #pragma once
-/// Convolutions whose groups have one channel and one filter each (depthwise): too few products for matrix products. A
-/// row of the result is computed packet by packet from a raster of its plane.
+/// Depthwise convolutions (one channel and one filter per group): too little work for matrix products. A row of the
+/// result is computed packet by packet from a raster of its plane.
 
 #include <algorithm>
 #include <chorus/core/threads.hpp>
@@ -21,7 +21,7 @@ inline bool suits_depthwise(const Conv2dShape& s) {
          s.stride_h * s.stride_w <= most_depthwise_taps;
 }
 
-/// The taps of a pixel: their numbers in the kernel, their places in a raster from the pixel's on, and their weights.
+/// The taps of a pixel: indices in the kernel, offsets in the raster from the pixel, and weights.
 template <class T>
 struct DepthwiseTaps {
   Index count = 0;
@@ -33,10 +33,10 @@ struct DepthwiseTaps {
   }
 };
 
-/// Rows that are computed at a time, as many as registers hold.
+/// Number of rows computed together, limited by the registers.
 inline constexpr Index depthwise_block = 4;
 
-/// Calls f(i, rows), with constants, for blocks of rows.
+/// Calls f(i, rows), with constant `rows`, for blocks of rows.
 template <class F>
 void for_row_blocks(Index rows, const F& f) {
   Index i = 0;
@@ -61,7 +61,7 @@ void depthwise_rows(Rows rows, Index columns, const DepthwiseTaps<T>& taps, cons
   });
 }
 
-/// x's raster, a plane at a time.
+/// A raster of x with a single plane.
 template <class T>
 InputRaster<T> plane_raster(const Conv2dShape& s) {
   InputRaster<T> raster(s);
@@ -69,7 +69,7 @@ InputRaster<T> plane_raster(const Conv2dShape& s) {
   return raster;
 }
 
-/// Calls f(first, count) for ranges of `planes`, of `work` products each.
+/// Calls f(first, count) for ranges of `planes`, with `work` products each.
 template <class F>
 void for_planes(Index planes, Index work, const F& f) {
   parallel_ranges(planes, 1, 4 * thread_elements / std::max<Index>(1, work) + 1, f, 16);
@@ -143,7 +143,7 @@ void depthwise_backward_weight(Cpu device, const Conv2dShape& s, const T* x, con
   });
 }
 
-/// dx's pixels in phases: the pixels of a phase have the same taps of dy's raster, at the same distances.
+/// Computes dx phase by phase: all pixels of a phase use the same taps, at the same offsets in dy's raster.
 template <class T>
 void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight, const T* dy, T* dx, bool accumulate) {
   const Index out = s.out_height() * s.out_width(), taps = s.kernel_h * s.kernel_w;

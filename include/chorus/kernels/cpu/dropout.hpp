@@ -12,8 +12,8 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, block of Philox counters by block. Counters run through the
-/// samples, each of which has ceil(inner / 4) of them.
+/// `out[i] = put(out[i], kept ? in[i] * scale : 0)`, in blocks of Philox counters. Counters run through the samples,
+/// with ceil(inner / 4) counters each.
 template <bool accumulate, class T>
 void dropout(Index samples, Index inner, const T* in, T* out, double p, const RandomKey& key) {
   check<UsageError>(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got ", p);
@@ -23,7 +23,7 @@ void dropout(Index samples, Index inner, const T* in, T* out, double p, const Ra
   const T scale = static_cast<T>(dropout_scale(p));
   const auto apply = [&](Index i, T factor) { out[i] = accumulate ? out[i] + in[i] * factor : in[i] * factor; };
 
-  constexpr Index least = 1024;  // some 10 us
+  constexpr Index least = 1024;  // about 10 us
   parallel_ranges(counters, at_once, least, [&](Index begin_counter, Index count) {
     std::array<PhiloxWords, philox_block> counter{};
     std::array<std::uint32_t, 4 * philox_block> words;

@@ -1,5 +1,5 @@
 #pragma once
-/// Dropout of some columns on the CPU.
+/// Dropout of a range of columns on the CPU.
 
 #include <algorithm>
 #include <array>
@@ -14,13 +14,13 @@
 
 namespace chorus::kernels {
 
-/// Neighbouring columns of a row of `width`.
+/// A range of columns in a row of `width`.
 struct ColumnsOfRow {
   Index width, begin, count;
 };
 
-/// `out = in / (1 - p)` for kept elements, else 0; or +=. in, out: [samples, rows, columns.count]. The kept elements
-/// are those that dropout of [samples, rows, columns.width] keeps there.
+/// `out = in / (1 - p)` for kept elements, else 0; or +=. in, out: [samples, rows, columns.count]. Keeps the same
+/// elements as dropout of [samples, rows, columns.width].
 template <class T>
 void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
                      const RandomKey& key, bool accumulate) {

@@ -1,5 +1,5 @@
 #pragma once
-/// A linear layer of a few rows, as in inference of one sample and in each step of a recurrent layer.
+/// A linear layer for a few rows, as in inference of one sample and in each step of a recurrent layer.
 
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
@@ -9,7 +9,7 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// y[i, j] = bias[j] + sum over p of x[i, p] w[j, p] for `Rows` rows and `Columns` columns: in two chains each.
+/// y[i, j] = bias[j] + sum over p of x[i, p] w[j, p] for `Rows` rows and `Columns` columns, with two accumulators each.
 template <int Rows, int Columns, class T>
 void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
   constexpr Index l = lanes<T>;
@@ -47,7 +47,7 @@ void few_rows_tile(Index n, Index k, const T* x, const T* w, T* y, const T* bias
 /// Columns [first, first + count) of `Rows` rows.
 template <int Rows, class T>
 void few_rows_columns(Index first, Index count, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
-  // With as many sums as registers can hold.
+  // As many sums as registers can hold.
   constexpr int columns = Rows == 1 ? 4 : Rows == 4 ? 1 : 2;
   const auto bias_of = [&](Index j) { return bias == nullptr ? nullptr : bias + j; };
   Index j = first;
@@ -69,7 +69,7 @@ void few_rows_product(Index first, Index count, Index m, Index n, Index k, const
 template <std::floating_point T>
 void linear_of_few_rows(Cpu, Index m, Index n, Index k, const T* x, const T* w, T* y, const T* bias) {
   if (m == 0) return;
-  // Some 10 us a thread.
+  // About 10 us per thread.
   parallel_ranges(n, 4, std::max<Index>(4, 200'000 / std::max<Index>(1, k)), [=](Index first, Index count) {
     detail::few_rows_product<T>(first, count, m, n, k, x, w, y, bias);
   });

@@ -1,6 +1,6 @@
 #pragma once
-/// Fourier transforms of lines of numbers on the CPU by Eigen's FFT (kissfft). A complex number is two neighbours, real
-/// and imaginary part.
+/// Fourier transforms of lines on the CPU, with Eigen's FFT (kissfft). A complex number is an adjacent pair of real and
+/// imaginary part.
 
 #include <algorithm>
 #include <chorus/core/threads.hpp>
@@ -15,16 +15,16 @@ namespace chorus::kernels {
 
 /// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), with + for the inverse.
 struct FourierPlan {
-  Index in;      ///< numbers of an input line: cut, or continued with zeros, to the transform's input
+  Index in;      ///< length of an input line; it is cut or padded with zeros
   Index n;       ///< the length of the transform
-  Index out;     ///< numbers of an output line: cut likewise
+  Index out;     ///< length of an output line, likewise
   bool inverse;  ///< the sign of the exponent
   double scale;
-  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 for the first and, if n is even, the last; `middle`
-  /// for those between, each of which stands for two.
+  /// w_k of the n/2 + 1 values that represent a real line: 1 for the first and, if n is even, the last; `middle` for
+  /// the others, each of which represents two.
   double middle;
 
-  /// The transform of the gradient: transposed, as that of the real and imaginary parts.
+  /// The transform of the gradient: the transpose, acting on real and imaginary parts.
   FourierPlan adjoint() const { return {out, n, in, !inverse, scale, middle}; }
   Index half() const { return n / 2 + 1; }
   bool in_middle(Index k) const { return k != 0 && 2 * k != n; }
@@ -32,13 +32,13 @@ struct FourierPlan {
 
 namespace detail {
 
-/// A thread's memory from call to call: factors of the newest lengths, and a line of each kind.
+/// A thread's memory, kept between calls: twiddle factors of recent lengths, and one line of each kind.
 template <std::floating_point T>
 struct FourierLines {
   static FourierLines& of(Index n) {
     thread_local FourierLines lines;
     if (std::find(lines.known.begin(), lines.known.end(), n) == lines.known.end()) {
-      constexpr std::size_t most = 16;  // a program with many lengths must not keep the factors of all
+      constexpr std::size_t most = 16;  // bounds the memory of programs with many lengths
       if (lines.known.size() == most) lines = {};
       lines.known.push_back(n);
       lines.fft.SetFlag(Eigen::FFT<T>::Unscaled);
@@ -51,7 +51,7 @@ struct FourierLines {
     return lines;
   }
 
-  /// One line. A line of length 1 is its own transform: kissfft would read outside of it.
+  /// Transforms one line. Length 1 is a special case: kissfft would read out of bounds.
   template <class From, class To>
   void run(bool inverse, Index n, const From* in, To* out) {
     if constexpr (std::is_same_v<To, T>)
@@ -75,7 +75,7 @@ void read_complex(const T* x, Index in, Index n, std::vector<std::complex<T>>& l
     line[static_cast<std::size_t>(k)] = k < given ? std::complex<T>(x[2 * k], x[2 * k + 1]) : std::complex<T>();
 }
 
-/// Calls `f` with the lines of a thread and the number of a line, for all `count` lines.
+/// Calls `f` with the thread's lines and the line's index, for all `count` lines.
 template <std::floating_point T, class F>
 void for_lines(Index count, Index n, const F& f) {
   parallel_ranges(count, 1, thread_elements / n + 1, [&](Index first, Index lines) {
@@ -102,7 +102,7 @@ void fft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Real to complex; the first n/2 + 1 numbers determine all. Not the inverse. x: [count, in], y: [count, out, 2].
+/// Real to complex, forward only; gives the first n/2 + 1 values. x: [count, in], y: [count, out, 2].
 template <std::floating_point T>
 void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
@@ -119,12 +119,12 @@ void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Complex to real: the real parts of the inverse of n/2 + 1 numbers. x: [count, in, 2], y: [count, out].
+/// Complex to real: the real part of the inverse of n/2 + 1 values. x: [count, in, 2], y: [count, out].
 template <std::floating_point T>
 void irfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
     detail::read_complex(x + line * plan.in * 2, plan.in, plan.half(), lines.from);
-    for (Index k = 0; k < plan.half(); ++k)  // Eigen counts a middle one twice
+    for (Index k = 0; k < plan.half(); ++k)  // Eigen counts the middle ones twice
       lines.from[static_cast<std::size_t>(k)] *=
           static_cast<T>(plan.scale * (plan.in_middle(k) ? plan.middle / 2 : 1));
     lines.run(true, plan.n, lines.from.data(), lines.real.data());

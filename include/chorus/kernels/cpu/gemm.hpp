@@ -1,7 +1,7 @@
 #pragma once
-/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): tiles of rows of `a` lie packed in
-/// the second-level cache, and a panel of columns of `b` in the first. If c has few rows or columns, less is packed, or
-/// the operands change places (gemm_few_rows.hpp). Each number has the same bits in all ways.
+/// Matrix products on the CPU, in the manner of BLIS (Van Zee, van de Geijn, 2015): packed tiles of rows of `a` stay in
+/// the second-level cache, a panel of columns of `b` in the first. If c has few rows or columns, less is packed, or the
+/// operands are swapped (gemm_few_rows.hpp). All variants give the same bits.
 
 #include <chorus/core/threads.hpp>
 #include <chorus/kernels/cpu/gemm_few_rows.hpp>
@@ -13,7 +13,7 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Columns of b that the third-level cache holds, packed.
+/// Number of packed columns of b that the third-level cache holds.
 inline constexpr Index gemm_columns = 2048;
 
 /// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
@@ -22,8 +22,8 @@ void pack_panel(Trans tb, Index depth, Index columns, const T* b, Index ldb, T* 
   tb == Trans::no ? pack_rows(depth, columns, b, ldb, to) : pack_columns(depth, columns, b, ldb, to);
 }
 
-/// c = a op(b) + bias, or c +=, for few rows or few columns of c: `a` in place, and `b` too if a panel of it would not
-/// be used often enough to repay its packing.
+/// c = a op(b) + bias, or c +=, for few rows or columns of c: `a` is read in place, and so is `b` unless packing a
+/// panel pays off.
 template <class T>
 void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                    bool accumulate, const T* bias_n) {
@@ -54,7 +54,7 @@ template <class T>
 void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
-  // Each piece of a's rows uses a panel. The panels of a single piece take turns in one place; otherwise they are kept.
+  // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
   const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
   T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
@@ -102,8 +102,8 @@ void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index 
           Index ldc, bool accumulate, const T* bias_n) {
   const bool by_rows = m >= n;
   const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  // Some 10 us a thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless they
-  // are long.
+  // About 10 us per thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless
+  // they are long.
   const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
   const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
   const Index most = size * line > (Index{1} << 26) ? 4 : 1;

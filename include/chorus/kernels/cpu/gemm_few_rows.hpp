@@ -1,5 +1,5 @@
 #pragma once
-/// Products of a few rows with a matrix that is stored transposed: a linear layer's forward pass.
+/// Products of a few rows with a transposed matrix: a linear layer's forward pass.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/pack.hpp>
@@ -7,7 +7,7 @@
 
 namespace chorus::kernels::detail {
 
-/// Whether `gemm_few_rows` is faster: packing b would take as long as some of c's rows. The last panel of a's rows must
+/// Whether `gemm_few_rows` is faster: packing b would cost as much as some of c's rows. The last panel of a's rows must
 /// be nearly full.
 template <class T>
 bool suits_few_rows(Index m, Index n) {
@@ -15,8 +15,8 @@ bool suits_few_rows(Index m, Index n) {
   return m <= 2 * w && m <= n && (w - m % w) % w * 8 <= m;
 }
 
-/// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] at a pitch of `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
-/// read once, in place, and a is packed. Each number has the same bits as in the other way.
+/// c = a bᵀ + bias, or c +=; a: [m, k], b: [n, k] with row stride `ldb`, bias: [n] or null. Computed as cᵀ = b aᵀ: b is
+/// read once, in place, and a is packed. The bits are those of `gemm_packed`.
 template <class T>
 void gemm_few_rows(Index m, Index n, Index k, Matrix<T> a, const T* b, Index ldb, T* c, Index ldc, bool accumulate,
                    const T* bias_n) {

@@ -10,7 +10,7 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Calls f(group's place in [batch, groups], first channel's place in [groups, channels]) for each group.
+/// Calls f(group's index in [batch, groups], first channel's index in [groups, channels]) for each group.
 template <class F>
 void for_groups(const GroupShape& s, const F& f) {
   const Index least = thread_elements / std::max<Index>(1, s.channels * s.inner) + 1;
@@ -44,7 +44,7 @@ template <class T>
 void group_norm_backward(Cpu device, const GroupShape& s, const T* x, const T* weight, const T* dy, const T* statistics,
                          T* dx, T* dweight, T* dbias, const bool (&accumulate)[3]) {
   const Index elements = s.channels * s.inner, rows = s.batch * s.groups, channels = s.groups * s.channels;
-  // Of each sample's channels: the sums of dy and of dy * (x - mean) * invstd.
+  // For each channel of each sample: the sums of dy and of dy * (x - mean) * invstd.
   const Scratch<T> sums(device, 2 * s.batch * channels);
   T *plain = sums.data(), *scaled = plain + s.batch * channels;
   detail::for_groups(s, [&](Index group, Index first) {

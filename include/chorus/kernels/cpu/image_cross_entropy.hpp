@@ -1,5 +1,5 @@
 #pragma once
-/// Cross entropy of a class for each pixel on the CPU.
+/// Cross entropy with a class per pixel on the CPU.
 
 #include <chorus/kernels/cpu/column_blocks.hpp>
 #include <chorus/kernels/cpu/label_losses.hpp>

@@ -1,6 +1,5 @@
 #pragma once
-/// Kernels for bf16 and half on the CPU: the arrays are converted, the kernel for floats runs, and its results are
-/// rounded once.
+/// Kernels for bf16 and half on the CPU: converts the arrays, runs the float kernel and rounds its results once.
 
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <optional>
@@ -23,7 +22,7 @@ struct NarrowArray {
   Index count;
 };
 
-/// An argument of the kernel for floats: unchanged, or, for an array, a copy in float. Null stays null.
+/// An argument of the float kernel: unchanged, or a float copy of an array. Null stays null.
 template <class T>
 struct FloatArgument {
   const T& value;
@@ -61,10 +60,10 @@ detail::NarrowArray<T> writes(T* data, Index count, bool keep = false) {
   return {data, keep ? data : nullptr, count};
 }
 
-/// An array of float is written in place.
+/// Float arrays are written in place.
 inline float* writes(float* data, Index, bool = false) { return data; }
 
-/// Calls `kernel(device, arguments...)`, with float copies instead of the arrays, and stores its results.
+/// Calls `kernel(device, arguments...)` with float copies of the arrays, and stores the results.
 template <class Kernel, class... Arguments>
 void in_float(const Kernel& kernel, Cpu device, const Arguments&... arguments) {
   const auto run = [&](const auto&... floats) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Picking along an axis on the CPU.
+/// Gather and index_select on the CPU.
 
 #include <algorithm>
 #include <atomic>
@@ -25,8 +25,8 @@ inline void check_indices(std::string_view operation, Index count, const std::in
     check<UsageError>(index[i] >= 0 && index[i] < axis, operation, ": index ", index[i], " is not in [0, ", axis, ")");
 }
 
-/// Calls f(o, pick) for all of `outer`, each with the number `pick` of earlier picks, on several threads if each of
-/// them picks enough.
+/// Calls f(o, pick) for each o in `outer`, where `pick` counts the earlier picks; on several threads if each has enough
+/// to do.
 template <class F>
 void for_outer(Index outer, Index picked, const F& f) {
   parallel_ranges(outer, 1, thread_elements / std::max<Index>(1, picked) + 1, [&](Index first, Index count) {
@@ -34,8 +34,8 @@ void for_outer(Index outer, Index picked, const F& f) {
   });
 }
 
-/// The same with an index for each element, [outer, count, inner]. Throws UsageError for the first index outside of the
-/// axis, whatever the number of threads; nobody reads the results up to then.
+/// The same with an index per element, [outer, count, inner]. Throws UsageError for the first index out of range,
+/// whatever the number of threads; results written before are discarded.
 template <class F>
 void for_outer_inside(std::string_view operation, AxisShape whole, Index count, const std::int64_t* index, const F& f) {
   const Index picked = count * whole.inner;
@@ -49,7 +49,7 @@ void for_outer_inside(std::string_view operation, AxisShape whole, Index count, 
   if (outside) check_indices(operation, whole.outer * picked, index, whole.axis);
 }
 
-/// Calls f(i, at) for the elements of `index`, [count, inner], with their places in [axis, inner].
+/// Calls f(i, at) for the elements of `index`, [count, inner]; `at` is the position in [axis, inner].
 template <class F>
 void for_picks(Index count, Index inner, const std::int64_t* index, F f) {
   if (inner == 1) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The layouts of x and dy for a convolution's passes.
+/// The memory layouts of x and dy for a convolution's passes.
 
 #include <algorithm>
 #include <chorus/kernels/convolution_shape.hpp>
@@ -8,14 +8,14 @@
 
 namespace chorus::kernels::detail {
 
-/// The number of images that make a thousand pixels.
+/// The number of images that together have about a thousand pixels.
 inline Index images_at_once(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
 }
 
-/// Along one axis, tap t reads phase t * dilation % stride; a raster omits phases that no tap reads.
+/// Along an axis, tap t reads phase t * dilation % stride. A raster omits phases that no tap reads.
 struct Phases {
   Index kernel, stride, dilation;
   bool used(Index phase) const {
@@ -23,7 +23,7 @@ struct Phases {
       if (tap * dilation % stride == phase) return true;
     return false;
   }
-  /// The number of used phases below `phase`.
+  /// The number of used phases before `phase`.
   Index rank(Index phase) const {
     Index below = 0;
     for (Index other = 0; other < phase; ++other) below += used(other) ? 1 : 0;
@@ -32,8 +32,8 @@ struct Phases {
   Index count() const { return rank(stride); }
 };
 
-/// The rasters of one group's input channels (in phases if there are strides), for the forward and the weight's pass:
-/// image n of plane p starts at (p * images + n) * plane.
+/// The rasters of one group's input channels (split into phases if there are strides), for forward and the weight
+/// gradient. Image n of plane p starts at (p * images + n) * plane.
 template <class T>
 struct InputRaster {
   const Conv2dShape& s;
@@ -45,8 +45,8 @@ struct InputRaster {
         vertical{s.kernel_h, s.stride_h, s.dilation_h},
         horizontal{s.kernel_w, s.stride_w, s.dilation_w},
         channels(s.in_channels / s.groups) {
-    // Without stride a row's right padding is the next row's left padding; the same holds for an image's bottom
-    // padding.
+    // Without stride a row's right padding is the next row's left padding, and an image's bottom padding is the next
+    // one's top padding.
     rows = s.stride_h == 1 ? std::max(s.height + s.padding_h, s.out_height())
                            : (s.height + 2 * s.padding_h + s.stride_h - 1) / s.stride_h;
     pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
@@ -56,12 +56,12 @@ struct InputRaster {
     reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 
-  /// Numbers in the rasters, with the zeros after them that the last tile may read.
+  /// Number of elements of the rasters, including trailing zeros that the last tile may read.
   Index size() const {
     return channels * vertical.count() * horizontal.count() * images * plane + reach + 2 * tile_columns<T>;
   }
 
-  /// Distance of each channel's kernel taps from the output's position.
+  /// The offset of each tap of each channel from the output's position.
   void offsets(Index* to) const {
     const Index phases_w = horizontal.count(), phases = vertical.count() * phases_w;
     for (Index c = 0; c < channels; ++c)
@@ -91,8 +91,8 @@ struct InputRaster {
   Pixels pixels(Index count) const { return {count, s.out_height(), s.out_width(), pitch, plane}; }
 };
 
-/// The raster of dy for the input's pass. dx's pixels along an axis are j * stride + phase - padding, for j from first
-/// to last. Above and left of dy are zeros, for taps that reach there.
+/// The raster of dy for the input gradient. dx's pixels along an axis are j * stride + phase - padding, for j from
+/// first to last. Zeros above and left of dy serve taps that reach there.
 template <class T>
 struct GradientRaster {
   Index first_h, last_h, first_w, last_w, top, left, rows, pitch, slack;
@@ -108,15 +108,15 @@ struct GradientRaster {
         pitch(std::max(s.out_width() + left, last_w + 1)),
         slack((first_h + top) * pitch + first_w + left + 2 * tile_columns<T>) {}
 
-  /// Pixels of a phase along each axis.
+  /// The number of pixels of a phase along each axis.
   Index phase_rows() const { return last_h - first_h + 1; }
   Index phase_columns() const { return last_w - first_w + 1; }
 
-  /// The place of dy for a tap at (h, w) of the kernel, from the pixel's place on.
+  /// The offset of dy from the pixel's position, for a tap at (h, w) of the kernel.
   Index offset(const Conv2dShape& s, Index h, Index w) const {
     return (first_h + top - h / s.stride_h) * pitch + first_w + left - w / s.stride_w;
   }
-  /// The layout of a phase's pixels in dx.
+  /// The positions of a phase's pixels in dx.
   Axis vertical(const Conv2dShape& s, Index phase) const {
     return {s.height, s.stride_h, first_h * s.stride_h + phase - s.padding_h};
   }

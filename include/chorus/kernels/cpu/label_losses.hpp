@@ -1,5 +1,5 @@
 #pragma once
-/// The common part of losses by labels: checked labels, and summed losses.
+/// Shared code of losses with labels: checks labels and reduces losses.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
@@ -10,8 +10,8 @@
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
-/// label, if one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`, which divides a mean. Throws UsageError, with the sample and its
+/// label, if one is not in [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -30,8 +30,8 @@ inline void check_smoothing(const CrossEntropyOptions& options) {
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
 }
 
-/// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
-/// device's empty share of a batch contributes nothing.
+/// Reduces the losses `sample_loss(i)` of all samples: none, sum or mean. The mean over no samples is 0, so that an
+/// empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
 void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
   double total = 0;

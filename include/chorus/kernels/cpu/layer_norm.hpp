@@ -22,7 +22,7 @@ std::pair<Packet<T>, Packet<T>> normal_statistics(const Line& line, const T* x, 
     const auto d = psub(load(x + i, count), mean);
     return pmul(d, d);
   });
-  // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
+  // An infinite variance gives NaN, as in PyTorch, instead of a line of zeros.
   const auto invstd = line.map(Eigen::internal::pdiv(squares, n), [eps](T variance) {
     return std::isinf(variance) ? std::numeric_limits<T>::quiet_NaN()
                                 : static_cast<T>(1 / std::sqrt(static_cast<double>(variance) + eps));
@@ -35,7 +35,7 @@ template <class T>
 void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* weight, const T* bias, double eps, T* y,
                         T* statistics) {
   const auto n = splat(static_cast<T>(columns));
-  // Flattened: loops in separate functions would read the referenced values again for each packet.
+  // Flattened: separate functions would reload the captured values for each packet.
   for_lines<T>(AxisShape{rows, columns, 1}, [&](const auto& line) __attribute__((flatten)) {
     const auto both = detail::normal_statistics(line, x, n, eps);
     const auto mean = both.first, invstd = both.second;
@@ -51,7 +51,7 @@ void layer_norm_forward(Cpu, Index rows, Index columns, const T* x, const T* wei
 }
 
 namespace detail {
-/// Rows whose sums for dweight and dbias are made one after the other, and then added in pairs.
+/// Number of rows whose sums for dweight and dbias are added in sequence; blocks are then added in pairs.
 inline constexpr Index affine_rows = 32;
 }  // namespace detail
 
@@ -61,7 +61,7 @@ void layer_norm_backward(Cpu device, Index rows, Index columns, const T* x, cons
   const auto n = splat(static_cast<T>(columns));
   const bool affine = dweight != nullptr || dbias != nullptr;
   const Index blocks = std::max<Index>(1, (rows + detail::affine_rows - 1) / detail::affine_rows);
-  // Of each block: the sums of dy * (x - mean) * invstd, and those of dy.
+  // For each block: the sums of dy * (x - mean) * invstd, and of dy.
   const Scratch<T> sums(device, affine ? 2 * blocks * columns : 0);
   if (affine) std::fill_n(sums.data(), 2 * blocks * columns, T{0});
 

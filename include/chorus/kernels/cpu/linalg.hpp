@@ -1,6 +1,6 @@
 #pragma once
-/// Factorizations of stacks of matrices by Eigen, each matrix by itself, row-major. They are compiled for a scalar
-/// type, not for a rank.
+/// Factorizations of stacks of row-major matrices with Eigen, one matrix at a time. Compiled per scalar type, not per
+/// rank.
 
 #include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
@@ -40,8 +40,8 @@ void solve(const char* operation, Index count, Index n, Index k, const T* a, con
   }
 }
 
-/// The determinants, [count], and their derivatives by a, the cofactors, [count, n, n]: with a = U S Vᵀ they are
-/// det(U) det(V) U diag(product of the other singular values) Vᵀ, for singular matrices too.
+/// The determinants, [count], and their derivatives w.r.t. a, the cofactors, [count, n, n]: with a = U S Vᵀ they are
+/// det(U) det(V) U diag(product of the other singular values) Vᵀ, also for singular matrices.
 template <std::floating_point T>
 void determinant(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i)
@@ -64,7 +64,7 @@ void cofactors(Index count, Index n, const T* a, T* out) {
   }
 }
 
-/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError if an a is not positive definite.
+/// Lower L with L Lᵀ = a; reads the lower triangle of a. Throws UsageError if an a is not positive definite.
 template <std::floating_point T>
 void cholesky(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i) {
@@ -106,7 +106,7 @@ void svd(Index count, Index m, Index n, const T* a, T* out) {
 }
 
 /// Symmetric a: [count, n, n], of which the lower triangle is read -> for each the eigenvalues, [n] in ascending order,
-/// then the eigenvectors in columns, [n, n].
+/// then the eigenvectors as columns, [n, n].
 template <std::floating_point T>
 void eigh(Index count, Index n, const T* a, T* out) {
   if (n == 0) return;

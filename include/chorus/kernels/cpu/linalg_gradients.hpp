@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient by the matrices.
+/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient w.r.t. the matrices.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/linalg.hpp>
@@ -55,7 +55,7 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
 
 /// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ: U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) +
 /// S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016, "Differentiating the singular value
-/// decomposition"). Gradients by U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
+/// decomposition"). Gradients w.r.t. U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
 /// nothing depends on U and V, only S̄ counts.
 template <std::floating_point T>
 void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
@@ -90,8 +90,8 @@ void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T*
 }
 
 /// V (diag(w̄) + F ∘ (Vᵀ V̄)) Vᵀ, made symmetric, F_ij = 1 / (w_j - w_i) (Giles 2008, "Collected matrix derivative
-/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are NaN or infinite
-/// if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
+/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients w.r.t. V are NaN or
+/// infinite if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
 template <std::floating_point T>
 void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
   for (Index i = 0; i < count && n > 0; ++i) {

@@ -60,7 +60,7 @@ void pointwise_backward(Cpu device, const F& f, Index count, const std::array<co
   });
 }
 
-/// With broadcasting whole arrays are converted.
+/// With broadcasting, whole arrays are converted.
 template <class F, Narrow T, std::size_t N>
 void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
@@ -76,7 +76,7 @@ void pointwise_forward(Cpu device, const F& f, std::span<const Index> shape, con
   run(std::make_index_sequence<N>());
 }
 
-/// The same; sums over repeated axes stay in float until their end.
+/// The same; sums over repeated axes are rounded only at the end.
 template <class F, Narrow T, std::size_t N>
 void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,

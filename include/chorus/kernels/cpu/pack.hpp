@@ -1,6 +1,6 @@
 #pragma once
-/// The operands of matrix products, copied in the order of multiplication: panels of the right-hand side into the
-/// first-level cache, tiles of the left-hand side's rows into the second.
+/// Packs the operands of matrix products in the order of multiplication: panels of the right-hand side for the
+/// first-level cache, tiles of the left-hand side's rows for the second.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/tile.hpp>
@@ -10,7 +10,7 @@
 
 namespace chorus::kernels::detail {
 
-/// Terms of a sum that are added in registers, the same in every way of computing a product.
+/// The number of terms that are added in registers; the same for every way of computing a product.
 inline constexpr Index gemm_depth = 256;
 
 /// to[p, j] = b[p, j] for `depth` rows of `columns` numbers, padded with zeros to `tile_columns`.
@@ -29,15 +29,15 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 
 // g++ warns about alignment attributes that Eigen's packets lose as template arguments, and about undefined values in
-// its own shuffles; both are harmless.
+// Eigen's shuffles. Both warnings are harmless.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; rows of `to` lie `to_row`
-/// apart. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
-/// overlaps the one before.
+/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row stride
+/// `to_row`. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
+/// overlaps the previous one.
 template <class T>
 void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
   constexpr Index w = lanes<T>;
@@ -65,18 +65,18 @@ void pack_columns(Index depth, Index columns, const T* b, Index b_row, T* to) {
 }
 #pragma GCC diagnostic pop
 
-/// Distance from one tile of a packed left-hand side to the next. The gap between them allows whole packets to be
-/// stored, and keeps tiles out of each other's sets of a cache.
+/// The distance between tiles of a packed left-hand side. The gap allows whole packets to be stored, and keeps tiles
+/// out of each other's cache sets.
 inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 
 /// The packed size of `rows` rows.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
-/// The rows of a packed left-hand side that the second-level cache holds.
+/// Number of packed left-hand rows that the second-level cache holds.
 inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
 
-/// Memory for `Size` numbers, this thread's as long as it lives. It is no part of a device's memory, and is taken once,
-/// so that its amount does not depend on the number of threads that work together.
+/// Memory for `Size` numbers, kept for the thread's lifetime. It is not counted as device memory, so that the amount
+/// does not depend on the number of threads in a team.
 template <class T, Index Size>
 T* kept_memory() {
   struct alignas(64) Numbers {
@@ -90,7 +90,7 @@ T* left_memory() {
   return kept_memory<T, left_size(left_rows)>();
 }
 
-/// Calls f(first, count) for pieces of `rows` rows that fit left_memory: whole tiles, except the last.
+/// Calls f(first, count) for pieces of `rows` rows that fit into left_memory: whole tiles, except the last.
 template <class F>
 void for_left_pieces(Index rows, const F& f) {
   for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
@@ -102,7 +102,7 @@ void for_left_pieces(Index rows, const F& f) {
 template <class T>
 void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   if (a.column == 1) {
-    // From right to left: a packet may be wider than the rest of a tile; the numbers behind it are written later.
+    // From right to left: a packet may extend beyond the tile's rest; those elements are overwritten later.
     constexpr Index last = (tile_rows - 1) / lanes<T> * lanes<T>;
     for (Index i = 0; i < rows; i += tile_rows, to += left_pitch)
       for (Index side = last; side >= 0; side -= lanes<T>)
@@ -120,8 +120,8 @@ void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
   }
 }
 
-/// c = a b + start, or c +=, for packed operands: `start` is one row, which is added to each. c is not written beyond
-/// `columns`, at most tile_columns.
+/// c = a b + start, or c +=, for packed operands; the row `start` is added to each row. Writes at most `columns` (up to
+/// tile_columns) columns of c.
 template <class T>
 [[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
                                      T* c, Index c_row, bool accumulate) {

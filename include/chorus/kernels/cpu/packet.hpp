@@ -1,13 +1,13 @@
 #pragma once
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
-/// for any alignment.
+/// SIMD registers for reductions: loads and stores with a tail, and accurate sums in an order that does not depend on
+/// alignment.
 
 #include <chorus/core/config.hpp>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
-// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
+// GCC's AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it is inlined.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -28,7 +28,7 @@ using Packet = typename Eigen::internal::packet_traits<T>::type;
 template <class T>
 inline constexpr Index lanes = Eigen::internal::packet_traits<T>::size;
 
-/// The count of a whole packet; the count of a tail is an Index.
+/// The element count of a whole packet. A tail's count is an Index.
 template <class T>
 using Whole = std::integral_constant<Index, lanes<T>>;
 
@@ -46,7 +46,7 @@ Packet<T> splat(T value) {
 }
 
 namespace detail {
-// Not inlined: kernels have many tails, and tails have few elements.
+// Not inlined: kernels have many tails, but tails have few elements.
 template <class T>
 [[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count) {
   alignas(sizeof(Packet<T>)) T all[lanes<T>];
@@ -77,7 +77,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: masked stores take dozens of cycles on some processors.
+// Stored in halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -106,7 +106,7 @@ inline __m256d keep_some(__m256d value, Index count, double fill) {
 #endif
 }  // namespace detail
 
-/// The first `count` lanes from memory of any alignment, the others 0.
+/// Loads the first `count` lanes from unaligned memory; the others are 0.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count) {
   if constexpr (std::is_same_v<Count, Whole<T>>) {
@@ -128,7 +128,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to the old values.
+/// Stores the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -157,8 +157,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
-/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
+/// Stores a packet to an aligned address without caching it (a non-temporal store), for data that would not stay in the
+/// caches until it is read. Call `finish_streams` before other threads read it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -172,7 +172,7 @@ inline void finish_streams() {
 #endif
 }
 
-/// The first `count` lanes of `value`, the others `fill`.
+/// The first `count` lanes of `value`; the others are `fill`.
 template <class T, class Count>
 Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   if constexpr (std::is_same_v<Count, Whole<T>>) return value;
@@ -183,14 +183,14 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   else
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
 }
-/// The first `count` lanes from memory, the others `fill`.
+/// Loads the first `count` lanes; the others are `fill`.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count, T fill) {
   return keep_first<T>(load(from, count), count, fill);
 }
 
-/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds its inputs by value: references are read anew after each store.
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. If `f` stores packets it
+/// should capture its inputs by value: references are reloaded after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -198,21 +198,21 @@ void for_packets(Index n, F f) {
   if (i < n) f(i, n - i);
 }
 
-/// The same by several threads, for an `f` that treats each packet by itself.
+/// The same on several threads, for an `f` that treats packets independently.
 template <class T, class F>
 void parallel_packets(Index n, F f) {
   parallel_ranges(n, lanes<T>, thread_elements,
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
+/// NaN if a lane is NaN, else `extremum`, that of all lanes. Eigen's NaN-propagating reduction is scalar.
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
+/// The operators of `reduce_packets` and `reduce_rows`. NaN propagates in Max and Min.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -232,9 +232,9 @@ struct Min {
   static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_min(a)); }
 };
 
-/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
-/// order.
+/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: with two accumulators, and
+/// pairwise above blocks of 128 packets, so that the rounding error is about that of one block. Threads share long
+/// ranges, in the same order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
   constexpr Index w = lanes<T>, block = 128 * w;

@@ -1,6 +1,6 @@
 #pragma once
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
-/// accurate enough, our own, or element by element.
+/// Math functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are accurate
+/// enough, else our own or scalar ones.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/packet_pow.hpp>
@@ -11,7 +11,7 @@
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for functions that Eigen lacks for registers.
+/// Applies `function` to each lane, for functions that Eigen lacks.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -20,8 +20,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
-/// two comes from adding a large number, which puts the integer part into the lowest bits.
+/// exp in float, to about 1 ulp; 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts the
+/// integer part into the lowest bits, which become the exponent.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -64,7 +64,7 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
-/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// erf in double, to 3 ulp: a rational function of x² below 1, above it 1 - exp(-x²) times a rational function of |x|
 /// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
 template <class P>
 P erf_double(const P& x) {
@@ -91,11 +91,11 @@ P erf_double(const P& x) {
                                 3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
                                 2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
   const P outer = psub(c(1.0), far);
-  // NaN is in neither comparison, and stays in `near`.
+  // Both comparisons are false for NaN, which `near` propagates.
   return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
 }
 
-/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+/// log(1 + x) in float for x in [0, 1], to 3 ulp: twice the series of artanh(x / (2 + x)).
 template <class P>
 P log1p_of_unit(const P& x) {
   using namespace Eigen::internal;
@@ -106,8 +106,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
-/// take the same step would drift apart), and which takes longer if a division follows.
+/// The processor's exact square root. Eigen's is an approximation that other processors round differently, so ranks
+/// would drift apart; it is also slower before a division.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -133,7 +133,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
+/// log. Eigen treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;

@@ -1,5 +1,5 @@
 #pragma once
-/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: eight floats at a time with AVX2, else scalar.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <cmath>
@@ -21,8 +21,8 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
-/// other (Estrin's scheme).
+/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
+/// independent.
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
   __m256d y[(N + 1) / 2];
@@ -41,8 +41,8 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
-  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // added, it leaves an integer in the lowest bits
-  // x = 2^k m, with m from sqrt(1/2) to sqrt(2); log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
+  // x = 2^k m, with m in [sqrt(1/2), sqrt(2)]; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
   const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
   const __m256d m = _mm256_castsi256_pd(
       _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
@@ -52,7 +52,7 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
   constexpr double a = 2 / ln2;
   const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
-  // 2^t = 2^n e^f; no float is larger than 2^128, or as small as 2^-150.
+  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
   const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
   const __m256d n = _mm256_add_pd(t, c(round));
   const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
@@ -62,8 +62,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
-/// infinities, NaN and negative bases with exponents that are no integers.
+/// Correctly rounded, except for about one result in 100,000 that lies almost in the middle of two floats. Zeros,
+/// infinities, NaN, and negative bases with non-integer exponents use the standard library.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());

@@ -23,8 +23,8 @@ inline void philox_words(std::uint64_t key, const PhiloxWords* counters, std::ui
   using detail::philox_multipliers, detail::philox_steps;
   auto k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
 #if defined(__AVX2__)
-  // Four counters in a register, each number in the lower half of 64 bits: the instruction multiplies the lower halves,
-  // and other data in the upper halves meet only upper halves.
+  // Each register holds four counters, in the lower halves of 64-bit lanes: the instruction multiplies lower halves,
+  // and other data in upper halves only affect upper halves.
   constexpr std::size_t n = philox_block / 4;
   __m256i a[n], b[n], c[n], d[n];
   const auto* from = reinterpret_cast<const __m256i*>(counters);

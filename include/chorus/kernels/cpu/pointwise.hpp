@@ -1,6 +1,6 @@
 #pragma once
-/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
-/// blocks for it.
+/// Element-wise functors on the CPU. A functor is compiled once for forward and once for backward; for broadcasting,
+/// blocks are gathered first.
 
 #include <array>
 #include <chorus/autograd/functor_gradient.hpp>
@@ -21,15 +21,14 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
-// differently there.
+// GCC would clone the functions below for the tail, whose count is constant, and round sums of products differently.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
 #define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
 #endif
 
-/// Full Packs only: `count` is a multiple of the width.
+/// Whole Packs only: `count` is a multiple of the width.
 template <class F, class T, std::size_t... K>
 CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
                                    T* out, std::index_sequence<K...>) {
@@ -75,7 +74,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
+/// The next `count` elements of a strided array: in place if contiguous, else gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -83,8 +82,8 @@ const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   return buffer;
 }
 
-/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
-/// lie within one, so that the order of sums doesn't depend on the ranges.
+/// The outermost axis along which no gradient is summed; threads split this axis. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums does not depend on the split.
 template <class T, std::size_t N>
 class UnsummedAxis {
  public:
@@ -98,7 +97,7 @@ class UnsummedAxis {
     };
     for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
     inner_ = numel(shape) / outer_;
-    if (axis == shape.size()) {  // none: all is one entry
+    if (axis == shape.size()) {  // none: everything is one entry
       inner_ = outer_;
       outer_ = 1;
     } else {
@@ -107,7 +106,7 @@ class UnsummedAxis {
     }
   }
 
-  /// The number of elements of the block that begins with `start`.
+  /// The number of elements in the block that starts at `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -116,7 +115,7 @@ class UnsummedAxis {
   /// Calls `f(begin, end)` for ranges of all elements.
   template <class F>
   void for_ranges(Index count, const F& f) const {
-    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    constexpr Index least_in_a_row = 256;  // per range, so that seeking its start costs little
     const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
     const auto range = [&](Index first, Index n) {
       if (n == size_) return f(Index{0}, count);
@@ -141,7 +140,7 @@ void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, 
     detail::forward_packs(f, n, from, out + first, each);
   });
   if (tail == 0) return;
-  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
+  // The tail is padded to one Pack, so that an element's result does not depend on its position.
   const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
   Pack<T> padded[N + 1];
   std::array<const T*, N> pointers;

@@ -12,16 +12,16 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// The least number of planes for a thread.
+/// The minimum number of planes per thread.
 inline Index least_planes(const Pool2dShape& s) { return thread_elements / std::max<Index>(1, s.height * s.width) + 1; }
 
-/// The first of a window's rows or columns inside of the image.
+/// A window's first row or column inside of the image.
 inline Index first_inside(Index start, Index dilation) {
   return start >= 0 ? start : start + (dilation - 1 - start) / dilation * dilation;
 }
 
 /// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window,
-/// cut to the image.
+/// clipped to the image.
 template <class F>
 void for_windows(const Pool2dShape& s, F f) {
   parallel_ranges(s.planes, 1, least_planes(s), [&](Index first, Index planes) {
@@ -38,8 +38,8 @@ void for_windows(const Pool2dShape& s, F f) {
 }
 
 #if defined(__AVX512F__)
-/// The largest of 16 windows of 2 x 2 side by side, the first of equal ones; a NaN is larger than all. `argmax`, unless
-/// it is null: `position`, that of the first window, plus the number's distance from there.
+/// The maxima of 16 adjacent 2 x 2 windows; in a tie the first element wins, and NaN is larger than all. `argmax`,
+/// unless null: `position`, that of the first window, plus the element's distance from it.
 inline void max_of_windows(const float* upper, const float* lower, Index width, Index position, float* y,
                            std::int32_t* argmax) {
   const auto even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -64,9 +64,8 @@ inline void max_of_windows(const float* upper, const float* lower, Index width, 
 }
 #endif
 
-/// Windows of 2 x 2 side by side: those of a row's `n` that can be computed in whole packets without reading beyond
-/// `x_end` or writing beyond `y_end`. Results are written up to a packet beyond n. Returns the number of finished
-/// windows.
+/// Max pooling of a row's `n` adjacent 2 x 2 windows, as far as whole packets neither read beyond `x_end` nor write
+/// beyond `y_end`. May write up to a packet beyond n. Returns the number of finished windows.
 template <class T>
 Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* x_end, T* y, const T* y_end,
                    std::int32_t* argmax) {
@@ -107,8 +106,8 @@ Index max_pool_2x2(Index n, const T* row, Index width, Index position, const T* 
 }  // namespace detail
 
 namespace detail {
-/// A row of windows from `from` on, place by place for all of them at once: y the largest numbers, the first of equal
-/// ones, and argmax their positions in the image. A NaN is larger than all.
+/// Max pooling of a row of windows from `from` on, one tap at a time for all windows: maxima in y, the first of equal
+/// ones, and their positions in the image in argmax. NaN is larger than all.
 template <class T, class Stride>
 void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
   const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;
@@ -118,7 +117,7 @@ void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, I
     argmax[j] = static_cast<std::int32_t>(first * width + first_inside(j * stride - s.padding_w, s.dilation_w));
   for (Index h = first; h < bottom; h += s.dilation_h)
     for (Index k = 0; k < s.kernel_w; ++k) {
-      const Index left = k * s.dilation_w - s.padding_w;  // of the first window
+      const Index left = k * s.dilation_w - s.padding_w;  // in the first window
       const Index begin = std::max(from, left >= 0 ? 0 : (stride - 1 - left) / stride);
       const Index end = left >= width ? 0 : std::min(columns, (width - 1 - left) / stride + 1);
       const T* row = image + h * width + left;

@@ -25,7 +25,7 @@ constexpr PhiloxWords stream_words(std::uint64_t seed, std::uint64_t stream, std
                        static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(stream >> 32)});
 }
 
-/// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: N numbers from each draw.
+/// out[i] = numbers(words of draw (offset + i) / N)[(offset + i) % N]: each draw gives N numbers.
 template <class T, class Numbers>
 void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, Index count, T* out,
                       const Numbers& numbers) {
@@ -38,7 +38,7 @@ void fill_from_stream(std::uint64_t seed, std::uint64_t stream, Index offset, In
   }
 }
 
-/// The same for rows, each of which begins with a draw of its own.
+/// The same for rows, each of which starts with a new draw.
 template <class T, class Numbers>
 void draw(Index rows, Index inner, T* out, const RandomKey& key, const Numbers& numbers) {
   std::array<T, Numbers::count> drawn;
@@ -92,7 +92,7 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
   for (std::size_t i = order.size(); i > 1; --i) {
     const PhiloxWords words = detail::stream_words(seed, stream, i);
     const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
-    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), but for 2^-64
+    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
     std::swap(order[i - 1], order[j]);
   }
   return order;

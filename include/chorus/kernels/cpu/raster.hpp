@@ -1,19 +1,19 @@
 #pragma once
-/// The convolutions' layout of images. In a raster (rows at a pitch, zeros for padding between them) all input pixels
-/// of one kernel tap are the output pixels' positions plus one offset. So a convolution is a matrix product whose
-/// right-hand side needs no copy for each tap. With stride s, every s-th row and column makes a plane of its own, and
-/// the same holds there. Positions between the rows are computed, too, and ignored.
+/// The image layout of convolutions. In a raster, rows have a fixed pitch with zero padding between them, so the input
+/// pixels of a kernel tap are the output positions plus one offset. A convolution is then a matrix product whose
+/// right-hand side needs no copy per tap. With stride s, every s-th row and column forms a plane of its own, which
+/// works the same way. Positions between rows are computed, too, and ignored.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::kernels::detail {
 
-/// One axis: raster position i stands for coordinate `step * i + origin` of the image.
+/// One axis: raster position i is coordinate `step * i + origin` of the image.
 struct Axis {
   Index extent, step, origin;
 
-  // First position at or after coordinate `at`.
+  // The first position at or after coordinate `at`.
   Index position(Index at) const { return std::max<Index>(0, (at - origin + step - 1) / step); }
   Index begin(Index positions) const { return std::min(position(0), positions); }
   Index end(Index positions) const { return std::clamp(position(extent), begin(positions), positions); }
@@ -49,7 +49,7 @@ void put_strided(const T* from, Index n, T* to, Index step, bool accumulate) {
     for (Index j = 0; j < n; ++j) to[j * step] = from[j];
 }
 
-/// Lays one image out in `rows` rows of `pitch` numbers, with zeros for positions outside of the image.
+/// Stores one image as `rows` rows of `pitch` numbers; positions outside of the image are 0.
 template <class T>
 void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index pitch, T* to) {
   const Index top = vertical.begin(rows), bottom = vertical.end(rows);
@@ -68,8 +68,8 @@ void to_raster(const T* image, Axis vertical, Axis horizontal, Index rows, Index
   std::fill_n(to + bottom * pitch, (rows - bottom) * pitch, T{0});
 }
 
-/// The way back, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
-/// image are skipped; image pixels without a position are unchanged.
+/// The inverse, without the padding: image = raster + `bias`, or image += with `accumulate`. Positions outside of the
+/// image are skipped; image pixels without a position don't change.
 template <class T>
 void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, Index pitch, T bias, T* image,
                  bool accumulate) {
@@ -91,7 +91,7 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
   }
 }
 
-/// The place of a result's pixels in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
+/// Where a result's pixels are in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
 struct Pixels {
   Index images, rows, columns, pitch, plane;
   Index count() const { return images * rows * columns; }
@@ -101,7 +101,7 @@ struct Pixels {
   }
 };
 
-/// The pieces of raster rows that hold the pixels [first, first + count), at most 256.
+/// The raster row segments that hold the pixels [first, first + count), at most 256.
 class Segments {
  public:
   Segments(const Pixels& pixels, Index first, Index count) {
@@ -112,7 +112,7 @@ class Segments {
     }
   }
 
-  /// to[0, count) = those pixels of `from`. It writes whole packets, so also up to one packet from `to[count]` on.
+  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet beyond `to[count]`.
   template <class T>
   void gather(const T* from, T* to) const {
     for (Index i = 0; i < size_; ++i) {
@@ -122,8 +122,8 @@ class Segments {
     }
   }
 
-  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers: a loop for each usual number of
-  /// packets. It writes up to one packet more.
+  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers, with an unrolled loop for
+  /// common packet counts. Writes up to one packet more.
   template <class T>
   void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
     Index packets = 0;

@@ -1,6 +1,6 @@
 #pragma once
-/// Matrix products over rasters (raster.hpp). With many rows, from `gather_rows` on, it pays to gather panels of the
-/// needed pixels. With few, the rasters are multiplied in place, with the positions between the rows.
+/// Matrix products over rasters (raster.hpp). From `gather_rows` rows on, it pays to gather panels of the needed
+/// pixels. With fewer rows, the rasters are multiplied in place, including positions between the rows.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/pack.hpp>
@@ -13,15 +13,15 @@ inline constexpr Index gather_rows = 24;
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
-/// Runs of positions that hold all pixels: one for all, or one for each image if that is less work.
+/// Runs of positions that cover all pixels: a single one, or one per image if that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {
   const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);
   if (separate < p.plane) return {p.images, separate, p.plane};
   return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
 }
 
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. With `gather`, columns of c are the pixels
-/// themselves, otherwise all positions. Rows of c have room for one more tile.
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. With `gather`, the columns of c are the pixels,
+/// else all positions. Rows of c have room for one more tile.
 template <class T>
 void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
                      T* c, Index c_row) {

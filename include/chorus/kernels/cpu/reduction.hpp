@@ -10,12 +10,12 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// The number of columns that are summed at a time: rows of them are worth fetching, and their sums stay in the
-/// first-level cache.
+/// The number of columns summed at a time: enough for efficient row reads, and their sums fit into the first-level
+/// cache.
 template <class T>
 inline constexpr Index sum_columns = 2048 / static_cast<Index>(sizeof(T));
 
-/// total[j] = the sum of x[i, j] over the rows [begin, end), which are `stride` apart, in the order of reduce_rows.
+/// total[j] = the sum of x[i, j] over the rows [begin, end) with row stride `stride`, in the order of reduce_rows.
 template <class T>
 void sum_rows(Index begin, Index end, Index columns, const T* x, Index stride, T* total) {
   constexpr Index block = 64;
@@ -129,7 +129,7 @@ void amax_backward(Cpu, AxisShape shape, const T* x, const T* y, const T* dy, T*
     };
     const auto ties = line.reduce(Sum<T>{}, [&](Index i, auto count) { return chosen(i, count, splat(T{1}), zero); });
     const auto share = Eigen::internal::pdiv(gradient, ties);
-    const auto none = pmul(zero, share);  // NaN if the extremum is NaN, which equals nothing
+    const auto none = pmul(zero, share);  // NaN if the extremum is NaN, which equals no element
     line.each([&](Index i, auto count) { store(dx + i, chosen(i, count, share, none), count, accumulate); });
   });
 }
@@ -140,7 +140,7 @@ void amin_backward(Cpu cpu, AxisShape shape, const T* x, const T* y, const T* dy
 }
 
 namespace detail {
-/// argmax of rows whose places `T` can count: the least place of a number that equals the largest, or is NaN.
+/// argmax of rows whose indices `T` can represent: the smallest index of an element that equals the maximum, or is NaN.
 template <class T>
 void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
   const auto lane = Eigen::internal::plset<Packet<T>>(T{0}), none = splat(Min<T>::neutral);

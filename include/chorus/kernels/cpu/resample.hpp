@@ -1,6 +1,5 @@
 #pragma once
-/// Images resampled along both of their axes on the CPU: rows are mixed packet by packet, the numbers of a row one by
-/// one.
+/// Resampling of images along both axes on the CPU. Rows are mixed packet by packet, the elements of a row one by one.
 
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
@@ -9,7 +8,7 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// to[j] = the sum of the row's taps of rows of `width` numbers, or +=.
+/// to[j] = the weighted sum over the row's taps, for rows of `width` numbers, or +=.
 template <class T>
 void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, bool accumulate) {
   const auto begin = rows.begin[row], end = rows.begin[row + 1];
@@ -21,7 +20,7 @@ void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T*
   });
 }
 
-/// One row, resampled along its columns.
+/// Resamples one row along its columns.
 template <class T>
 void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumulate) {
   for (Index j = 0; j < columns.out; ++j) {
@@ -35,7 +34,7 @@ void mix_columns(const AxisTaps<T>& columns, const T* from, T* to, bool accumula
 template <class T>
 void resample(Cpu device, Index planes, const AxisTaps<T>& rows, const AxisTaps<T>& columns, const T* x, T* y,
               bool accumulate) {
-  // Columns, which are processed number by number, of the fewer rows.
+  // Columns are slow, since they are processed element by element, so they are resampled while there are fewer rows.
   const Index in = rows.in * columns.in, out = rows.out * columns.out;
   if (rows.in < rows.out) {
     const ThreadScratch<T> lines(device, rows.in * columns.out);

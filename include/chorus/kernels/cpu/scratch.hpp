@@ -1,5 +1,5 @@
 #pragma once
-/// Working memory of a kernel.
+/// Temporary memory of kernels.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/threads.hpp>
@@ -7,8 +7,8 @@
 
 namespace chorus::kernels {
 
-/// `count` numbers, uninitialised, from the device's cache; returned at the end of the scope. On a GPU that is in the
-/// order of the stream: the next kernel may have them at once.
+/// `count` uninitialised numbers from the device's cache, released at the end of the scope. On a GPU the release is
+/// stream-ordered: the next kernel may reuse the memory at once.
 template <class T, Device D = Cpu>
 class Scratch {
  public:
@@ -19,8 +19,8 @@ class Scratch {
   Storage<D> storage_;
 };
 
-/// The same for each thread of the team that works on an operation. The caller takes it at once, so that the amount
-/// does not depend on the number of threads that take part. Without `one_each` all share one.
+/// The same for each thread of a team. The caller allocates all of it at once, so that the amount does not depend on
+/// how many threads take part. Without `one_each` all share one.
 template <class T>
 class ThreadScratch {
  public:

@@ -11,18 +11,18 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
+/// exp(x) for x not far above 0. Eigen's exp never returns 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line; each lane has that of its own line.
+/// log(sum(exp(x))) of a line; each lane has the result of its line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf, so the shift of such lines is 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -30,8 +30,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
-/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
+/// The maximum of a line, and log(sum(exp(x - maximum))); each lane has the results of its line. They are kept apart,
+/// since the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });

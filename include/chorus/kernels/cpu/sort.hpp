@@ -1,5 +1,5 @@
 #pragma once
-/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
+/// Sorting along an axis on the CPU: numbers become unsigned keys of the same order for a radix sort.
 
 #include <algorithm>
 #include <bit>
@@ -19,14 +19,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
+/// An unsigned key for `value`. Equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits set, or none, without a branch
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -35,8 +35,8 @@ OrderKey<T> order_key(T value) {
   }
 }
 
-/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// little-endian number, the key is more significant than the index.
+/// All entries of a line differ, so every sort is stable. As one little-endian number, the key is more significant than
+/// the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -48,7 +48,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
+/// Radix sort by keys, least significant byte first, with `other` as temporary memory. Returns the sorted array.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -67,8 +67,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
-/// comparison of a block of them with the present greatest one excludes all at once.
+/// The `count` least of `n` entries, sorted, for contiguous numbers `x`. Most entries are not among them: comparing a
+/// block with the current greatest one usually excludes the whole block.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -78,7 +78,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN has no order: its entry decides.
+  // Equal numbers come too late, since their index is larger. For NaN the entries are compared.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -101,7 +101,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Neighbouring lines are read together, so that all use the fetched cache lines.
+  // Adjacent lines are sorted together, so that all of them use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;

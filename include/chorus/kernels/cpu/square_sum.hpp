@@ -23,7 +23,7 @@ double square_sum(Cpu, Index count, const T* x) {
           return pmul(value, value);
         })));
     if (std::isfinite(squares)) return squares;
-    double large = 0;  // squares of finite floats may be too large for float
+    double large = 0;  // squares of finite floats may overflow float
     for (Index i = start; i < end; ++i) large += static_cast<double>(x[i]) * static_cast<double>(x[i]);
     return large;
   };

@@ -1,6 +1,6 @@
 #pragma once
-/// The two inner loops of matrix products and convolutions. Each keeps a tile of sums in registers: `multiply_tile`
-/// sums outer products, `dot_tile` sums products along contiguous rows.
+/// The two inner loops of matrix products and convolutions. Both keep a tile of sums in registers: `multiply_tile` sums
+/// outer products, `dot_tile` dot products of contiguous rows.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/addresses.hpp>
@@ -14,7 +14,7 @@ namespace chorus::kernels::detail {
 #pragma nv_diag_suppress 1675  // "unrecognized GCC pragma": the host compiler knows it
 #endif
 
-// A tile's sums take 16 of 32 registers, or 12 of 16: enough chains to keep two multipliers busy for a latency of 4.
+// A tile's sums take 16 of 32 registers, or 12 of 16: enough independent chains for two FMA units with latency 4.
 #ifdef EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS
 inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
 #else
@@ -36,7 +36,7 @@ void for_pieces(Index n, Index most, F f) {
   }
 }
 
-/// A number that is known to the compiler and takes no register.
+/// A compile-time constant, which takes no register.
 template <Index N>
 using Fixed = std::integral_constant<Index, N>;
 
@@ -96,8 +96,8 @@ void multiply_rows(Index rows, Index depth, Matrix<T> a, const T* b, const Index
     multiply_rows<T, Most - 1>(rows, depth, a, b, offsets, start, c, c_row, accumulate, start_row);
 }
 
-/// The same for any number of rows, and for any number of columns up to `tile_columns`: `b` and `start` must be
-/// readable to `tile_columns`; c is not written beyond `columns`.
+/// The same for any number of rows, and up to `tile_columns` columns: `b` and `start` must be readable up to
+/// `tile_columns`; c is written only up to `columns`.
 template <class T>
 void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T* b, const Index* offsets,
                     const T* start, T* c, Index c_row, bool accumulate) {
@@ -116,8 +116,8 @@ void multiply_panel(Index rows, Index columns, Index depth, Matrix<T> a, const T
 template <class T>
 alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 
-/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. It is part of its caller's loop, where Fixed
-/// strides leave registers to it: a call for each tile takes as long as 5 more terms of the sums.
+/// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. Inlined into the caller's loop, where Fixed
+/// strides save registers: a call per tile would cost as much as 5 more terms.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                                         CRow c_row, bool accumulate,
@@ -160,7 +160,7 @@ struct Runs {
   Index count, length, pitch;
 };
 
-/// `value`, hidden so that g++ does not read it from memory for each use.
+/// `value`, hidden from g++, which would reload it from memory for each use.
 template <class P>
 P in_register(P value) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDA_ARCH__)
@@ -169,9 +169,9 @@ P in_register(P value) {
   return value;
 }
 
-/// c[i, j] += sum over the runs of b, and as many elements of a without gaps, of a[i * a_row + q] * b[offsets[j] +
-/// position of q], for `Rows` rows and up to `dot_columns` columns. Runs are read in whole packets: `length` is a
-/// multiple of a packet's.
+/// c[i, j] += the sum of a[i * a_row + q] * b[offsets[j] + position of q] over b's runs, for `Rows` rows and up to
+/// `dot_columns` columns; a's elements have no gaps. Runs are read in whole packets: `length` is a multiple of a
+/// packet's size.
 template <int Rows, class T>
 void dot_tile(Index columns, Runs runs, const T* a, Index a_row, const T* b, const Index* offsets, T* c, Index c_row) {
   constexpr Index w = lanes<T>;

@@ -1,7 +1,6 @@
 #pragma once
-/// Images cut into tiles, and the transfer of their pixels into and out of a layout with channels last. There a packet
-/// holds one pixel of as many channels as it has lanes: a tile's transform needs no shuffles, and a result doesn't
-/// depend on the other tiles.
+/// Images split into tiles, and conversion from and to a channels-last layout. There a packet holds one pixel of
+/// several channels, so a tile's transform needs no shuffles, and a result does not depend on other tiles.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/packet.hpp>
@@ -18,14 +17,14 @@ namespace chorus::kernels::detail {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// Some channels of each image of a batch; `image_size` numbers lie from one image to the next.
+/// Some channels of each image of a batch; `image_size` is the stride between images.
 struct ImageChannels {
   Index channels, height, width, image_size;
   Index plane() const { return height * width; }
 };
 
-/// The layout of an image's pixels with `w` channels last and rows of `columns` pixels. It is regular if `w`
-/// neighbours, the first of them a multiple of `w`, always have the same layout.
+/// The layout of an image's pixels with `w` channels last and rows of `columns` pixels. It is regular if each aligned
+/// group of `w` pixels has the same layout.
 template <Index w>
 struct PixelPlaces {
   Index width, columns;
@@ -44,7 +43,7 @@ struct TileRows {
   Index image, top, rows;
 };
 
-/// Tiles of `reach` x `reach` pixels, `step` pixels apart; those outside of the image are 0.
+/// Tiles of `reach` x `reach` pixels, `step` pixels apart. Pixels outside of the image are 0.
 struct TiledImages {
   ImageChannels image;
   Index down, across, step, reach, padding_h, padding_w, strip_rows;
@@ -52,7 +51,7 @@ struct TiledImages {
   Index per_image() const { return down * across; }
   Index strips_per_image() const { return (down + strip_rows - 1) / strip_rows; }
   Index strip_tiles() const { return strip_rows * across; }
-  /// Tiles in front of a strip.
+  /// The number of tiles before a strip.
   Index tiles_before(Index strip) const {
     return strip / strips_per_image() * per_image() + strip % strips_per_image() * strip_rows * across;
   }
@@ -62,7 +61,7 @@ struct TiledImages {
   }
   Index columns() const { return (across - 1) * step + reach; }
   Index rows(Index down_tiles) const { return (down_tiles - 1) * step + reach; }
-  /// A strip's input for a packet of channels from `channel` on: its rows that lie inside of the image.
+  /// A strip's input for a packet of channels from `channel` on: the rows inside of the image.
   template <class T>
   Stretches<T> planes(const T* x, const TileRows& strip, Index channel) const {
     const Index top = strip.top * step - padding_h;
@@ -72,8 +71,8 @@ struct TiledImages {
             std::clamp<Index>(image.channels - channel, 0, lanes<T>), (last - first) * image.width, image.plane()};
   }
 
-  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, only inside of it,
-  /// for the rows of the strip, whose first is `top`; lanes without a channel are 0.
+  /// to[i, j, lane] = x[channel + lane, i + top - padding_h, j - padding_w] of the strip's image, inside of it, for the
+  /// strip's rows, which start at `top`. Lanes without a channel are 0.
   template <class T>
   void channels_last(const T* x, const TileRows& strip, Index channel, T* to) const {
     constexpr Index w = lanes<T>;
@@ -111,7 +110,7 @@ struct TiledImages {
   }
 };
 
-/// The way back: y[lane, i, j] = from[i, j, lane], or +=, for the first `count` lanes of `rows` rows of an image; a row
+/// The inverse: y[lane, i, j] = from[i, j, lane], or +=, for the first `count` lanes of `rows` rows of an image. A row
 /// of `from` has `columns` pixels.
 template <class T>
 void channels_first(const T* from, Index columns, Index count, Index rows, const ImageChannels& image, T* y,
@@ -146,15 +145,15 @@ void channels_first(const T* from, Index columns, Index count, Index rows, const
   }
 }
 
-/// The layout of tiles' numbers: [panel, tile, channel of the panel], for panels of `width` channels.
+/// The layout of tile data: [panel, tile, channel of the panel], with `width` channels per panel.
 struct TilePanels {
   Index channels, width, tiles;
   Index at(Index tile, Index channel) const { return (channel / width * tiles + tile) * width + channel % width; }
 };
 
-/// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is the place of the first strip's
-/// first tile at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
-/// packets: if x has fewer channels, the others are zeros. `rasters` has room for a strip's pixels.
+/// Transforms the tiles of strips [first, first + count) of x along both axes. `to` is where the first strip's first
+/// tile goes at the first point; points are `point_pitch` numbers apart. `panels.channels` and widths are whole
+/// packets; channels that x lacks are 0. `rasters` has room for a strip's pixels.
 template <int In, int Points, class T, class Transform>
 void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index count, const TilePanels& panels,
                      Index point_pitch, const Transform& transform, const ThreadScratch<T>& rasters, T* to) {
@@ -164,11 +163,11 @@ void transform_tiles(const TiledImages& tiles, const T* x, Index first, Index co
     const TileRows strip = tiles.strip(first + s);
     const Index rows = tiles.rows(strip.rows);
     T* raster = rasters.data();
-    std::fill_n(raster, rows * columns * w, T{0});  // all channels have their zeros at the same places
+    std::fill_n(raster, rows * columns * w, T{0});  // the zeros are at the same positions for all channels
     for (Index c = 0; c < panels.channels; c += w) {
       tiles.channels_last(x, strip, c, raster);
       T* out = to + panels.at(tiles.tiles_before(first + s) - start, c);
-      // The next input arrives while these tiles are transformed.
+      // Prefetches the next input while these tiles are transformed.
       const bool more = c + w < tiles.image.channels;
       const Stretches<T> next =
           tiles.planes(x, more ? strip : tiles.strip(first + std::min(s + 1, count - 1)), more ? c + w : 0);

@@ -1,5 +1,5 @@
 #pragma once
-/// Squares of packets transposed in registers.
+/// Transposes squares of packets in registers.
 
 #include <chorus/kernels/cpu/packet.hpp>
 
@@ -12,13 +12,12 @@ namespace chorus::kernels::detail {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// As many packets as one has lanes.
+/// As many packets as a packet has lanes.
 template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
-/// the lanes.
+/// 64 shuffles in registers, half as many as in Eigen: pairs, then fours within 128-bit lanes, then the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
 #pragma GCC unroll 8

@@ -1,5 +1,5 @@
 #pragma once
-/// Cross entropy over shared classes on the CPU.
+/// Cross entropy with sharded classes on the CPU.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -11,13 +11,13 @@
 
 namespace chorus::kernels {
 
-/// The `classes` of this rank. Scores are [batch, count].
+/// This rank's part of `classes`. Scores are [batch, count].
 struct Vocabulary {
   Index classes, begin, count;
   bool has(std::int64_t label) const { return label >= begin && label < begin + count; }
 };
 
-/// largest[i]: the largest of this rank's scores of sample i.
+/// largest[i]: the maximum of this rank's scores of sample i.
 template <class T>
 void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scores, T* largest) {
   for (Index i = 0; i < batch; ++i) {
@@ -26,8 +26,8 @@ void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scor
   }
 }
 
-/// sums[i]: for sample i the sum of exp(x - largest), x - largest of the label if this rank has it, else 0, and, if
-/// labels are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
+/// sums[i], for sample i: the sum of exp(x - largest); x - largest of the label if this rank has it, else 0; and, with
+/// label smoothing, the sum of x - largest. Throws UsageError for a bad label or option.
 template <class T>
 void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* largest, T* sums) {
@@ -63,7 +63,7 @@ void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::i
   });
 }
 
-/// The gradient by this rank's scores.
+/// The gradient w.r.t. this rank's scores.
 template <class T>
 void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                          const CrossEntropyOptions& options, const T* largest, const T* sums, const T* dloss,

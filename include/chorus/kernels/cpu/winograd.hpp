@@ -1,8 +1,8 @@
 #pragma once
-/// 3 x 3 convolutions of stride 1 and 2 with a quarter, or half, of the multiplications: tiles of 4 x 4 results are
-/// computed as matrix products over the channels, one for each point of winograd_transforms.hpp. With stride 1 the
-/// error is some 5 times that of the direct form (3e-6 of the largest result for 512 channels). One non-finite result
-/// makes its whole tile non-finite.
+/// Winograd's algorithm for 3 x 3 convolutions of stride 1 and 2, with a quarter, or half, of the multiplications:
+/// tiles of 4 x 4 results are matrix products over the channels, one for each point of winograd_transforms.hpp. With
+/// stride 1 the error is about 5 times that of the direct form (3e-6 of the largest result for 512 channels). One
+/// non-finite result makes its whole tile non-finite.
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/threads.hpp>
@@ -12,8 +12,8 @@
 
 namespace chorus::kernels::detail {
 
-/// Whether this way is faster. It does not depend on the batch's size: a sample's result must not depend on it. Double
-/// is for programs that need precision.
+/// Whether this is faster. It must not depend on the batch size, since a sample's result must not. double skips
+/// Winograd: it is chosen for accuracy.
 template <class T>
 bool suits_winograd(const Conv2dShape& s) {
   const Index h = s.out_height(), w = s.out_width(), tiles = ((h + 3) / 4) * ((w + 3) / 4);
@@ -36,7 +36,7 @@ constexpr Index whole_panels(Index n) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// The results of one strip for a panel of channels, from m[point, tile, channel], to y + bias.
+/// Stores one strip's results for a panel of channels, from m[point, tile, channel], to y, with the bias.
 template <class Way, class T>
 void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, Index point_pitch, Index channels,
                  const T* bias, const ImageChannels& image, T* buffer, T* y, bool accumulate) {
@@ -62,7 +62,7 @@ void store_strip(const TiledImages& tiles, const TileRows& strip, const T* m, In
 }
 #pragma GCC diagnostic pop
 
-/// The cut of one pass's tiles, and the number of strips that are multiplied at a time.
+/// The tiling of one pass, and the number of strips multiplied at a time.
 template <class Way>
 struct WinogradPlan {
   TiledImages tiles;
@@ -83,15 +83,15 @@ struct WinogradPlan {
     blocks = (strips + block - 1) / block;
   }
   Index strip_size() const { return tiles.rows(tiles.strip_rows) * tiles.columns(); }
-  /// Points are slightly farther apart than their tiles need, so that they don't share their places in the caches.
+  /// Points are slightly farther apart than needed, so that they use different cache sets.
   template <class T>
   Index point_pitch(Index some_strips, Index numbers) const {
     return std::min(some_strips, strips) * tiles.strip_tiles() * numbers + lanes<T>;
   }
 };
 
-/// y = a convolution of x + bias, or y +=, for `images` images. With `turned`, a gradient by the input: see Kernels. x
-/// and y start at the channels in question.
+/// y = the convolution of x + bias, or y +=, for `images` images. With `turned`, the gradient w.r.t. the input: see
+/// Kernels. x and y start at the group's channels.
 template <class Way, class T>
 void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out, Index padding_h,
                        Index padding_w, bool turned, const T* x, const T* weight, const T* bias, T* y,
@@ -101,7 +101,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const TiledImages& tiles = plan.tiles;
   const Kernels<T> kernels{weight, out.channels, in.channels, turned};
   const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
-  // Transformed weights above 8 MiB are made at their use, some channels at a time: no cache holds them.
+  // Transformed weights above 8 MiB fit into no cache, so they are made when used, some channels at a time.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
   const Index u_pitch = (heavy ? std::min(depth, in.channels) : in.channels) * w + lanes<T>;
@@ -124,7 +124,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     transform_tiles<Way::in, Way::points>(tiles, x, strip, std::min(at_once, plan.strips - strip),
                                           TilePanels{pitch, pitch, 0}, v_pitch, Way::input, rasters, v);
   };
-  // The results of one panel for a block of strips; v: the place of the block's first tile.
+  // Computes one panel's results for a block of strips; v: the data of the block's first tile.
   const auto multiply = [&](Index panel, Index strip, const T* v) {
     const Index first = panel * w, end = std::min(strip + plan.block, plan.strips);
     const Index before = tiles.tiles_before(strip), count = tiles.tiles_before(end) - before;
@@ -132,7 +132,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
     for_pieces(in.channels, depth, [&](Index c, Index channels) {
       if (heavy) transform_weights<Way>(kernels, first, c, channels, u_pitch, us.data());
       const T* u = heavy ? us.data() : us.data() + panel * weights + c * w;
-      // The weights that are transformed next arrive while these are multiplied, which needs little memory traffic.
+      // Prefetches the next weights to transform during these products, which need little memory bandwidth.
       const bool more = c + channels < in.channels;
       const Stretches<T> next =
           heavy ? kernels.at(more ? first : first + w, more ? c + channels : 0, depth) : Stretches<T>{};
@@ -167,7 +167,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   }
 }
 
-/// dweight = the gradient by the weight, or +=, for one group. x and dy start at its channels.
+/// dweight = the gradient w.r.t. the weight, or +=, for one group. x and dy start at its channels.
 template <class Way, class T>
 void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in, const ImageChannels& out,
                               Index padding_h, Index padding_w, const T* x, const T* dy, T* dweight, bool accumulate) {
@@ -180,14 +180,13 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   dy_tiles.step = dy_tiles.reach = Way::out;
   dy_tiles.padding_h = dy_tiles.padding_w = 0;
   const Index channels = in.channels, filters = out.channels, size = filters * channels * 9;
-  // The number of tiles at a time that makes the way from transformed weights back to weights cheap.
+  // The number of tiles at a time that makes the back-transform of the weights cheap.
   const Index aim = 2 * channels * filters / (channels + filters) / tiles.strip_tiles();
   const Index at_once = std::max(plan.block, aim), groups = (plan.strips + at_once - 1) / at_once;
-  // Groups in slices with sums of their own, added in pairs, if threads have their own slices. Their number depends on
-  // the shape alone.
+  // Groups are split into slices with separate sums, added in pairs, if threads have their own slices. The number of
+  // slices depends only on the shape.
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
-  // A product's input lies in its order of reading: w channels, or filters_at_once filters, of one tile after the
-  // other.
+  // A product's input is stored in reading order: w channels, or filters_at_once filters, of one tile after the other.
   const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
   const TilePanels x_panels{whole_panels<T>(channels), w, room};
   const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
@@ -205,7 +204,7 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
               rows = (filters + filters_at_once - 1) / filters_at_once;
   const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
 
-  // A gradient of 2 MiB and more that is written once has left a core's caches before it is averaged or used by a step.
+  // A gradient of at least 2 MiB, written once, leaves the caches before the all-reduce or the step reads it.
   const bool past_caches =
       groups == 1 && size >= (Index{1} << 19) && channels % lanes<T> == 0 && is_aligned(dweight);
   const Results written = past_caches ? Results::past_caches : Results::overwrite;

@@ -1,17 +1,17 @@
 #pragma once
-/// The transforms of Winograd's convolutions of 3 taps (Winograd 1980; Lavin, Gray, "Fast algorithms for convolutional
-/// neural networks", CVPR 2016) and their adjoints, along one axis, on packets.
+/// The transforms of Winograd's convolutions with 3 taps (Winograd 1980; Lavin, Gray, "Fast algorithms for
+/// convolutional neural networks", CVPR 2016) and their adjoints, along one axis, on packets.
 
 #include <chorus/kernels/cpu/addresses.hpp>
 #include <chorus/kernels/cpu/packet.hpp>
 
 namespace chorus::kernels::detail {
 
-/// The number of values that the three taps of an axis become, under all ways below; squared, that of a kernel.
+/// The number of values that three taps are transformed to, in all variants below; and its square, for a kernel.
 inline constexpr Index winograd_weights = 6, winograd_points = winograd_weights * winograd_weights;
 
-/// Applies a transform of `In` to `Out` numbers along both axes: `put(y, x, value)` for Out x Out results, row by row,
-/// from `get(y, x)` for In x In numbers, column by column.
+/// Applies a transform from `In` to `Out` numbers along both axes: reads In x In numbers with `get(y, x)`, column by
+/// column, and writes Out x Out results with `put(y, x, value)`, row by row.
 template <int In, int Out, class T, class Transform, class Get, class Put>
 void transform_both_axes(const Transform& transform, Get get, Put put) {
   Packet<T> middle[Out][In];
@@ -33,7 +33,7 @@ void transform_both_axes(const Transform& transform, Get get, Put put) {
   }
 }
 
-/// For transform_both_axes: the numbers of a tile at Points x Points points, which lie `pitch` apart.
+/// For transform_both_axes: reads a tile's numbers at Points x Points points, which are `pitch` apart.
 template <int Points, class T>
 struct PointReader {
   const T* column;
@@ -66,22 +66,22 @@ struct PacketSums {
   static P plus(const P& sum, double factor, const P& x) { return pmadd(splat(static_cast<T>(factor)), x, sum); }
 };
 
-/// F(4, 3): four results of stride 1 from six pixels, in 6 multiplications instead of 12; the next tile begins `step`
-/// pixels further on. The polynomials are evaluated at 0, ±√½, ±√2 and infinity: symmetric, and with a fifth of the
-/// rounding error that the usual 0, ±1, ±2 give.
+/// F(4, 3): four results of stride 1 from six pixels, with 6 multiplications instead of 12; tiles are `step` pixels
+/// apart. Evaluation points are 0, ±√½, ±√2 and infinity: symmetric, with a fifth of the rounding error of the usual 0,
+/// ±1, ±2.
 template <class T>
 struct UnitStride : PacketSums<T> {
   using P = Packet<T>;
   using PacketSums<T>::scaled, PacketSums<T>::plus;
   static constexpr int in = 6, step = 4, out = 4, points = 6;
-  /// Tiles to multiply at a time, and in a strip.
+  /// Number of tiles multiplied at a time, and tiles in a strip.
   static constexpr Index block_tiles = 64, strip_tiles = 16;
-  /// Which of the transformed weights the pixels at a point are multiplied by.
+  /// The index of the transformed weight for a point.
   static constexpr int weight_of(int point) { return point; }
 
   static constexpr T half_root = static_cast<T>(0.70710678118654752440), root = static_cast<T>(1.41421356237309504880);
 
-  /// Six pixels in a row, at the six points.
+  /// Transforms six adjacent pixels to the six points.
   static constexpr auto input = [](const P* d, P* t) __attribute__((always_inline)) {
     const P even = plus(d[4], -2, d[2]), odd = plus(scaled(half_root, d[3]), -root, d[1]);
     const P even_far = plus(d[4], -0.5, d[2]), odd_far = plus(scaled(root, d[3]), -half_root, d[1]);
@@ -92,7 +92,7 @@ struct UnitStride : PacketSums<T> {
     t[4] = psub(even_far, odd_far);
     t[5] = plus(padd(d[1], d[5]), -2.5, d[3]);
   };
-  /// Three taps, at the six points, with the weights of the interpolation.
+  /// Transforms three taps to the six points, including the interpolation's factors.
   static constexpr auto weight = [](const P* w, P* t) __attribute__((always_inline)) {
     const P even = plus(scaled(-2.0 / 3, w[0]), -1.0 / 3, w[2]), odd = scaled(-2.0 / 3 * half_root, w[1]);
     const P even_far = plus(scaled(1.0 / 6, w[0]), 1.0 / 3, w[2]), odd_far = scaled(root / 6.0, w[1]);
@@ -103,7 +103,7 @@ struct UnitStride : PacketSums<T> {
     t[4] = psub(even_far, odd_far);
     t[5] = w[2];
   };
-  /// Four results from the products at the six points.
+  /// Computes four results from the products at the six points.
   static constexpr auto output = [](const P* m, P* y) __attribute__((always_inline)) {
     const P sum = padd(m[1], m[2]), difference = psub(m[1], m[2]);
     const P sum_far = padd(m[3], m[4]), difference_far = psub(m[3], m[4]);
@@ -133,8 +133,8 @@ struct UnitStride : PacketSums<T> {
   };
 };
 
-/// F(4, 2), the basis of stride 2: every other pixel meets the outer two taps, the others the middle tap alone. At
-/// ±2/5, ±13/10 and infinity: half as much again as the direct form's rounding error.
+/// F(4, 2), the basis of stride 2: every other pixel meets the outer two taps, the rest only the middle tap. With
+/// points ±2/5, ±13/10 and infinity the rounding error is 1.5 times that of the direct form.
 template <class T>
 struct TwoTaps : PacketSums<T> {
   using P = Packet<T>;
@@ -185,7 +185,7 @@ struct TwoTaps : PacketSums<T> {
   }
 };
 
-/// The common part of both directions of stride 2: 9 multiplications instead of 12 for four results.
+/// Shared by both directions of stride 2: 9 multiplications instead of 12 for four results.
 template <class T>
 struct StridedPoints {
   using P = Packet<T>;
@@ -203,7 +203,7 @@ struct StridedPoints {
   };
 };
 
-/// Four results of stride 2 from nine pixels.
+/// Computes four results of stride 2 from nine pixels.
 template <class T>
 struct StrideTwo : StridedPoints<T> {
   using P = Packet<T>;
@@ -223,7 +223,7 @@ struct StrideTwo : StridedPoints<T> {
   };
 };
 
-/// Its gradient by the input, with padding 1: eight pixels from five results.
+/// The gradient w.r.t. its input, with padding 1: eight pixels from five results.
 template <class T>
 struct StrideTwoInput : StridedPoints<T> {
   using P = Packet<T>;

@@ -1,5 +1,5 @@
 #pragma once
-/// The weights of Winograd's convolutions: into their transformed form and back.
+/// Transforms of Winograd's weights, and their adjoints for weight gradients.
 
 #include <algorithm>
 #include <chorus/kernels/cpu/pack.hpp>
@@ -8,9 +8,9 @@
 namespace chorus::kernels::detail {
 
 #if defined(__AVX512F__)
-// Runs of numbers of three alternating kinds, into packets of one kind each and back, without memory in between.
+// Deinterleaving and interleaving of three kinds of numbers, in registers.
 
-/// Lane i of the result is lane of(i) of a and b, which have 32.
+/// Lane i of the result is lane of(i) of the 32 lanes of a and b.
 template <class F>
 __m512 choose(__m512 a, __m512 b, F of) {
   const auto lanes_of = _mm512_setr_epi32(of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8), of(9), of(10),
@@ -18,19 +18,19 @@ __m512 choose(__m512 a, __m512 b, F of) {
   return _mm512_permutex2var_ps(a, lanes_of, b);
 }
 
-/// Every third lane of a, b and c, from `first` on.
+/// Every third lane of a, b and c, starting at `first`.
 inline __m512 every_third(int first, __m512 a, __m512 b, __m512 c) {
   const __m512 most = choose(a, b, [=](int i) { return (3 * i + first) % 32; });
   return choose(most, c, [=](int i) { return 3 * i + first < 32 ? i : 3 * i + first - 16; });
 }
 
-/// Sixteen of the numbers a[0], b[0], c[0], a[1], ..., from number `first` on.
+/// Sixteen of the interleaved numbers a[0], b[0], c[0], a[1], ..., starting at number `first`.
 inline __m512 by_turns(int first, __m512 a, __m512 b, __m512 c) {
   const __m512 most = choose(a, b, [=](int i) { return (first + i) % 3 % 2 * 16 + (first + i) / 3; });
   return choose(most, c, [=](int i) { return (first + i) % 3 == 2 ? 16 + (first + i) / 3 : i; });
 }
 
-/// A run of numbers of three kinds by turns, in three packets, becomes a packet of each kind.
+/// Deinterleaves three packets into one packet of each kind.
 inline void split_threes(__m512& a, __m512& b, __m512& c) {
   const __m512 first = every_third(0, a, b, c), second = every_third(1, a, b, c);
   c = every_third(2, a, b, c);
@@ -38,7 +38,7 @@ inline void split_threes(__m512& a, __m512& b, __m512& c) {
   b = second;
 }
 
-/// The other way.
+/// The inverse.
 inline void join_threes(__m512& a, __m512& b, __m512& c) {
   const __m512 first = by_turns(0, a, b, c), second = by_turns(16, a, b, c);
   c = by_turns(32, a, b, c);
@@ -54,8 +54,8 @@ inline void join_threes(__m512& a, __m512& b, __m512& c) {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// The nine taps of `count` neighbouring kernels, up to a packet's: lane k of taps[i] is from[k, i]. The other lanes
-/// are zeros.
+/// Loads the nine taps of `count` adjacent kernels, up to a packet's lanes: lane k of taps[i] is from[k, i]. The other
+/// lanes are 0.
 template <class T>
 [[gnu::always_inline]] inline void load_taps(const T* from, Index count, Packet<T>* taps) {
   constexpr Index w = lanes<T>;
@@ -77,11 +77,11 @@ template <class T>
   for (int i = 0; i < 9; ++i) taps[i] = load(columns + i * w, Whole<T>{});
 }
 
-/// The treatment of results: they overwrite, they are added, or they overwrite past the caches, for which whole packets
-/// must be aligned.
+/// How results are stored: overwrite, add, or overwrite with non-temporal stores, for which whole packets must be
+/// aligned.
 enum class Results { overwrite, accumulate, past_caches };
 
-/// The other way: to[k, i], or +=, from taps[i].
+/// The inverse: to[k, i], or +=, from taps[i].
 template <class T>
 [[gnu::always_inline]] inline void store_taps(Packet<T>* taps, Index count, T* to, Results results) {
   constexpr Index w = lanes<T>;
@@ -110,8 +110,8 @@ template <class T>
     for (Index i = 0; i < 9; ++i) to[k * 9 + i] = (accumulate ? to[k * 9 + i] : T{0}) + columns[i * w + k];
 }
 
-/// A weight [filters, channels, 3, 3] in the view of a pass. With `turned`, for the gradient by the input: results are
-/// the convolution's channels, channels its filters, and taps are in the reverse order.
+/// A weight [filters, channels, 3, 3] as a pass sees it. With `turned`, for the gradient w.r.t. the input: results are
+/// the convolution's channels, channels are its filters, and taps are reversed.
 template <class T>
 struct Kernels {
   const T* weight;
@@ -119,8 +119,8 @@ struct Kernels {
   bool turned;
 
   Index columns(Index first) const { return std::clamp<Index>(results - first, 0, tile_columns<T>); }
-  /// The weights of `tile_columns` results from `first` on and `count` channels from `channel` on, as far as they
-  /// exist. If they are turned, the results of one channel lie in one stretch of memory; otherwise the channels of one
+  /// The existing weights of `tile_columns` results from `first` on and `count` channels from `channel` on. If turned,
+  /// the results of a channel are contiguous; else the channels of a result.
   /// result.
   Stretches<T> at(Index first, Index channel, Index count) const {
     const Index some = std::clamp<Index>(channels - channel, 0, count);
@@ -129,7 +129,7 @@ struct Kernels {
   }
 };
 
-/// These, at all points: to[point, channel, result], points `point_pitch` numbers apart.
+/// Transforms these weights at all points: to[point, channel, result], with points `point_pitch` numbers apart.
 template <class Way, class T>
 void transform_weights(const Kernels<T>& kernels, Index first, Index channel, Index count, Index point_pitch, T* to) {
   constexpr Index w = lanes<T>, at_once = 8, row = 9 * tile_columns<T>;
@@ -161,9 +161,8 @@ void transform_weights(const Kernels<T>& kernels, Index first, Index channel, In
   }
 }
 
-/// The other way: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from the gradient by the
-/// transformed weights, du[point, filter, channel], filters `du_row` apart. A filter of dweight is `pitch` numbers
-/// long.
+/// The adjoint: dweight = the gradient (or +=) of `filters` filters and `channels` channels, from that of the
+/// transformed weights, du[point, filter, channel] with filter stride `du_row`. dweight's filter stride is `pitch`.
 template <class Way, class T>
 void weight_gradients(Index filters, Index channels, Index point_pitch, const T* du, Index du_row, Index pitch,
                       T* dweight, Results results) {

@@ -1,7 +1,7 @@
 #pragma once
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
-/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
-/// used: without a GPU nothing tells whether it would accept one.
+/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
+/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
+/// cuDNN accepts one can only be tested on a GPU.
 
 #include <algorithm>
 #include <chorus/kernels/attention.hpp>
@@ -19,8 +19,8 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
-/// beyond the matrix. The thread that has written a number may read it; the others wait.
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
+/// matrix. A thread may read what it wrote itself; others need a barrier.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
                                  Index matrix, Index query, Index key) {
@@ -55,8 +55,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
-/// 2018).
+/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
+/// Gimelshein 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -70,7 +70,7 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
     const AttentionTask task = tasks(i, tile);
     const Index matrix = task.matrix, query = task.first, value = task.column;
-    __syncthreads();  // the last task's numbers may still be read
+    __syncthreads();  // the previous task's numbers may still be read
     if (lane == 0) largest[row] = lowest, total[row] = 0;
     TileSums<C> out;
     const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
@@ -117,8 +117,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
-/// old values.
+/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
+/// which gradients are added to old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -126,7 +126,7 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -150,7 +150,7 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
   __syncthreads();
 }
 
-/// A block for a tile of queries and of features.
+/// One block per tile of queries and of features.
 template <class T>
 __global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
                                          const __grid_constant__ AttentionTasks tasks,
@@ -178,7 +178,7 @@ __global__ void attention_query_gradient(const __grid_constant__ AttentionShape 
   }
 }
 
-/// A block for a tile of keys, and of features and values.
+/// One block per tile of keys, and of features and values.
 template <class T>
 __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
                                         const __grid_constant__ AttentionTasks tasks,
@@ -228,7 +228,7 @@ struct AttentionDots {
   }
 };
 
-/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
+/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -244,7 +244,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
+/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -260,7 +260,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// With `adds` gradients are added to old values.
+/// `adds`: which gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,

@@ -1,27 +1,27 @@
 #pragma once
-/// Products of tiles in a block's shared memory, the parts of attention by blocks.
+/// Tile products in shared memory, for blockwise attention.
 
 #include <chorus/kernels/cuda/launch.hpp>
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
+/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// The part of a sum that is in shared memory at once.
+/// The number of terms of a sum that are in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads form a square.
+/// The side of the square that a block's threads form.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are one number longer than necessary, so that a column lies in all banks.
+/// Rows are padded by one element, so that a column uses all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
   C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
 };
 
-/// A thread's numbers of a tile.
+/// A thread's elements of a tile.
 template <class C>
 struct TileSums {
   static constexpr int count = attention_tile<C> / attention_side;
@@ -39,8 +39,8 @@ struct TileSums {
   }
 };
 
-/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Neighbours in memory are right's p, or with
-/// `right_by_columns` its c. All threads of the block call it; it waits for what they wrote before.
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
+/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
 template <bool right_by_columns, class C, class Left, class Right>
 __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
   constexpr int tile = attention_tile<C>, depth = attention_depth;
@@ -63,19 +63,19 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, without its results.
+/// The inputs of an attention.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
   AttentionPitches pitches;
 };
-/// The place of a row of a matrix.
+/// The offset of a row of a matrix.
 inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
   const Index sample = matrix / s.heads;
   return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
 }
 
-/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
+/// The task of a block: a tile of rows and columns of one matrix's result.
 struct AttentionTask {
   Index matrix, first, column;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Ranges of an axis, taken out or put in, on GPUs.
+/// Reads and writes ranges of an axis on GPUs.
 
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
@@ -8,11 +8,11 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// One of the two places is inside of the whole, the other in the block.
+/// One side of the copy is the range in the whole, the other is the block.
 template <class T>
 struct MoveBlock {
   AxisShape whole;
-  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  Index start, row;  ///< `row`: elements of the block per step of `outer`
   const T* from;
   T* to;
   bool take, accumulate;
@@ -26,11 +26,11 @@ struct MoveBlock {
   }
 };
 
-/// Elements beside the block are 0.
+/// Elements outside of the block are 0.
 template <class T>
 struct PadBlock {
   AxisShape whole;
-  Index start, row;  ///< `row`: elements of the block in one step of `outer`
+  Index start, row;  ///< `row`: elements of the block per step of `outer`
   const T* block;
   T* to;
   __device__ void operator()(Index i) const {

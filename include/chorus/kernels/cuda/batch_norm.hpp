@@ -1,6 +1,6 @@
 #pragma once
-/// Batch normalisation on GPUs. Sums are doubles, made in an order that depends on the shape alone. Arrays of
-/// [channels] may be float if the others have 2 bytes.
+/// Batch normalisation on GPUs. Sums are doubles, in an order that depends only on the shape. Per-channel arrays may be
+/// float if the others have 2 bytes.
 
 #include <array>
 #include <chorus/core/error.hpp>
@@ -88,7 +88,7 @@ struct InverseStd {
   }
 };
 
-/// The channel of element i; the same for `n` neighbours if `inner` is a multiple of n.
+/// The channel of element i; the same for `n` adjacent elements if `inner` is a multiple of n.
 inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
 
 template <class T, class S>
@@ -144,7 +144,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
         }
       }
       const C g = y != nullptr && static_cast<C>(result.v[l]) <= 0 ? C(0) : static_cast<C>(gradient.v[l]);
-      // With constant statistics x doesn't count, even if it is infinite.
+      // With constant statistics x is not used, even if it is infinite.
       const C d = sums == nullptr ? g : g - centre - (static_cast<C>(value.v[l]) - m) * slope;
       gradient.v[l] = static_cast<T>(accumulate ? static_cast<C>(before.v[l]) + scale * d : scale * d);
     }

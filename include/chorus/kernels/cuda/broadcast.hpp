@@ -24,7 +24,7 @@ struct SumBroadcast {
   }
 };
 
-/// The view (to, strides) of `shape` = the sums of dense `from` over the axes where `strides` is 0, or is added to.
+/// The view (to, strides) of `shape` = (or +=) the sums of contiguous `from` over the axes with stride 0.
 template <class T>
 void sum_broadcast(Cuda device, std::span<const Index> shape, const T* from, T* to, std::span<const Index> strides,
                    bool accumulate) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Two-dimensional convolution on GPUs: cuDNN, or by the definition if it is missing or has no engine.
+/// Two-dimensional convolution on GPUs: cuDNN, or a direct kernel if cuDNN is missing or has no engine.
 
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cuda/copy.hpp>
@@ -18,7 +18,7 @@ namespace cuda {
 
 #if CHORUS_USE_CUDNN
 
-/// An operand at an address that cuDNN accepts: itself, or a copy if its place in a flat buffer is not aligned.
+/// An operand at an address that cuDNN accepts; a copy if its place in a flat buffer is not aligned.
 template <class T>
 class AlignedOperand {
  public:
@@ -35,7 +35,7 @@ class AlignedOperand {
   const T* data_;
 };
 
-/// Runs a pass with aligned operands and an overwritten result. False if cuDNN has no engine.
+/// Runs a pass with aligned operands; overwrites the result. Returns false if cuDNN has no engine.
 template <class T, class Weight>
 bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T* x, const Weight* weight, const T* y) {
   const DeviceGuard guard(device);
@@ -49,7 +49,7 @@ bool cudnn_run(Cuda device, ConvolutionPass pass, const Conv2dShape& s, const T*
   return true;
 }
 
-/// Calls `run(target)` with an aligned place for `count` numbers, then moves or adds them to `out`. Returns its result.
+/// Calls `run(target)` with an aligned buffer of `count` numbers, and copies or adds them to `out` if it succeeds.
 template <class T, class Run>
 bool into(Cuda device, T* out, Index count, bool accumulate, const Run& run) {
   if (!accumulate && aligned(out)) return run(out);
@@ -110,7 +110,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
       return cuda::cudnn_run(device, cuda::ConvolutionPass::backward_weight, s, from.data(), target, gradient.data());
     };
     if (cuda::into(device, dweight, s.weight_count(), accumulate, run)) return;
-    if constexpr (!std::is_same_v<T, Out>) {  // more engines round to T than do not
+    if constexpr (!std::is_same_v<T, Out>) {  // more engines round to T than return float
       const cuda::Scratch<T> rounded(device, s.weight_count());
       if (run(rounded.data())) {
         cuda::for_each(device, "gradient in float", s.weight_count(),

@@ -18,7 +18,7 @@ struct Fill {
   __device__ void operator()(Index i) const { x[i] = value; }
 };
 
-/// Numbers that are moved by accesses of 16 bytes.
+/// Numbers that are moved with 16-byte accesses.
 template <class T, int count>
 struct alignas(access_bytes) Run {
   T v[count];
@@ -134,7 +134,7 @@ void copy_strided(Cuda device, std::span<const Index> shape, const T* src, std::
     cuda::for_each(device, "copy_strided", count, cuda::Gather<T>{map, src, dst});
 }
 
-// If places repeat (stride 0) and results are summed, each place sums its own elements.
+// If positions repeat (stride 0) and results are summed, each position sums its own elements.
 template <Scalar T>
 void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T* dst,
                      std::span<const Index> dst_strides, bool accumulate = false);

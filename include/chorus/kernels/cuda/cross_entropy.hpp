@@ -1,6 +1,6 @@
 #pragma once
-/// Cross entropy straight from logits, which may be bf16 or half while loss and statistics are float, and negative log
-/// likelihood, on GPUs. The kernel sees a bad label: that sample counts as ignored, and the next call that waits for
+/// Cross entropy from logits, which may be bf16 or half while loss and statistics are float, and negative log
+/// likelihood, on GPUs. The kernel detects bad labels: it ignores the sample, and the next call that synchronises with
 /// the device throws UsageError.
 
 #include <chorus/kernels/cross_entropy.hpp>
@@ -12,7 +12,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// The samples' labels: which of them count.
+/// The samples' labels, and which of them count.
 struct Labels {
   const std::int64_t* labels;
   std::int64_t ignore_index;
@@ -23,8 +23,8 @@ struct Labels {
   }
 };
 
-/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: `n` numbers, at places i to i + n - 1 of the
-/// line. `vector` tells that all lines allow accesses of 16 bytes.
+/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: the `n` numbers at indices i to i + n - 1.
+/// `vector`: all lines allow 16-byte accesses.
 template <class T, class F>
 __device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
   constexpr int width = Vector<T>::width;
@@ -34,7 +34,7 @@ __device__ void each_vector(const Line& line, const T* x, bool vector, const F& 
   }
 }
 
-/// The largest of some numbers, and the sum of exp(x - largest). It has no initialiser, as shared memory requires.
+/// A maximum, and the sum of exp(x - maximum). No initialiser, since shared memory does not allow one.
 template <class C>
 struct SumBelow {
   C largest;
@@ -51,7 +51,7 @@ struct JoinSums {
   }
 };
 
-/// Reads each line once: sums are relative to the largest number so far (Milakov and Gimelshein, "Online normalizer
+/// Reads each line once: sums are relative to the current maximum (Milakov and Gimelshein, "Online normalizer
 /// calculation for softmax", 2018).
 template <class T>
 struct CrossEntropy {
@@ -114,7 +114,7 @@ struct NllLoss {
   }
 };
 
-/// All losses as one: their sum, or mean over the samples that count; the mean of none is 0.
+/// Reduces all losses to their sum, or to the mean over the counted samples; the mean over none is 0.
 template <class T>
 struct ReduceLosses {
   const compute_type<T>* losses;
@@ -185,7 +185,7 @@ struct CrossEntropyGradient {
     const C log_sum = log_sum_exp[sample], maximum = largest[sample], factor = counts ? scale(sample) : C(0);
     const C uniform = smoothing / static_cast<C>(labels.classes);
     const Index label = labels.labels[sample];
-    // `dlogits` may be `logits`: a thread has read a vector before it writes there.
+    // `dlogits` may be `logits`: each thread reads a vector before it writes there.
     each_vector(line, logits, vector, [&](Index i, int n, const Vector<T>& x) {
       T* const to = dlogits + line.at + i;
       Vector<T> out;
@@ -223,7 +223,7 @@ inline Scratch<double> count_labels(Cuda device, Index batch, const Labels& labe
   return count;
 }
 
-/// Whether all lines of `classes` numbers in these arrays allow accesses of 16 bytes.
+/// Whether all lines of `classes` numbers in these arrays allow 16-byte accesses.
 template <class... T>
 bool lines_aligned(Index classes, const T*... arrays) {
   return aligned(arrays...) && ((classes % Vector<T>::width == 0) && ...);

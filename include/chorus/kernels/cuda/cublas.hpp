@@ -1,5 +1,5 @@
 #pragma once
-/// cuBLASLt: descriptors and the algorithm of each matrix product, computed once and kept.
+/// cuBLASLt: descriptors and cached algorithms of matrix products.
 
 #include <cublasLt.h>
 
@@ -13,7 +13,7 @@
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError with the call, its error and its place.
+/// Throws DeviceError with the call, its error and the source location.
 inline void check_cublas(cublasStatus_t status, const char* call, const char* file, int line) {
   if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -33,8 +33,8 @@ inline constexpr cudaDataType_t cuda_type<bf16> = CUDA_R_16BF;
 template <>
 inline constexpr cudaDataType_t cuda_type<half> = CUDA_R_16F;
 
-/// How one product, or a stack of them, is computed. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is our
-/// B.
+/// The cuBLASLt plan of a product or a stack of products. Row-major C = A B is column-major Cᵀ = Bᵀ Aᵀ: cuBLASLt's A is
+/// our B.
 class GemmPlan {
  public:
   GemmPlan(cublasLtHandle_t handle, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
@@ -81,7 +81,7 @@ class GemmPlan {
     int found = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, c_, c_, preference, 1, &choice_, &found);
-    // Some versions call an epilogue that they lack for a type an invalid value.
+    // For an epilogue that a type does not support, some versions return "invalid value".
     const bool refused = problem.epilogue != Epilogue::none && status == CUBLAS_STATUS_INVALID_VALUE;
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && !refused) CHORUS_CUBLAS_CHECK(status);
     if (status != CUBLAS_STATUS_SUCCESS) chorus::cuda::forget_error();
@@ -113,7 +113,7 @@ class GemmPlan {
                number(CUBLASLT_ALGO_CONFIG_TILE_ID), ", stages ", number(CUBLASLT_ALGO_CONFIG_STAGES_ID), ", split k ",
                number(CUBLASLT_ALGO_CONFIG_SPLITK_NUM), ", workspace ", workspace_bytes(), " bytes");
   }
-  /// The place of the bias, or of the sums.
+  /// The address of the bias, or of the sums.
   void set_vector(const void* vector) { set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector); }
 
   /// c = scale a b, or c += with `accumulate`. `Scale` is float, or double for doubles.
@@ -130,7 +130,7 @@ class GemmPlan {
   void set(cublasLtMatmulDescAttributes_t name, const Value& value) {
     CHORUS_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(operation_, name, &value, sizeof value));
   }
-  // Of an operand that is [rows, columns] once `operation` is applied.
+  // The layout of an operand that is [rows, columns] after `operation`.
   static void layout(cublasLtMatrixLayout_t* out, cudaDataType_t type, Index rows, Index columns, Index pitch,
                      cublasOperation_t operation) {
     if (operation == CUBLAS_OP_T) std::swap(rows, columns);
@@ -152,7 +152,7 @@ class GemmPlan {
   bool usable_ = false;
 };
 
-/// A device's handle and plans. Never destroyed, since the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be unloaded first.
 struct CublasContext {
   std::mutex mutex;
   cublasLtHandle_t handle = nullptr;
@@ -163,7 +163,7 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// With `mutex` locked and the device current.
+  /// The caller holds `mutex`, and the device is current.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));

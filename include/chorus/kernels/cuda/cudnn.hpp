@@ -1,5 +1,5 @@
 #pragma once
-/// cuDNN's graph interface, the part for convolutions: descriptors that free themselves, and plans.
+/// cuDNN's graph interface for convolutions: RAII descriptors, and plans.
 
 #include <cudnn.h>
 
@@ -16,7 +16,7 @@
 
 namespace chorus::kernels::cuda {
 
-/// Throws DeviceError with the call, its error and its place.
+/// Throws DeviceError with the call, its error and the source location.
 inline void check_cudnn(cudnnStatus_t status, const char* call, const char* file, int line) {
   if (status != CUDNN_STATUS_SUCCESS) [[unlikely]] {
     chorus::cuda::forget_error();
@@ -66,7 +66,7 @@ class CudnnDescriptor {
     return false;
   }
 
-  /// Up to `most` values; returns their number.
+  /// Reads up to `most` values; returns their number.
   template <class Value>
   std::size_t read(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, Value* values,
                    std::size_t most) const {
@@ -80,7 +80,7 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t descriptor_ = nullptr;
 };
 
-/// The tensors of a convolution, by their numbers in descriptors.
+/// Unique ids of a convolution's tensors in descriptors.
 enum class ConvolutionTensor : std::int64_t { x = 1, weight = 2, y = 3 };
 
 namespace detail {
@@ -110,7 +110,7 @@ inline CudnnDescriptor cudnn_tensor(ConvolutionTensor which, DType type, const s
   return tensor;
 }
 
-/// The names of an operation's attributes in each pass.
+/// The attribute names of an operation in each pass.
 struct PassNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t alpha, beta, convolution, weight, x, y;
@@ -146,7 +146,7 @@ inline PassNames pass_names(ConvolutionPass pass) {
 
 }  // namespace detail
 
-/// The operation of a pass, result overwritten. It needs no GPU.
+/// The operation of a pass, which overwrites its result. Needs no GPU.
 inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
   const Conv2dShape& s = problem.shape;
   const auto x = detail::cudnn_tensor(ConvolutionTensor::x, problem.dtype, {s.batch, s.in_channels, s.height, s.width});
@@ -187,7 +187,7 @@ inline CudnnDescriptor cudnn_operation(const ConvolutionProblem& problem) {
 /// The engine of one convolution.
 class ConvolutionPlan {
  public:
-  /// Takes the first of cuDNN's proposals that is deterministic and rounds no input without permission.
+  /// Takes the first of cuDNN's proposals that is deterministic and does not round inputs without permission.
   ConvolutionPlan(cudnnHandle_t handle, const ConvolutionProblem& problem) {
     const auto operation = cudnn_operation(problem);
     CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -219,7 +219,7 @@ class ConvolutionPlan {
     return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
   }
 
-  /// All tensors are aligned to 16 bytes; the pass determines which of them is written.
+  /// All tensors are aligned to 16 bytes. The pass determines which one is written.
   void run(cudnnHandle_t handle, const void* x, const void* weight, const void* y, void* workspace) const {
     const std::array<std::int64_t, 3> ids{static_cast<std::int64_t>(ConvolutionTensor::x),
                                           static_cast<std::int64_t>(ConvolutionTensor::weight),
@@ -286,7 +286,7 @@ class ConvolutionPlan {
   std::int64_t workspace_bytes_ = 0, engine_ = -1;
 };
 
-/// A device's handle and plans. Never destroyed, since the driver may be gone before.
+/// A device's handle and plans. Never destroyed, since the driver may be unloaded first.
 struct CudnnContext {
   std::mutex mutex;
   cudnnHandle_t handle = nullptr;
@@ -297,7 +297,7 @@ struct CudnnContext {
     static auto& all = *new std::array<CudnnContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// With `mutex` locked and the device current.
+  /// The caller holds `mutex`, and the device is current.
   ConvolutionPlan& plan(Cuda device, const ConvolutionProblem& problem) {
     if (handle == nullptr) CHORUS_CUDNN_CHECK(cudnnCreate(&handle));
     auto& plan = plans[problem.key()];

@@ -1,6 +1,6 @@
 #pragma once
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
-/// for each.
+/// Cumulative sums and products along an axis on GPUs, in double: one thread per line, or, for sums over few lines, one
+/// block per line.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/cumulative.hpp>
@@ -30,7 +30,7 @@ struct RunningSum {
   }
 };
 
-/// Pieces of `block_threads` numbers, each scanned by doubling (Hillis, Steele 1986), one after the other.
+/// Scans pieces of `block_threads` numbers (Hillis, Steele 1986), one after the other.
 template <class T>
 __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> job) {
   __shared__ double sums[2][block_threads];
@@ -41,7 +41,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
       const Index a = begin + thread;
       const bool inside = a < job.shape.axis;
       int now = 0;
-      __syncthreads();  // the sums of the piece before have been read
+      __syncthreads();  // the previous piece's sums have been read
       sums[0][thread] = inside ? static_cast<double>(get(job.x, job.place(line, a))) : 0;
       for (int step = 1; step < block_threads; step *= 2) {
         __syncthreads();
@@ -55,7 +55,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
   }
 }
 
-/// The place of a line's first element in [outer, axis, inner].
+/// The index of a line's first element in [outer, axis, inner].
 inline __device__ Index line_begin(const AxisShape& shape, Index line) {
   const Index o = line / shape.inner;
   return o * shape.axis * shape.inner + (line - o * shape.inner);
@@ -76,8 +76,8 @@ struct RunningProduct {
   }
 };
 
-/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
-/// has the layout of x.
+/// The sum after each element is computed from the end, so that no division by x is needed. It is stored in `after`,
+/// which has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;

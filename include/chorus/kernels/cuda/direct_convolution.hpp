@@ -1,5 +1,5 @@
 #pragma once
-/// Convolution on GPUs by the definition: for builds without cuDNN, and for cases that cuDNN lacks.
+/// Direct convolution on GPUs, for builds without cuDNN and for cases that cuDNN does not support.
 
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
@@ -9,14 +9,14 @@ namespace chorus::kernels::cuda {
 /// Conv2dShape with derived sizes.
 struct ConvolutionSizes {
   Conv2dShape s;
-  Index out_h, out_w, channels, filters;  ///< channels and filters of one group
+  Index out_h, out_w, channels, filters;  ///< channels and filters per group
 
   static ConvolutionSizes of(const Conv2dShape& s) {
     return {s, s.out_height(), s.out_width(), s.in_channels / s.groups, s.out_channels / s.groups};
   }
 };
 
-/// Element i of a dense [a, b, c, d]: its place along each axis.
+/// The indices of element i of a contiguous [a, b, c, d].
 struct Place {
   Index a, b, c, d;
 };
@@ -80,7 +80,7 @@ struct DirectBackwardInput {
   }
 };
 
-/// A reduction over batch and pixels for each weight.
+/// For each weight, a reduction over batch and pixels.
 template <class T, class Out>
 struct DirectBackwardWeight {
   ConvolutionSizes z;

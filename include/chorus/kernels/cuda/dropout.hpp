@@ -1,5 +1,5 @@
 #pragma once
-/// Dropout on GPUs: the same mask as on the CPU.
+/// Dropout on GPUs, with the same mask as on the CPU.
 
 #include <chorus/core/error.hpp>
 #include <chorus/kernels/cuda/launch.hpp>

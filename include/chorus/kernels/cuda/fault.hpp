@@ -1,5 +1,5 @@
 #pragma once
-/// How a kernel records bad input: the first one is kept, for the next call that waits for the device.
+/// How kernels report bad input: the first fault is kept for the next call that synchronises with the device.
 
 #include <chorus/core/cuda/fault.hpp>
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::Fault;
 
-/// `operation` and `noun` are addresses of the host, which the device never reads.
+/// `operation` and `noun` are host addresses, which the device never dereferences.
 struct FaultNote {
   Fault* fault;
   const char *operation, *noun;
@@ -20,7 +20,7 @@ struct FaultNote {
     fault->place = place;
     fault->value = value;
     fault->limit = limit;
-    __threadfence_system();  // the host may look while the kernel runs
+    __threadfence_system();  // the host may read it while the kernel runs
     *static_cast<volatile unsigned*>(&fault->set) = Fault::written;
   }
 };

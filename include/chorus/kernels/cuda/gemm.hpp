@@ -1,5 +1,5 @@
 #pragma once
-/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it lacks.
+/// Matrix products on GPUs: cuBLASLt, and a plain kernel for cases that it does not support.
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cuda/cublas.hpp>
@@ -11,7 +11,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// One element of c a thread.
+/// One thread per element of c.
 template <class T, class Out>
 struct PlainGemm {
   GemmStack stack;
@@ -49,7 +49,7 @@ struct AddBias {
   }
 };
 
-/// `vector`: the bias, or the place of the sums. False if cuBLASLt has no algorithm for it.
+/// `vector`: the bias, or the place of the sums. Returns false if cuBLASLt has no algorithm.
 template <class T, class Out>
 bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T* a, const T* b, Out* c, bool accumulate,
                  const void* vector) {
@@ -66,7 +66,7 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
   return true;
 }
 
-/// All products of a stack in one call, each with the bias, unless that is null.
+/// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
                   const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
@@ -116,14 +116,14 @@ void gemm(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a
   cuda::gemm_at_once(device, {}, 1, ta, tb, m, n, k, a, lda, b, ldb, c, ldc, accumulate, bias_n);
 }
 
-/// c = op(a) op(b), or c += with `accumulate`, and sums: [m], of each row of op(a), or sums += with `add_sums`: in one
-/// call, which reads `a` once. False, with nothing done, if cuBLASLt has no algorithm for both together.
+/// c = op(a) op(b), or c += with `accumulate`; and sums: [m], of each row of op(a), or sums += with `add_sums`. One
+/// call reads `a` once. Returns false and does nothing if cuBLASLt has no algorithm for both together.
 template <Real T, SumOf<T> Out>
 bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b,
                     Index ldb, Out* c, Index ldc, bool accumulate, Out* sums, bool add_sums) {
   using cuda::alignment_of;
   if (m == 0 || n == 0 || k == 0) return false;
-  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // the library overwrites
+  const cuda::Scratch<Out> made(device, add_sums ? m : 0);  // cuBLASLt overwrites
   Out* const to = add_sums ? made.data() : sums;
   cuda::GemmProblem problem{dtype<T>, ta, tb, m, n, k, lda, ldb, ldc, cuda::Epilogue::sums, tf32_allowed(),
                             alignment_of(a), alignment_of(b), std::min(alignment_of(c), alignment_of(to))};
@@ -133,7 +133,7 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; at most 65,535 matrices a launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {

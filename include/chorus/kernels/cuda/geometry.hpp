@@ -1,5 +1,5 @@
 #pragma once
-/// The division of kernels' work among blocks and threads: plain arithmetic, without a GPU and CUDA headers.
+/// How kernels divide work among blocks and threads. Needs no GPU and no CUDA headers.
 
 #include <algorithm>
 #include <array>
@@ -13,15 +13,15 @@
 
 namespace chorus::kernels::cuda {
 
-/// Threads of every block.
+/// Threads per block.
 inline constexpr int block_threads = 256;
-/// Bytes of one access; pointers that are multiples of it allow them.
+/// Bytes of a vector access, for pointers aligned to it.
 inline constexpr int access_bytes = 16;
 
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
-/// Blocks for `items` pieces of work, one for a thread at a time. If there are more, threads continue in strides of the
-/// whole grid. At least 1, and the same on every GPU, so that results are the same.
+/// The number of blocks for `items`, one per thread at a time. Above the limit, threads continue in grid strides. At
+/// least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
   constexpr Index most = 8192;
   return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
@@ -32,20 +32,20 @@ inline int alignment_of(const void* pointer, int most = 256) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
 }
-/// Whether all pointers (null ones don't count) allow accesses of 16 bytes.
+/// Whether all pointers, except null ones, allow 16-byte accesses.
 template <class... T>
 bool aligned(const T*... pointers) {
   return ((alignment_of(pointers) >= access_bytes) && ...);
 }
 
-/// The division of lines among a block's threads: `lanes` threads on each of `lines` neighbouring lines.
+/// How a block's threads work on lines: `lanes` threads on each of `lines` adjacent lines.
 struct LinePlan {
   int lanes = block_threads, lines = 1;
-  /// Neighbouring threads work on one line (which is contiguous), or each on a line of its own.
+  /// Whether adjacent threads work on one (contiguous) line, or on different lines.
   bool along = true;
 };
 
-/// For lines of `length` numbers that are `inner` apart: few threads a line if lines are short or lie side by side.
+/// For lines of `length` numbers with stride `inner`: few threads per line if lines are short or interleaved.
 constexpr LinePlan plan_lines(Index length, Index inner) {
   const auto power_of_two = [](Index n) { return static_cast<int>(std::bit_ceil(static_cast<std::uint64_t>(n))); };
   if (inner == 1) {
@@ -59,7 +59,7 @@ constexpr LinePlan plan_lines(Index length, Index inner) {
   return {lanes, block_threads / lanes, false};
 }
 
-/// The division of a reduction: LinePlan within a block, and `splits` blocks a line, whose results are reduced again.
+/// How a reduction is divided: LinePlan within a block, and `splits` blocks per line, whose results are reduced again.
 struct ReducePlan {
   Index outputs = 0, length = 0;
   LinePlan lines;
@@ -69,8 +69,8 @@ struct ReducePlan {
   constexpr Index tiles() const { return divide_up(outputs, lines.lines); }
 };
 
-/// For `outputs` reductions over `length` elements each. `neighbours` means that the outputs' elements lie side by
-/// side, not those of one output. No thread sums more than about 1024 numbers as long as splits suffice.
+/// The plan for `outputs` reductions over `length` elements each. `neighbours`: adjacent elements belong to different
+/// outputs. No thread sums more than about 1024 numbers, as far as splits suffice.
 constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   ReducePlan plan{outputs, length, plan_lines(length, neighbours ? std::max(outputs, Index{2}) : 1), 1, length};
   const Index at_once = Index{plan.lines.lanes} * 1024;
@@ -84,11 +84,11 @@ constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
 
 inline constexpr int most_axes = 8;
 
-/// Offsets of element i, counted in row-major order of a shape, in `N` strided arrays at once.
+/// The offsets of element i, in row-major order of a shape, in `N` strided arrays.
 template <int N>
 struct StridedMap {
-  int axes = 0;  ///< after merging; the innermost first
-  bool narrow = false;  ///< divisions of 32 bits suffice, which take a quarter of the time
+  int axes = 0;  ///< after merging; innermost first
+  bool narrow = false;  ///< whether 32-bit divisions suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
@@ -113,7 +113,7 @@ struct StridedMap {
   }
 };
 
-/// The map for these strides, in elements; axes that all arrays can treat as one are merged. Throws ShapeError.
+/// The map for these strides, in elements; adjacent axes are merged where all arrays allow it. Throws ShapeError.
 template <std::size_t N>
 StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
                                             const std::array<std::span<const Index>, N>& strides) {
@@ -141,12 +141,12 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
   return map;
 }
 
-/// A sum over the axes with `strides` 0: the elements of a dense array of `shape` that belong to each sum.
+/// A sum over the axes with `strides` 0: which elements of a contiguous array of `shape` belong to each sum.
 struct BroadcastSum {
-  StridedMap<2> outputs;   ///< of the first element in the dense array, and of the sum
-  StridedMap<1> elements;  ///< of the others in the dense array, from the first
+  StridedMap<2> outputs;   ///< offsets of the first element in the array, and of the sum
+  StridedMap<1> elements;  ///< offsets of the other elements, from the first
   Index output_count = 1, element_count = 1;
-  bool neighbours = false;  ///< the dense array's last axis is kept
+  bool neighbours = false;  ///< whether the array's last axis is kept
 };
 inline BroadcastSum broadcast_sum(std::span<const Index> shape, std::span<const Index> strides) {
   std::array<Index, most_axes> kept{}, kept_dense{}, kept_strides{}, summed{}, summed_dense{};

@@ -1,6 +1,6 @@
 #pragma once
-/// All gradients in one launch, on GPUs: their division by a loss scale, their norm, and their clipping. Decisions stay
-/// in device memory, so that no step waits for the host.
+/// Unscaling, norm and clipping of all gradients, in one launch each, on GPUs. Decisions stay in device memory, so that
+/// no step waits for the host.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/loss_scale.hpp>
@@ -14,10 +14,10 @@ namespace chorus::kernels::cuda {
 struct LossScale : LossScaleState {
   double inverse = 1;
   float scale_f32 = 1;
-  std::int32_t found = 0;  ///< not 0: a gradient of this step is not finite
+  std::int32_t found = 0;  ///< nonzero: a gradient of this step is not finite
 };
 
-/// The norm of all gradients, and their factor unless that is at least 1, in device memory.
+/// The norm of all gradients, and their clipping factor, which applies if below 1, in device memory.
 struct GradNorm {
   double squares, norm, factor;
 };
@@ -28,12 +28,12 @@ struct Array {
   Index count;
 };
 
-/// Some arrays that a kernel treats as one.
+/// Several arrays that a kernel treats as one.
 template <class T>
 struct Arrays {
   static constexpr std::size_t most = 64;
   T* data[most];
-  Index end[most];  ///< of each one's elements, counted over all
+  Index end[most];  ///< cumulative end of each array's elements
   __device__ T& operator[](Index i) const {
     int k = 0;
     while (i >= end[k]) ++k;
@@ -41,7 +41,7 @@ struct Arrays {
   }
 };
 
-/// Calls `f(arrays, count of their elements)` for as few groups as it takes.
+/// Calls `f(arrays, number of elements)` for as few groups as possible.
 template <class T, class F>
 void for_arrays(std::span<const Array<T>> all, const F& f) {
   for (std::size_t begin = 0; begin < all.size(); begin += Arrays<T>::most) {
@@ -63,7 +63,7 @@ struct Unscale {
   __device__ void operator()(Index i) const {
     T& grad = grads[i];
     grad *= static_cast<T>(state->inverse);
-    if (!(grad - grad == 0)) state->found = 1;  // infinite, or not a number
+    if (!(grad - grad == 0)) state->found = 1;  // infinite or NaN
   }
 };
 
@@ -110,7 +110,7 @@ struct ClipGrads {
   }
 };
 
-/// Divides gradients by the scale, and records whether one is not finite.
+/// Divides gradients by the scale, and records non-finite ones.
 template <class T>
 void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* state) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {
@@ -118,13 +118,12 @@ void unscale_grads(Cuda device, std::span<const Array<T>> grads, LossScale* stat
   });
 }
 
-/// Ends a step: the scale shrinks or grows.
+/// Ends a step: decreases or increases the scale.
 inline void update_loss_scale(Cuda device, LossScale* state, const LossScaleRule& rule) {
   for_each(device, "loss scale", 1, UpdateLossScale{state, rule});
 }
 
-/// out = the norm of all gradients, and the factor that reduces it to `most`. Sums are made in an order that depends on
-/// sizes alone.
+/// out = the norm of all gradients, and the factor that reduces it to `most`. The order of sums depends only on sizes.
 inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<const Array<double>> f64, double most,
                       GradNorm* out) {
   bool any = false;
@@ -137,8 +136,8 @@ inline void grad_norm(Cuda device, std::span<const Array<float>> f32, std::span<
   if (any) for_each(device, "norm of gradients", 1, FinishGradNorm{out, most});
 }
 
-/// Multiplies gradients by the factor unless it is at least 1. A factor of NaN makes all gradients NaN. Zeros stay
-/// zeros, since some lie between parameters.
+/// Multiplies gradients by the factor if it is below 1. A NaN factor makes all gradients NaN, except zeros, since
+/// padding between parameters must stay zero.
 template <class T>
 void clip_grads(Cuda device, std::span<const Array<T>> grads, const GradNorm* norm) {
   for_arrays(grads, [&](const Arrays<T>& arrays, Index count) {

@@ -1,6 +1,5 @@
 #pragma once
-/// A list of indices in their order, equal ones in the order of their places: a radix sort without atomics, so that it
-/// always gives the same result.
+/// A stable radix sort of indices without atomics, so that results are deterministic.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <cstdint>
@@ -13,7 +12,7 @@ namespace detail {
 inline constexpr int order_bits = 8, order_digits = 1 << order_bits, order_chunk = 2048;
 static_assert(order_digits == block_threads);
 
-/// Indices outside of [0, axis) count as `axis`, the last.
+/// Indices outside of [0, axis) are sorted last, as `axis`.
 struct IndexKeys {
   const std::int64_t* index;
   Index axis;
@@ -23,8 +22,9 @@ struct IndexKeys {
   }
 };
 
-/// One pass over places in the order of `from` (null: the given order), by the digit at `shift`. A block has a chunk of
-/// them, a thread one digit: it counts those with its digit, or, once `starts` has the beginnings, moves them.
+/// One radix sort pass over positions in the order of `from` (null: the original order), by the digit at `shift`. A
+/// block has a chunk of positions, a thread one digit: it counts those with its digit, or, once `starts` is filled,
+/// moves them.
 template <bool moves>
 __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* from, Index* starts, Index* to) {
   __shared__ unsigned char digits[order_chunk];
@@ -48,7 +48,7 @@ __global__ void order_pass(IndexKeys keys, int shift, Index count, const Index* 
   if (!moves) start = at;
 }
 
-/// Replaces counts by the sums of the earlier counts; one block.
+/// An exclusive scan of the counts; one block.
 template <class Count>
 __global__ void order_starts(Index count, Index each, Count* starts) {
   __shared__ Count sums[block_threads];
@@ -69,9 +69,9 @@ __global__ void order_starts(Index count, Index each, Count* starts) {
 
 }  // namespace detail
 
-/// The places of `count` indices into an axis, sorted by index. Invalid indices come last.
+/// The positions of `count` indices into an axis, sorted by index. Invalid indices come last.
 inline Scratch<Index> index_order(Cuda device, Index axis, Index count, const std::int64_t* index) {
-  const Index chunks = divide_up(count, detail::order_chunk);  // and what each thread adds up of their counts
+  const Index chunks = divide_up(count, detail::order_chunk);  // also the number of counts that each thread sums
   const Scratch<Index> starts(device, chunks * detail::order_digits);
   Scratch<Index> order(device, count), other(device, count);
   const detail::IndexKeys keys{index, axis};

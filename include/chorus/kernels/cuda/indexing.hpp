@@ -1,6 +1,6 @@
 #pragma once
-/// Picking by index on GPUs. The kernel sees a bad index: it picks zeros, and the next call that waits for the device
-/// throws UsageError. The ways back sum in the order of the indices, without atomics.
+/// Gather and index_select on GPUs. The kernel detects bad indices: it returns zeros, and the next call that
+/// synchronises with the device throws UsageError. Gradients are summed in index order, without atomics.
 
 #include <chorus/kernels/cuda/fault.hpp>
 #include <chorus/kernels/cuda/index_order.hpp>
@@ -33,8 +33,8 @@ struct Pick {
   }
 };
 
-/// One block for each place in the list that is the first with its index: it looks for the others after it, and sums
-/// all their rows. The list is read block_threads indices at a time.
+/// One block for each position that is the first with its index: it finds the later ones and sums all their rows. The
+/// list is read block_threads indices at a time.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -69,7 +69,7 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
   }
 }
 
-/// The same for a long list in the order of its indices: a block for the first place of each.
+/// The same for a long list sorted by index: one block for the first position of each index.
 template <class T>
 __global__ void ordered_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
                                         const T* dy, T* dx) {
@@ -87,7 +87,7 @@ __global__ void ordered_select_gradient(AxisShape whole, Index count, const std:
   }
 }
 
-/// One thread for each line: it writes or adds only to its own.
+/// One thread per line, which writes only to its own line.
 template <class T>
 struct PutEach {
   AxisShape whole;
@@ -124,7 +124,7 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
   const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // such lists are searched sooner than sorted
+  constexpr Index short_list = 2048;  // searching such lists is faster than sorting them
   if (count <= short_list)
     return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
                         dy, dx);

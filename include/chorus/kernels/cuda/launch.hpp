@@ -1,6 +1,5 @@
 #pragma once
-/// The basis of every kernel: launching, the walk over elements in strides of the grid, 16-byte accesses, and numbers
-/// of 2 bytes computed in float.
+/// The basis of all kernels: launches, grid-stride loops, 16-byte accesses, and 2-byte numbers computed in float.
 
 #include <cuda_runtime.h>
 
@@ -14,13 +13,13 @@ namespace chorus::kernels::cuda {
 
 using chorus::cuda::DeviceGuard;
 
-// The project's tests replace it, to run kernels on the CPU.
+// The project's tests replace it to run kernels on the CPU.
 #ifndef CHORUS_LAUNCH_KERNEL
 #define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...) \
   KERNEL<<<BLOCKS, THREADS, 0, STREAM>>>(__VA_ARGS__)
 #endif
 
-/// Enqueues a kernel on the thread's stream. Throws DeviceError, with the name, if it can't be started.
+/// Enqueues a kernel on the thread's stream. Throws DeviceError with the kernel's name if the launch fails.
 template <class... Parameters, class... Arguments>
 void launch(Cuda device, const char* name, dim3 blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
   const DeviceGuard guard(device);
@@ -49,25 +48,25 @@ void for_each(Cuda device, const char* name, Index count, const F& f) {
   if (count > 0) launch(device, name, blocks_for(count), detail::each<F>, count, f);
 }
 
-/// The number at `from[i]`, in the type of computation.
+/// The number at `from[i]`, in the compute type.
 template <class T>
 __device__ compute_type<T> get(const T* from, Index i) {
   return static_cast<compute_type<T>>(from[i]);
 }
-/// Writes a number, or adds it to the old value.
+/// Stores a number, or adds it to the old value.
 template <class T>
 __device__ void put(T* to, Index i, compute_type<T> value, bool accumulate = false) {
   to[i] = static_cast<T>(accumulate ? static_cast<compute_type<T>>(to[i]) + value : value);
 }
 
-/// As many neighbouring numbers as one access moves.
+/// As many adjacent numbers as one access moves.
 template <class T>
 struct alignas(access_bytes) Vector {
   static constexpr int width = access_bytes / static_cast<int>(sizeof(T));
   T v[width];
 };
 
-/// The first `n` numbers from `from`, the others 0; in one access if `vector` says that the address allows it.
+/// Loads `n` numbers; the rest are 0. `vector`: the address allows one 16-byte access.
 template <class T>
 __device__ Vector<T> load_vector(const T* from, int n, bool vector) {
   if (vector && n == Vector<T>::width) return *reinterpret_cast<const Vector<T>*>(from);
@@ -87,14 +86,14 @@ __device__ void store_vector(T* to, const Vector<T>& value, int n, bool vector) 
     if (i < n) to[i] = value.v[i];
 }
 
-/// Calls `f(first, n)` for the vectors of `count` numbers; only the last has less than `width` of them.
+/// Calls `f(first, n)` for the vectors of `count` numbers; only the last may be short.
 template <int width, class F>
 __device__ void for_vectors(Index count, const F& f) {
   for (Index first = width * thread_index(); first < count; first += width * thread_count())
     f(first, count - first < width ? static_cast<int>(count - first) : width);
 }
 
-/// Pointers of the arrays that a kernel with `N` operands works on.
+/// The pointers of `N` operands.
 template <class T, int N>
 struct Many {
   T at[N];

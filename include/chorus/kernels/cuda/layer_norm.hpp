@@ -25,7 +25,7 @@ struct LayerNorm {
       const auto d = static_cast<double>(get(x, i) - mean);
       return d * d;
     });
-    // A variance that overflows must not give a line of zeros: NaN, as in PyTorch.
+    // An infinite variance gives NaN, as in PyTorch, instead of a line of zeros.
     const C variance = static_cast<C>(squares / n);
     const C invstd =
         variance - variance == C(0) ? static_cast<C>(1 / std::sqrt(squares / n + eps)) : variance - variance;

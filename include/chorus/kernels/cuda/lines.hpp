@@ -1,13 +1,13 @@
 #pragma once
-/// Lines of a tensor along one axis, and reductions, by blocks of threads. Some of a block's threads work on each line.
-/// Sums are made in an order that depends on sizes alone, so that a repeated run has the same bits.
+/// Lines of a tensor along one axis, and reductions, with several threads of a block per line. The order of sums
+/// depends only on sizes, so that repeated runs give the same bits.
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
 
 namespace chorus::kernels::cuda {
 
-/// Combines `value` over the lanes of each line of the block; all threads of the block call it, all get the result.
+/// Combines `value` over the lanes of each line. All threads of the block must call it; all get the result.
 template <class A, class Combine>
 __device__ A combine_lanes(const LinePlan& plan, int lane, int line, A value, const Combine& combine) {
   __shared__ A all[block_threads];
@@ -30,7 +30,7 @@ struct Plus {
     return a + b;
   }
 };
-/// The larger one; NaN wins.
+/// The maximum; NaN propagates.
 struct Larger {
   template <class A>
   __device__ A operator()(A a, A b) const {
@@ -44,13 +44,13 @@ struct Smaller {
   }
 };
 
-/// One thread's elements of a line. A line that doesn't exist has no length: its threads only take part in `reduce`.
+/// One thread's elements of a line. Threads of a line that does not exist only take part in `reduce`.
 struct Line {
   LinePlan plan;
   int lane, line;
   bool exists;
-  Index at;      ///< of the first element in [outer, axis, inner]
-  Index result;  ///< of the line's place in [outer, inner]
+  Index at;      ///< index of the first element in [outer, axis, inner]
+  Index result;  ///< index of the line in [outer, inner]
   Index length, stride;
 
   /// Calls `f(offset)` for this thread's elements.
@@ -58,7 +58,7 @@ struct Line {
   __device__ void each(const F& f) const {
     for (Index i = lane; i < length; i += plan.lanes) f(at + i * stride);
   }
-  /// The whole line's `combine` of `value(offset)`; all threads of the block call it.
+  /// Reduces `value(offset)` over the whole line with `combine`; all threads of the block must call it.
   template <class A, class Combine, class Value>
   __device__ A reduce(A neutral, const Combine& combine, const Value& value) const {
     A mine = neutral;
@@ -69,7 +69,7 @@ struct Line {
   __device__ double sum(const Value& value) const {
     return reduce(0.0, Plus{}, value);
   }
-  /// True in the one thread that writes the line's results.
+  /// True in the thread that writes the line's results.
   __device__ bool first() const { return exists && lane == 0; }
 };
 
@@ -155,7 +155,7 @@ void reduce(Cuda device, const char* name, Index outputs, Index length, bool nei
   for_each(device, name, outputs, detail::FinishSplits<A, Job>{plan, job, partial.data()});
 }
 
-/// Two sums at once. It has no initialiser, as shared memory requires.
+/// Two sums. No initialiser, since shared memory does not allow one.
 struct Pair {
   double a, b;
   friend __device__ Pair operator+(const Pair& x, const Pair& y) { return {x.a + y.a, x.b + y.b}; }

@@ -1,6 +1,6 @@
 #pragma once
-/// Optimizer steps over flat arrays on GPUs, one launch each. Values that change with each step (learning rate, number
-/// of the step) may lie in device memory, so that a captured graph can be replayed with other values.
+/// Optimizer steps over flat arrays on GPUs, one launch each. Values that change with each step (learning rate, step
+/// number) may be in device memory, so that a captured graph can be replayed with other values.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/optimizer.hpp>
@@ -12,8 +12,8 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// The device memory that tells whether a step is skipped (`*unwanted` is not 0), and the number of skipped steps among
-/// those that the host has counted. Null: no step is skipped.
+/// Device memory that tells whether a step is skipped (`*unwanted` is nonzero), and how many of the steps that the host
+/// counted were skipped. Null: no step is skipped.
 struct StepSkip {
   const std::int32_t* unwanted = nullptr;
   const Index* left_out = nullptr;
@@ -23,7 +23,7 @@ struct StepSkip {
 /// SgdScalars, AdamScalars, ... of a step: by value, or in device memory.
 template <class S>
 struct Scalars {
-  /// The scalars of a replay, and its number, from 1, if no replay was skipped.
+  /// The scalars of a replay, and its step number (from 1) without skipped replays.
   struct Replayed {
     S value{};
     Index step = 1;
@@ -42,8 +42,8 @@ struct Scalars {
   }
 };
 
-/// Calls `rule.update(i)` for all elements. Once a block, `rule.prepare(scalars)` first computes the values of the
-/// formula, since powers of doubles are slow.
+/// Calls `rule.update(i)` for all elements. `rule.prepare(scalars)` precomputes values once per block, since powers of
+/// doubles are slow.
 template <class S, class Rule>
 __global__ void optimizer_step(Index count, const __grid_constant__ Scalars<S> scalars, Rule rule) {
   if (scalars.skip.now()) return;
@@ -167,7 +167,7 @@ struct AdagradRule {
 
 template <class S, class Rule>
 void run_step(Cuda device, const char* name, Index count, const Scalars<S>& scalars, const Rule& rule) {
-  // Several elements a thread, to repay the block's preparation.
+  // Several elements per thread, to amortise the block's preparation.
   if (count > 0)
     launch(device, name, blocks_for(count, 4 * block_threads), optimizer_step<S, Rule>, count, scalars, rule);
 }
@@ -179,7 +179,7 @@ struct CountLeftOut {
     if (*unwanted != 0) ++*left_out;
   }
 };
-/// After a step's kernels: `++*left_out` if the device has skipped them.
+/// After a step's kernels: `++*left_out` if the device skipped them.
 inline void count_left_out(Cuda device, const std::int32_t* unwanted, Index* left_out) {
   for_each(device, "count of steps left out", 1, CountLeftOut{unwanted, left_out});
 }
@@ -204,7 +204,7 @@ void square_sum(Cuda device, Index count, const T* x, double* sum) {
 
 }  // namespace cuda
 
-// Each step takes its scalars by value, or as cuda::Scalars.
+// Each step takes its scalars by value or as cuda::Scalars.
 #define CHORUS_OPTIMIZER_STEP(NAME, SCALARS, PARAMETERS, RULE)                       \
   template <Real T>                                                                  \
   void NAME(Cuda device, Index count, PARAMETERS, const cuda::Scalars<SCALARS>& s) { \

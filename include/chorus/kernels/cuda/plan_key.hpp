@@ -1,5 +1,5 @@
 #pragma once
-/// The key of a plan of a vendor's library: numbers that are compared one by one. Needs no CUDA headers.
+/// Keys of cached cuBLASLt and cuDNN plans. Needs no CUDA headers.
 
 #include <algorithm>
 #include <array>
@@ -20,10 +20,10 @@ struct PlanKey {
   friend bool operator==(const PlanKey& a, const PlanKey& b) { return a.numbers == b.numbers; }
 };
 
-/// A product's additional work: it adds a bias to each row of c, or also gives the sum of each row of op(a).
+/// Additional work of a product: adding a bias to each row of c, or computing the sum of each row of op(a).
 enum class Epilogue : int { none, bias, sums };
 
-/// Row-major matrix products (see kernels/gemm.hpp). Alignments are those of the addresses of all matrices, in bytes.
+/// Row-major matrix products (see kernels/gemm.hpp). Alignments hold for the addresses of all matrices, in bytes.
 struct GemmProblem {
   DType dtype;
   Trans ta, tb;
@@ -32,7 +32,7 @@ struct GemmProblem {
   bool tf32;
   int align_a, align_b, align_c;
   Index count = 1, stride_a = 0, stride_b = 0, stride_c = 0;
-  DType out = dtype;  ///< of the product
+  DType out = dtype;  ///< type of the result
 
   PlanKey key() const {
     return {static_cast<Index>(dtype) * 64 + static_cast<Index>(out),
@@ -58,13 +58,13 @@ struct GemmProblem {
 
 enum class ConvolutionPass : int { forward, backward_input, backward_weight };
 
-/// A convolution of dense tensors, whose last axis is their width.
+/// A convolution of contiguous tensors, whose last axis is the width.
 struct ConvolutionProblem {
   ConvolutionPass pass;
   DType dtype;
   bool tf32;
   Conv2dShape shape;
-  DType weight = dtype;  ///< of the weight, or the gradient by it
+  DType weight = dtype;  ///< type of the weight or its gradient
 
   PlanKey key() const {
     const Conv2dShape& s = shape;

@@ -1,6 +1,6 @@
 #pragma once
-/// The choices of vendors' libraries: with CHORUS_CUDA_PLANS=1 in the environment a line on stderr for each new shape
-/// of a matrix product or convolution. And a message if a convolution is computed by the definition.
+/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
+/// product or convolution. Always warns if a convolution uses a direct kernel.
 
 #include <atomic>
 #include <chorus/core/device.hpp>
@@ -33,7 +33,7 @@ inline std::string text_of(const ConvolutionProblem& p) {
              p.weight == p.dtype ? "" : cat(", in ", p.weight));
 }
 
-/// Reports the choice for a problem if that is requested: `choice()` gives the text.
+/// Logs the choice for a problem if requested; `choice()` gives the text.
 template <class Problem, class Choice>
 [[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
@@ -47,7 +47,7 @@ inline std::atomic<bool>& direct_convolution_said() {
 }
 }  // namespace detail
 
-/// Reports, once in a process, that this convolution is computed by the definition.
+/// Warns, once per process, that a convolution uses a direct kernel.
 inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;

@@ -1,6 +1,6 @@
 #pragma once
-/// Element-wise functors on GPUs: one fused kernel forward, one backward. The same functors as on the CPU, called with
-/// plain numbers (bf16 and half in float); the gradient by a broadcast input is summed separately.
+/// Element-wise functors on GPUs: one fused kernel in forward, one in backward. The functors are those of the CPU,
+/// called with plain numbers (bf16 and half as float). Gradients of broadcast inputs are summed separately.
 
 #include <array>
 #include <chorus/autograd/functor_gradient.hpp>
@@ -16,7 +16,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// f of plain numbers. They are passed as Duals without derivatives, so that the functions that `f` calls are found.
+/// f of plain numbers, passed as Duals without derivatives, so that argument-dependent lookup finds functions.
 template <class C, class F, class... X>
 __device__ C call(const F& f, X... x) {
   return f(Dual<C, 0>(x)...).value;
@@ -151,7 +151,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
   Index step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0; step *= shape[axis]) dense[axis] = step;
 
-  // A gradient that is summed is first written in full, then summed.
+  // A gradient to be summed is first written in full, then summed.
   std::array<std::optional<cuda::Scratch<T>>, N> whole;
   std::array<T*, N> targets = dx;
   std::array<bool, N> add = accumulate;

@@ -1,6 +1,6 @@
 #pragma once
-/// Max and average pooling on GPUs. Gradients are gathered: each pixel of the image reads the windows over it, so that
-/// no two threads add to one number.
+/// Max and average pooling on GPUs. Gradients are gathered: each pixel reads the windows over it, so that no two
+/// threads add to the same number.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/pooling.hpp>
@@ -11,7 +11,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// Pool2dShape with the computed sizes of its windows and of its result.
+/// Pool2dShape with window and result sizes precomputed.
 struct PoolSizes {
   Index planes, height, width, span_h, span_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w,
       out_height, out_width;
@@ -25,7 +25,7 @@ struct PoolSizes {
 struct Window {
   Index plane, top, bottom, left, right;
 };
-/// The pixels of the window of result i, cut to the image.
+/// The pixels of result i's window, clipped to the image.
 inline __device__ Window window_of(const PoolSizes& s, Index i) {
   const Index row = i / s.out_width, plane = row / s.out_height;
   const Index top = (row - plane * s.out_height) * s.stride_h - s.padding_h;

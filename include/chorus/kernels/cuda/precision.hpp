@@ -1,5 +1,5 @@
 #pragma once
-/// The precision of products of floats on GPUs.
+/// The precision of float products on GPUs.
 
 #include <atomic>
 #include <chorus/core/config.hpp>
@@ -13,8 +13,8 @@ inline std::atomic<bool>& tf32_flag() {
 }
 }  // namespace detail
 
-/// Whether matrix products and convolutions of floats may round their inputs to TF32 (10 bits of mantissa), which is
-/// several times as fast. Initially off, so that all devices compute alike.
+/// Whether matrix products and convolutions of floats may round inputs to TF32 (10 bits of mantissa), which is several
+/// times as fast. Off by default, so that all devices compute alike.
 inline bool tf32_allowed() { return detail::tf32_flag().load(std::memory_order_relaxed); }
 inline void allow_tf32(bool allowed) { detail::tf32_flag().store(allowed, std::memory_order_relaxed); }
 

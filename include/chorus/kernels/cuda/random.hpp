@@ -1,5 +1,5 @@
 #pragma once
-/// Random numbers on GPUs: the words, and the uniform floats, are those of the CPU.
+/// Random numbers on GPUs: words and uniform floats are identical to the CPU's.
 
 #include <chorus/core/philox.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
@@ -12,7 +12,7 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// One draw of four words, from which `numbers` makes `Numbers::count` numbers.
+/// One draw of four words, which `numbers` turns into `Numbers::count` numbers.
 template <class T, class Numbers>
 struct FillFromStream {
   std::uint64_t seed, stream;
@@ -42,7 +42,7 @@ void fill_from_stream(Cuda device, const char* name, std::uint64_t seed, std::ui
            FillFromStream<T, Numbers>{seed, stream, first, offset, count, out, numbers});
 }
 
-/// The same for a draw of a row.
+/// The same for one draw of a row.
 template <class T, class Numbers>
 struct Draw {
   Index inner, draws;

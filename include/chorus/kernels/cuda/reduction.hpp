@@ -1,6 +1,6 @@
 #pragma once
-/// Reductions over one axis, and their gradients, on GPUs. Sums are made in double, in an order that depends on the
-/// shape alone.
+/// Reductions over one axis, and their gradients, on GPUs. Sums are in double, in an order that depends only on the
+/// shape.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/reduction.hpp>
@@ -35,7 +35,7 @@ void sum_axis(Cuda device, AxisShape shape, const T* x, Out* y, bool accumulate,
                  SumAxis<T, Out>{shape, x, y, accumulate, divisor});
 }
 
-/// The place in [outer, inner] of an element of [outer, axis, inner].
+/// The index in [outer, inner] of an element of [outer, axis, inner].
 inline __device__ Index reduced_place(const AxisShape& shape, Index i) {
   const Index row = i / shape.inner;
   return row / shape.axis * shape.inner + (i - row * shape.inner);
@@ -72,7 +72,7 @@ struct ExtremumGradient {
     const double ties = line.sum([&](Index i) { return get(x, i) == best ? 1.0 : 0.0; });
     line.each([&](Index i) {
       const auto share = get(dy, line.result) / static_cast<compute_type<T>>(ties);
-      // NaN if the extremum is NaN, which equals nothing.
+      // NaN if the extremum is NaN, which equals no element.
       put(dx, i, get(x, i) == best ? share : share * compute_type<T>(0), accumulate);
     });
   }

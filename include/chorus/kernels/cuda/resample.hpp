@@ -1,5 +1,5 @@
 #pragma once
-/// Images resampled along both of their axes on GPUs: a thread for each pixel of the result.
+/// Resampling of images along both axes on GPUs: one thread per result pixel.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/resample.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// Softmax, its logarithm and logsumexp along one axis, on GPUs: one block reads a line up to three times, from cache.
+/// Softmax, log_softmax and logsumexp along one axis on GPUs. One block reads a line up to three times, from the cache.
 
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/softmax.hpp>
@@ -10,19 +10,19 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// log(sum(exp(x))) of a line, the same in all its threads.
+/// log(sum(exp(x))) of a line, the same in all of its threads.
 template <class T>
 __device__ compute_type<T> log_sum_exp(const Line& line, const T* x) {
   using C = compute_type<T>;
   const C infinity = std::numeric_limits<C>::infinity();
   const C maximum = line.reduce(-infinity, Larger{}, [&](Index i) { return get(x, i); });
-  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf, so the shift of such lines is 0.
   const C shift = maximum > -infinity && maximum < infinity ? maximum : C(0);
   const double total = line.sum([&](Index i) { return std::exp(get(x, i) - shift); });
   return shift + static_cast<C>(std::log(total));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))): as two numbers they are exact, while their sum is not.
+/// The maximum of a line, and log(sum(exp(x - maximum))). Kept apart, since their sum would be rounded.
 template <class C>
 struct LogSumBelowMaximum {
   C maximum, log_sum;
@@ -72,7 +72,7 @@ struct Softmax {
   }
 };
 
-/// For scores of `queries` by keys, where query i sees only keys 0 to i: the others' weights are 0.
+/// For scores of `queries` by keys: query i attends to keys 0 to i only; the other weights are 0.
 template <class T>
 struct CausalSoftmax {
   const T* x;
@@ -136,8 +136,8 @@ void logsumexp_backward(Cuda device, AxisShape shape, const T* x, const T* y, co
   cuda::for_lines(device, "logsumexp gradient", shape, cuda::LogSumExpGradient<T>{x, y, dy, dx, accumulate});
 }
 
-/// With `causal_queries` x is attention's scores, [matrices * causal_queries, keys, 1], and query i sees only keys 0 to
-/// i; a line of only -inf then gives zeros.
+/// With `causal_queries` x has attention scores, [matrices * causal_queries, keys, 1], and query i attends to keys 0 to
+/// i only; a line of only -inf then gives zeros.
 template <class T>
 void softmax_forward(Cuda device, AxisShape shape, const T* x, T* y, bool none_is_zero = false,
                      Index causal_queries = 0) {

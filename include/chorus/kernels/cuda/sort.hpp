@@ -1,6 +1,6 @@
 #pragma once
-/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
-/// but without a step that waits for another.
+/// Sorting along an axis on GPUs: each element's position is the number of elements before it. Quadratic in the axis,
+/// but without dependent steps.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/sort.hpp>

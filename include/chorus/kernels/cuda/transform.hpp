@@ -1,5 +1,5 @@
 #pragma once
-/// Functions of elements of any scalar types on GPUs.
+/// Element-wise functions of any scalar types on GPUs.
 
 #include <chorus/kernels/cuda/launch.hpp>
 #include <chorus/kernels/transform.hpp>

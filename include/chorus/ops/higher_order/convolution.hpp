@@ -1,6 +1,6 @@
 #pragma once
-/// Derivatives of convolutions, recorded. conv2d and its two gradients are three faces of one form that is linear in
-/// each of image, weight and result, so that every derivative of one is another of them.
+/// Recorded derivatives of convolutions. conv2d and its two gradients are one form that is linear in image, weight and
+/// result; each derivative is another of the three.
 
 #include <chorus/ops/convolution.hpp>
 #include <chorus/ops/higher_order/reduction.hpp>
@@ -18,7 +18,7 @@ struct Conv2dWeightGradient {
 
 namespace detail {
 
-// The three faces, by the shape of the convolution. x: [batch, in, height, width], y: [batch, out, out_h, out_w].
+// The three functions, given the convolution's shape. x: [batch, in, height, width], y: [batch, out, out_h, out_w].
 
 template <class X, class W>
 auto conv2d_by_shape(const X& x, const W& weight, const kernels::Conv2dShape& s) {
@@ -81,7 +81,7 @@ auto derivatives(const operations::Conv2d& operation, const Dy& dy, const Y&, co
                     [&] { return sum(sum(flatten<2>(dy), 2), 0); }};
 }
 
-// Here the convolution's result is the input, and the other way round.
+// A transposed convolution swaps the convolution's input and result.
 template <class Dy, class Y, class X, class W>
 auto derivatives(const operations::ConvTranspose2d& operation, const Dy& dy, const Y&, const X& x, const W& weight) {
   return std::tuple{[&] { return detail::conv2d_by_shape(dy, weight, operation.shape); },

@@ -1,5 +1,5 @@
 #pragma once
-/// GraphVariable: a Variable whose gradients are recorded as it is, so that gradients can be taken through gradients.
+/// GraphVariable: a Variable whose gradients are recorded, too, for gradients of gradients.
 
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/autograd/grad.hpp>
@@ -14,8 +14,8 @@
 
 namespace chorus {
 
-/// What an operation makes of a GraphVariable and whatever else is a GraphVariable. It is a Variable too: `backward`
-/// adds to leaves, in Tensors, as ever.
+/// The result of an operation with a GraphVariable among its inputs. It is also a Variable: `backward` adds Tensors to
+/// the leaves, as usual.
 template <Real T, int Rank, Device D = Cpu>
 class GraphVariable : public Variable<T, Rank, D> {
  public:
@@ -24,7 +24,7 @@ class GraphVariable : public Variable<T, Rank, D> {
   GraphVariable(GraphVariable&&) noexcept = default;
   GraphVariable& operator=(const GraphVariable&) & = default;
   GraphVariable& operator=(GraphVariable&&) & noexcept = default;
-  /// A leaf, or with `requires_grad` unset a constant that begins a recorded computation.
+  /// A leaf; without `requires_grad` a constant that starts a recorded computation.
   explicit GraphVariable(Tensor<T, Rank, D> value, bool requires_grad = false)
       : Variable<T, Rank, D>(std::move(value), requires_grad) {}
   GraphVariable(Tensor<T, Rank, D> value, Ref<GradNode<T, Rank, D>> node)
@@ -50,14 +50,14 @@ struct GraphVariableOf<GradNode<T, Rank, D>> {
   using type = GraphVariable<T, Rank, D>;
 };
 
-/// The gradients of one call of `grad`, by node, while it runs.
+/// The gradients of one running call of `grad`, by node.
 class GraphGradients {
  public:
   explicit GraphGradients(const GradPath& path) : path_(path) {}
 
   template <class T, int Rank, class D>
   void add(const GradNode<T, Rank, D>& node, const GraphVariable<T, Rank, D>& gradient) {
-    if (!gradient.value().defined()) return;  // a user's own function may give none
+    if (!gradient.value().defined()) return;  // user-defined functions may return none
     check(gradient.shape() == node.shape(), "grad: a gradient of shape ", gradient.shape(), " for a value of shape ",
           node.shape(), " that '", node.operation(), "' made: this is a bug");
     auto& place = gradients_[&node];
@@ -66,7 +66,7 @@ class GraphGradients {
     else
       place = std::make_shared<GraphVariable<T, Rank, D>>(of(node) + gradient);
   }
-  /// Undefined where there is none.
+  /// Undefined if there is none.
   template <class T, int Rank, class D>
   GraphVariable<T, Rank, D> of(const GradNode<T, Rank, D>& node) const {
     const auto place = gradients_.find(&node);
@@ -86,7 +86,7 @@ concept HasDerivatives = requires(const Operation& operation, const Values&... v
   derivatives(operation, values...);
 };
 
-/// A node that can send its gradient to its inputs by operations that are recorded themselves.
+/// A node that can send its gradient to its inputs by recorded operations.
 class GraphNode {
  public:
   virtual void graph_backward(GraphGradients& gradients) = 0;
@@ -141,7 +141,7 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
     Tensor<T, Rank, D> value;
     std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
   };
-  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // seen unchanged
+  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // checks for writes
   std::optional<Saved> saved_;
 };
 
@@ -164,9 +164,9 @@ GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Ra
 
 }  // namespace detail
 
-/// What `record` does where one of the inputs is a GraphVariable: the result is one. Its node can also send its
-/// gradient on by recorded operations, if there is a `derivatives(operation, dy, y, inputs...)`: all GraphVariables ->
-/// a tuple of functions, one for each input, that give the gradient by it.
+/// `record` for inputs with a GraphVariable; returns one. Its node can also pass its gradient on by recorded
+/// operations, if there is `derivatives(operation, dy, y, inputs...)`. That takes GraphVariables and returns a tuple of
+/// functions, one for each input, that compute the input's gradient.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   if (!grad_enabled()) return GraphVariable<T, Rank, D>(std::move(value));
@@ -174,7 +174,7 @@ auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backwa
                                       detail::as_graph(inputs)...);
 }
 
-/// A user's backward function that takes GraphVariables, too, is what it is in Tensors: computed once for all inputs.
+/// A user's backward function that accepts GraphVariables is called once for all inputs, as for Tensors.
 template <class Backward, class Dy, class Y, class... Xs>
 requires std::is_invocable_v<const Backward&, const Dy&, const Y&, const Xs&...>
 auto derivatives(const operations::Custom<Backward>& operation, const Dy& dy, const Y& y, const Xs&... x) {
@@ -208,9 +208,9 @@ auto grad_variables(const GraphVariable<T, 0, D>& value, const GradOptions& opti
 
 }  // namespace detail
 
-/// The gradients of a scalar by a tuple of inputs, as for Variables (see <chorus/autograd/grad.hpp>), as
-/// GraphVariables: with `create_graph` recorded ones. Throws UsageError, which names the operation, where one on the
-/// way has no second derivative.
+/// The gradients of a scalar w.r.t. a tuple of inputs (see <chorus/autograd/grad.hpp>), as GraphVariables; with
+/// `create_graph` recorded ones. Throws UsageError with the operation's name if an operation on the path has no second
+/// derivative.
 template <class T, class D, class... Inputs>
 auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
   return std::apply(
@@ -221,7 +221,7 @@ auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inpu
       },
       inputs);
 }
-/// The same by one input.
+/// The same for one input.
 template <class T, class D, AnyVariable X>
 auto grad(const GraphVariable<T, 0, D>& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));

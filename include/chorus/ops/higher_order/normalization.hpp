@@ -1,5 +1,5 @@
 #pragma once
-/// Derivatives of layer and batch normalisation, recorded: the formulas of their kernels, by operations.
+/// Recorded derivatives of layer and batch normalisation: the kernels' formulas, written with operations.
 
 #include <chorus/kernels/functors.hpp>
 #include <chorus/ops/batch_norm.hpp>
@@ -13,7 +13,7 @@ namespace chorus {
 
 namespace detail {
 
-// x: [rows, columns], normalised in each row, and 1 / deviation of each row.
+// x: [rows, columns], normalised along each row, and 1 / standard deviation of each row.
 template <class X>
 auto normalized_rows(const X& x, double eps) {
   const auto centred = x - mean(x, 1, keep_axis);
@@ -21,7 +21,7 @@ auto normalized_rows(const X& x, double eps) {
   return std::pair(centred * inverse, inverse);
 }
 
-// The gradient by x where `dn` is that by what `normalized_rows` made of it.
+// The gradient w.r.t. x, if `dn` is the gradient w.r.t. the result of `normalized_rows`.
 template <class Dn, class N, class I>
 auto unnormalized_rows(const Dn& dn, const N& normalized, const I& inverse) {
   return (dn - mean(dn, 1, keep_axis) - normalized * mean(dn * normalized, 1, keep_axis)) * inverse;
@@ -66,7 +66,7 @@ auto derivatives(const operations::LayerNorm& operation, const Dy& dy, const Y&,
 template <class T, class D, class Dy, class Y, class X, class W, class B>
 auto derivatives(const operations::BatchNorm<T, D>& operation, const Dy& dy, const Y&, const X& x, const W& weight,
                  const B&) {
-  // What normalises: the batch's own statistics, or constants.
+  // Normalises by the batch's own statistics or by constants.
   const auto statistics = [&operation, &x] {
     if (operation.training) return detail::normalized_rows(detail::channels_first(x), operation.eps);
     const Shape<2> column{x.size(1), 1};

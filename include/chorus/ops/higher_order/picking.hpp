@@ -1,5 +1,5 @@
 #pragma once
-/// Derivatives of what picks elements, recorded: index_select, gather, pooling, resampling, dropout. All are linear.
+/// Recorded derivatives of index_select, gather, pooling, resampling and dropout. All are linear.
 
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/higher_order/pointwise.hpp>
@@ -32,7 +32,7 @@ struct AvgUnpool2d {
 
 namespace detail {
 
-/// index_select's transpose: entry i of x is added to entry `index[i]` of zeros of the shape.
+/// The transpose of index_select: entry i of x is added to entry `index[i]` of zeros of the given shape.
 template <Operand X, class D>
 auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
                const Tensor<std::int64_t, 1, D>& index) {
@@ -50,7 +50,7 @@ auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t a
       x);
 }
 
-/// gather's transpose.
+/// The transpose of gather.
 template <Operand X, int Rank, class D>
 auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
   const auto input = contiguous(value_of(x));
@@ -68,7 +68,7 @@ auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const T
       x);
 }
 
-/// avg_pool2d's transpose.
+/// The transpose of avg_pool2d.
 template <Operand X>
 auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
   const auto input = contiguous(value_of(x));
@@ -84,7 +84,7 @@ auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape&
       x);
 }
 
-/// Multiplies by the factors, 0 or 1 / (1 - p), that an earlier dropout had.
+/// Multiplies by the factors, 0 or 1 / (1 - p), of an earlier dropout.
 template <Operand X>
 auto dropout_again(const X& x, const operations::Dropout& operation) {
   const auto input = contiguous(value_of(x));
@@ -123,7 +123,7 @@ auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy,
 template <class D, class Dy, class Y, class X>
 auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] {
-    // In each plane the elements that were the largest of their windows, by number.
+    // The indices of the windows' maxima in each plane.
     const auto& [batch, channels, height, width] = x.shape();
     const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
     auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());

@@ -1,5 +1,5 @@
 #pragma once
-/// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
+/// Recorded derivatives of element-wise functions (Dual numbers of Dual numbers) and of shape operations.
 
 #include <array>
 #include <chorus/kernels/cpu/pointwise.hpp>
@@ -42,7 +42,7 @@ inline constexpr bool is_derivative = false;
 template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
 
-/// Sums x over the axes that `expand` to x's shape would repeat: expand's transpose.
+/// The transpose of expand: sums x over the axes along which `expand` would repeat.
 template <Operand X, std::size_t Rank>
 auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
   using T = typename tensor_of<X>::value_type;
@@ -55,7 +55,7 @@ auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
       [whole = input.shape()](const auto& dy, auto dx) { dx->add(broadcast_to(dy, whole)); }, x);
 }
 
-/// x as a slice of zeros of another shape: slice's transpose.
+/// The transpose of slice: x as a slice of zeros of the given shape.
 template <Operand X>
 auto put_slice(const X& x, const Shape<tensor_of<X>::rank>& shape, Index axis, Index start) {
   const auto input = contiguous(value_of(x));
@@ -84,7 +84,7 @@ requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise
   (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
 }
 
-// Those of which any order is easy to have.
+// Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy, a.shape()); }, [&] { return detail::sum_to(dy, b.shape()); }};

@@ -1,5 +1,5 @@
 #pragma once
-/// Derivatives of matrix products, reductions, softmax and losses over classes, recorded.
+/// Recorded derivatives of matrix products, reductions, softmax and losses over classes.
 
 #include <chorus/ops/cross_entropy.hpp>
 #include <chorus/ops/cumulative.hpp>
@@ -12,7 +12,7 @@
 namespace chorus {
 
 namespace detail {
-// A gradient by a reduced value, repeated along the axis that was reduced.
+// The gradient of a reduced value, repeated along the reduced axis.
 template <class Dy, class X>
 auto repeated(const Dy& dy, Index axis, const X& x) {
   auto shape = x.shape();
@@ -54,7 +54,7 @@ auto derivatives(const operations::Var& operation, const Dy& dy, const Y&, const
 }
 
 namespace detail {
-// Each element's share of the gradient: where the extremes lie does not change with x, almost everywhere.
+// Each element's share of the gradient. Almost everywhere the position of the extremes does not change with x.
 template <class Dy, class Y, class X, class Kernel>
 auto extreme_derivative(Index axis, const Dy& dy, const Y& y, const X& x, Kernel backward) {
   const auto input = contiguous(x.value());
@@ -102,12 +102,12 @@ auto derivatives(const operations::LogSumExp& operation, const Dy& dy, const Y&,
 
 template <class Dy, class Y, class X>
 auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const Y&, const X&) {
-  // The sum of the elements from i on.
+  // Cumulative sum from the other end: over the elements from i on.
   return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
 }
 
 namespace detail {
-/// The gradient of nll_loss by the log probabilities, for a gradient of 1 by each sample's loss, or by the reduced one.
+/// The gradient of nll_loss w.r.t. the log probabilities, if that of each sample's loss, or of the reduced loss, is 1.
 template <class X, class D>
 auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index,
                     Reduction reduction) {
@@ -120,7 +120,7 @@ auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, s
   return gradient;
 }
 
-// A gradient by the loss, or by each sample's, beside [batch, classes].
+// The gradient of the loss, or of each sample's loss, in a shape that broadcasts to [batch, classes].
 template <class Dy>
 auto beside_scores(const Dy& dy) {
   if constexpr (tensor_of<Dy>::rank == 0)
@@ -144,7 +144,7 @@ auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, con
     const auto& options = operation.options;
     const double smoothing = options.label_smoothing;
     const auto sharp = detail::label_gradient(x, operation.labels, options.ignore_index, options.reduction);
-    const auto weight = -sum(sharp, 1, keep_axis);  // of each sample: 0 where it is ignored
+    const auto weight = -sum(sharp, 1, keep_axis);  // for each sample: 0 if it is ignored
     const auto targets = (1 - smoothing) * sharp - weight * (smoothing / static_cast<double>(x.size(1)));
     return detail::beside_scores(dy) * (softmax(x, 1) * weight + targets);
   }};

@@ -1,5 +1,5 @@
 #pragma once
-/// Batch normalisation with the statistics of several devices or ranks, by operations that are recorded.
+/// Batch normalisation with statistics over several devices or ranks, as recorded operations.
 
 #include <algorithm>
 #include <any>
@@ -16,7 +16,7 @@ namespace chorus {
 
 namespace detail {
 
-// The sum over members of weight * own, by this member's weight.
+// The sum of own * weight over members; `weight` is this member's.
 template <class T, class D>
 Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, double weight) {
   const auto values = own.to_vector();
@@ -31,15 +31,15 @@ Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, 
 template <class T, class D>
 GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group);
 
-/// The node of `group_sum`. Where all members go back through theirs at the same time, each to its own part, the
-/// gradient by that is the members' gradients, added up in turn. Where one thread goes back through the graph of all
-/// members' devices, each of their nodes leads to all parts.
+/// The node of `group_sum`. If all members run backward at the same time, each to its own part, the gradient is the sum
+/// over members' gradients in member order. If one thread runs backward through the graph of all devices, each node
+/// leads to all parts.
 template <class T, class D>
 class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
  public:
   using Part = GraphVariable<T, 1, D>;
 
-  /// `parts`: those of all members, if they make one graph.
+  /// `parts`: the parts of all members, if they share one graph.
   GroupSumNode(const Part& own, std::vector<Part> parts, const std::shared_ptr<BatchGroup>& group)
       : GradNode<T, 1, D>("group_sum", own.shape(), own.device()),
         own_(own),
@@ -97,8 +97,8 @@ class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
   PlaceInPass place_;
 };
 
-/// A number for the operation that each member records next: they grow with the members, whichever thread is faster, so
-/// that whoever goes back through all of them adds up in one order.
+/// A sequence number for each member's next operation. The numbers grow with the member index, whichever thread is
+/// faster, so that a backward run through all members adds in a fixed order.
 inline std::uint64_t sequence_in_order(BatchGroup& group) {
   std::vector<std::uint64_t> numbers;
   for (const auto& given : group.exchange(Node::next_sequence()))
@@ -107,7 +107,7 @@ inline std::uint64_t sequence_in_order(BatchGroup& group) {
   return numbers[group.member()];
 }
 
-/// What all members of `group` have, added up, for each of them.
+/// The sum over all members of `group`, for each member.
 template <class T, class D>
 GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group) {
   std::vector<GraphVariable<T, 1, D>> parts;
@@ -131,7 +131,7 @@ GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::s
 
 }  // namespace detail
 
-/// What `sync_batch_norm` makes of GraphVariables, `count` being the numbers a channel in the whole batch.
+/// `sync_batch_norm` for GraphVariables; `count` is the number of values per channel in the global batch.
 template <Operand X, Operand W, Operand B>
 auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double count,
                            const std::shared_ptr<BatchGroup>& group, double eps) {
