@@ -22,9 +22,9 @@ class Accumulation {
   /// of the epoch that comes next: not 0 where a run goes on. Throws UsageError where that is in the midst of a step.
   Accumulation(Net& net, chorus::Index samples, chorus::Index batch, chorus::Index batches, chorus::Index first = 0)
       : net_(net), samples_(samples), of_step_(batches * batch), batch_(batch), begin_(first * batch) {
-    chorus::check<chorus::UsageError>(begin_ % of_step_ == 0, "a run that adds up ", batches,
-                                      " batches for a step goes on after whole steps: expected a multiple of ", batches,
-                                      " batches, got a checkpoint after ", first, " of its epoch");
+    chorus::check<chorus::UsageError>(begin_ % of_step_ == 0, "checkpoint: a run that accumulates ", batches,
+                                      " batches per step can resume after whole steps only: expected a multiple of ",
+                                      batches, " batches, got a checkpoint after ", first, " of its epoch");
   }
 
   /// A batch's part in a step. While it lives, ranks keep gradients to themselves but for the last part's, which sends
