@@ -36,7 +36,7 @@ class AdviceTrace {
     chorus::check<chorus::FileError>(lstat(folder_.c_str(), &found) == 0 && S_ISDIR(found.st_mode) &&
                                          found.st_uid == getuid() && (found.st_mode & 077) == 0,
                                      "--advise: expected a folder '", folder_,
-                                     "' of this user alone for the trace; give --trace a file instead");
+                                     "' that only this user can use for the trace; give --trace a file instead");
     path_ = name_of(distributed ? getppid() : getpid());
     before_ = state();
   }
@@ -53,16 +53,16 @@ class AdviceTrace {
     constexpr std::chrono::seconds patience{5};
     if (state() == before_ || std::filesystem::file_size(path_) == 0) {
       chorus::detail::say(
-          chorus::cat("--advise: the run has ended before step ", first_step + 1,
-                      ", nothing was recorded: train for more steps, or name others with --trace-steps"));
+          chorus::cat("--advise: the run ended before step ", first_step + 1,
+                      " and recorded nothing: train for more steps, or choose others with --trace-steps"));
       return;
     }
     for (const auto end = Clock::now() + patience; !is_whole();
          std::this_thread::sleep_for(std::chrono::milliseconds(10)))
       if (Clock::now() > end) {
-        chorus::detail::say(chorus::cat("--advise: within ", patience.count(),
-                                        " s not all ranks have written their trace; on several machines give --trace a "
-                                        "file that all of them see"));
+        chorus::detail::say(chorus::cat(
+            "--advise: within ", patience.count(),
+            " s not all ranks wrote their trace; on several machines give --trace a file that all machines see"));
         return;
       }
     try {

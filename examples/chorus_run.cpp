@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
   try {
     const auto why = words.empty() ? "" : why_not(words.front());
     ch::check<ch::UsageError>(why.empty(), "torchrun's option ", words.empty() ? "" : ch::printable(words.front()),
-                              " makes no sense here: ", why);
+                              " is not supported: ", why);
     ch::check<ch::UsageError>(!words.empty() && !words.front().starts_with("-"),
                               words.empty() ? "no program to start" : "unknown option ",
                               words.empty() ? "" : ch::printable(words.front()), "; see chorus-run --help");
@@ -143,17 +143,17 @@ int main(int argc, char** argv) {
     group.nodes = machines.most;
     const bool found_out = backend == "c10d" && machines.most > 1 && node_rank->count() == 0;
     ch::check<ch::UsageError>(found_out || machines.least == machines.most, "--nnodes ", ch::printable(nodes),
-                              ": a number that is found out needs --rdzv-backend c10d, and no --node-rank");
+                              ": a range of machines needs --rdzv-backend c10d, and no --node-rank");
     ch::check<ch::UsageError>(found_out || interval.empty(),
-                              "--monitor-interval is for --rdzv-backend c10d: this machine's "
-                              "own ranks are not polled, for the system reports their end at once");
+                              "--monitor-interval is for --rdzv-backend c10d: ranks of this machine are not polled, "
+                              "because the system reports their end at once");
     ch::check<ch::UsageError>(found_out || (conf.empty() && local_address->count() == 0),
                               "--rdzv-conf and --local-addr are for --rdzv-backend c10d and several machines");
     ch::check<ch::UsageError>(group.node_rank < group.nodes, "--node-rank ", group.node_rank, " is not in [0, ",
                               group.nodes, ")");
     ch::check<ch::UsageError>(group.nodes * group.ranks <= ch::comm::max_ranks, group.nodes, " machines x ",
                               group.ranks, " ranks are more than ", ch::comm::max_ranks);
-    ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone is for one machine, got --nnodes ",
+    ch::check<ch::UsageError>(!standalone || group.nodes == 1, "--standalone: expected one machine, got --nnodes ",
                               group.nodes);
     group.master_addr = ch::comm::detail::without_brackets(group.master_addr);
     machines.local_addr = ch::comm::detail::without_brackets(machines.local_addr);

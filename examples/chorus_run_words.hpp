@@ -76,7 +76,7 @@ inline void take_endpoint(ch::RankGroup& group, const std::string& text, int def
   ch::check<ch::UsageError>(sound && port >= 0, "--rdzv-endpoint: expected HOST or HOST:PORT, got '",
                             ch::printable(text), "'");
   ch::check<ch::UsageError>(port > 0 || group.nodes == 1, "--rdzv-endpoint ", ch::printable(text),
-                            ": a free port is for one machine, got --nnodes ", group.nodes);
+                            ": expected a port for several machines, got 0 with --nnodes ", group.nodes);
   group.master_addr = host;
   group.master_port = port;
 }
@@ -115,8 +115,8 @@ inline std::vector<int> streams_in(const char* option, const std::vector<std::st
 inline std::string new_log_dir(const std::string& run_id) {
   std::string path = (std::filesystem::temp_directory_path() / ("chorus_" + run_id + "_XXXXXX")).string();
   const bool made = mkdtemp(path.data()) != nullptr;  // before errno is read
-  ch::check<ch::FileError>(made, "cannot make a folder for logs: ", path, ": ",
-                           std::strerror(errno), "; name one with --log-dir");
+  ch::check<ch::FileError>(made, "--log-dir: cannot make a folder for logs: ", path, ": ", std::strerror(errno),
+                           "; name one");
   ch::detail::say("logs are in " + path);
   return path;
 }

@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
   try {
     for (const double number : {wishes.efficiency, wishes.compute, wishes.bucket_cap, wishes.first_bucket_cap,
                                 wishes.jitter, wishes.alpha.value_or(0), wishes.call.value_or(0)})
-      ch::check<ch::UsageError>(!std::isnan(number), "an option is nan, expected a number");
+      ch::check<ch::UsageError>(!std::isnan(number), "chorus-simulate: an option is nan, expected a number");
     Program(wishes).run();
     ch::detail::check_output();
     return 0;

@@ -93,7 +93,7 @@ struct Classifier : OneOf<Device, ToyModel<Device>, Mlp<Device>, ResNet18<Device
     if (name == "toy") return ToyModel<Device>(image);
     if (name == "mlp") return Mlp<Device>(image);
     if (name == "resnet18") return ResNet18<Device>(image);
-    chorus::check<chorus::UsageError>(name == "resnet50", "there is no model '", chorus::printable(name), "'");
+    chorus::check<chorus::UsageError>(name == "resnet50", "--model: unknown model '", chorus::printable(name), "'");
     return ResNet50<Device>(image);
   }
 };

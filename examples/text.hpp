@@ -55,16 +55,16 @@ inline Text read_text(const std::string& data, std::uint64_t seed) {
     text = chorus::data::read_text(data);
   }
   Text out(text);
-  chorus::check<chorus::UsageError>(out.letters() >= 2, "the text ", data, " has ", text.size(), " bytes and ",
-                                    out.letters(), " different ones: too few to learn from");
+  chorus::check<chorus::UsageError>(out.letters() >= 2, "text: expected at least 2 different bytes, ", data, " has ",
+                                    text.size(), " bytes and ", out.letters(), " different ones");
   return out;
 }
 
 /// Windows of a text that don't overlap. Throws UsageError if they are too few for a batch.
 inline chorus::data::TokenWindows windows_of(const Text& text, chorus::Index window, chorus::Index batch) {
   chorus::data::TokenWindows windows(text.tokens, window);
-  chorus::check<chorus::UsageError>(windows.size() >= batch, "a text of ", text.tokens.size(), " letters has ",
-                                    windows.size(), " windows of ", window, ": too few for a batch of ", batch);
+  chorus::check<chorus::UsageError>(windows.size() >= batch, "text: ", text.tokens.size(), " letters have ",
+                                    windows.size(), " windows of ", window, ": expected at least one batch of ", batch);
   return windows;
 }
 

@@ -29,8 +29,8 @@ struct Autoencoder : ch::nn::Module {
         height{image.height / 4},
         width{image.width / 4} {
     ch::check<ch::ShapeError>(image.height % 4 == 0 && image.width % 4 == 0,
-                              "the autoencoder halves images twice: ", image.height, " x ", image.width,
-                              " is not a multiple of 4");
+                              "autoencoder: expected sizes that are multiples of 4, got ", image.height, " x ",
+                              image.width);
   }
 
   auto forward(const auto& images) const {

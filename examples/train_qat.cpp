@@ -151,7 +151,7 @@ class Files {
   explicit Files(std::string folder) : folder_(std::move(folder)), is_own_(folder_.empty()) {
     if (!is_own_) return;
     folder_ = (std::filesystem::temp_directory_path() / "train_qat_XXXXXX").string();
-    ch::check<ch::FileError>(::mkdtemp(folder_.data()) != nullptr, "no folder can be made in ",
+    ch::check<ch::FileError>(::mkdtemp(folder_.data()) != nullptr, "train_qat: cannot make a folder in ",
                              std::filesystem::temp_directory_path().string());
   }
   ~Files() {

@@ -265,7 +265,7 @@ class Training {
   void end_epoch(const Accuracy& accuracy) {
     const double loss = sum_up();
     const double right = accuracy();  // in evaluation all ranks have the same model under every policy
-    chorus::check(net_.same_on_all_ranks(fingerprint(net_)), "the ranks' parameters differ after epoch ",
+    chorus::check(net_.same_on_all_ranks(fingerprint(net_)), "training: the ranks' parameters differ after epoch ",
                   epoch_, ": this is a bug");
     metrics_.epoch(epoch_, loss, right, seconds());
     if (talks_) std::printf("epoch %d: training loss %.4f, test accuracy %.2f %%\n", epoch_ + 1, loss, 100 * right);

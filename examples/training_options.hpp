@@ -104,8 +104,7 @@ inline CLI::Validator policy_of(const std::vector<std::string>& names) {
           if (name == text || (name.starts_with("mesh:") && text.starts_with("mesh:") && mesh_of(text) &&
                                axes(text) <= axes(name)))
             return std::string();
-        return chorus::cat("there is no policy '", chorus::printable(text), "': expected ",
-                           CLI::detail::join(names, ", "));
+        return chorus::cat("unknown policy '", chorus::printable(text), "': expected ", CLI::detail::join(names, ", "));
       },
       "POLICY");
 }

@@ -273,10 +273,10 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
                       "pass retain_graph = true to that one");
     for (const auto& [node, version] : saved_->seen) {
       const auto now = node->numbers_version();
-      check<UsageError>(now == version, "backward of 'checkpoint': it has to compute again with '",
-                        node->numbers_name(), "' as it was in the forward pass, at version ", version,
+      check<UsageError>(now == version, "backward of 'checkpoint': it must compute again with '", node->numbers_name(),
+                        "' as it was in the forward pass, at version ", version,
                         ", but it has been written since, and is at version ", now,
-                        ": go backward before an optimizer steps or numbers are assigned");
+                        ": call backward before an optimizer steps or numbers are assigned");
     }
     const auto dy = this->take_grad();
     const auto leaves = std::apply([](const auto&... x) { return std::tuple{fresh_leaf(x)...}; }, saved_->inputs);
@@ -286,8 +286,8 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       const BatchGroupScope scope(group && group->is_here() ? group : nullptr);
       const TensorGroupScope layers(saved_->layers);
       const auto again = saved_->random.run([&] { return std::apply(saved_->function, leaves); });
-      check<UsageError>(again.requires_grad() && again.shape() == dy.shape(), "checkpoint: the function gave shape ",
-                        dy.shape(), " at first and then shape ", again.shape());
+      check<UsageError>(again.requires_grad() && again.shape() == dy.shape(),
+                        "checkpoint: the function returned shape ", dy.shape(), " and then ", again.shape());
       again.node()->add(dy);
       const Ref<Node> root = again.node();
       run_backward({&root, 1}, {.hooks = false});
@@ -453,7 +453,7 @@ class GradPath {
   GradPath(const Ref<Node>& root, const std::vector<Node*>& inputs, bool allow_unused)
       : inputs_(inputs.begin(), inputs.end()) {
     check<UsageError>(inputs_.size() == inputs.size() && !inputs_.contains(nullptr),
-                      "grad: inputs are different values that require a gradient; one does not, or is given twice");
+                      "grad: expected different inputs that require a gradient; one does not, or appears twice");
     add(*root);
     const Node* freed = nullptr;
     for (std::size_t next = 0; next < nodes_.size(); ++next) {
@@ -489,7 +489,7 @@ class GradPath {
     for (const auto& node : nodes_)
       check<UsageError>(
           !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
-          "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
+          "' adds gradients to parameters itself; call grad inside the function that it runs, or call backward");
     // Only direct inputs: nodes behind them may be on another thread's path.
     for (const auto& node : nodes_)
       if (leads_on(*node))
@@ -579,7 +579,7 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
 ///   const auto [dx, dw] = ch::grad(loss, std::tie(x, layer.weight));
 template <AnyVariable Y, class... Inputs>
 auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
-  static_assert(tensor_of<Y>::rank == 0, "grad: the value is a scalar; of another one take sum(value * seed)");
+  static_assert(tensor_of<Y>::rank == 0, "grad: expected a scalar; of another value take sum(value * seed)");
   check<UsageError>(!options.create_graph, "grad: create_graph is for GraphVariables: begin the computation with ",
                     "GraphVariable(x), of <chorus/ops/higher_order.hpp>");
   return std::apply([&](const auto&... x) { return detail::grad_tensors(value, options, node_of(x)...); }, inputs);
@@ -749,7 +749,7 @@ CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
   const std::string place(first.text.view());
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
+                   std::span(group.members), " meet, is unreachable: ", printable(place, sizeof first.text));
   group.master_addr = place;
   group.master_port = static_cast<int>(first.port);
   group.listen_fd = listener.release();
@@ -1165,8 +1165,8 @@ class StoreTable {
         }
         if (request.code == StoreCode::wait) break;
         bytes = reply_bytes(texts);
-        check<UsageError>(bytes <= most_message_bytes, "these values have more than ", most_message_bytes,
-                          " bytes together");
+        check<UsageError>(bytes <= most_message_bytes, "expected values of at most ", most_message_bytes,
+                          " bytes in total");
         take(room, bytes + texts.size() * sizeof(std::string));
         for (const auto& key : texts) reply.texts.push_back(values_.find(key)->second);
         break;
@@ -1207,7 +1207,7 @@ class StoreTable {
     for (std::size_t i = 0; i < texts.size(); ++i) {
       if (is_key(code, i)) {
         key = &texts[i];
-        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key of ", key->size(),
+        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key has ", key->size(),
                           " bytes, expected 1 to ", most_key_bytes);
       } else {
         check_value(*key, texts[i].size());
@@ -1215,8 +1215,8 @@ class StoreTable {
     }
   }
   static void check_value(const std::string& key, std::size_t bytes) {
-    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes, " bytes, at most ",
-                      most_value_bytes, " are possible");
+    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes,
+                      " bytes, expected at most ", most_value_bytes);
   }
 
   std::int64_t sum(const std::string& key, std::int64_t amount) const {
@@ -1225,9 +1225,9 @@ class StoreTable {
     std::int64_t value = 0, result = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool whole = text.empty() || (error == std::errc{} && end == text.data() + text.size());
-    check<UsageError>(whole, "'", printable(key), "' holds no whole number");
+    check<UsageError>(whole, "'", printable(key), "' is not a whole number");
     check<UsageError>(!__builtin_add_overflow(value, amount, &result), "'", printable(key), "' holds ", value, ", and ",
-                      amount, " more is no number of 64 bits");
+                      amount, " more exceeds 64 bits");
     return result;
   }
 
@@ -1242,8 +1242,8 @@ class StoreTable {
       bytes += at == values_.end() ? key.size() + size : size - at->second.size();
     }
     check<UsageError>(bytes <= most_store_bytes && keys <= most_store_keys, "the store is full: it holds ",
-                      values_.size(), " keys and ", bytes_, " bytes, at most ", most_store_keys, " and ",
-                      most_store_bytes, " are possible");
+                      values_.size(), " keys and ", bytes_, " bytes, expected at most ", most_store_keys, " and ",
+                      most_store_bytes);
     for (std::size_t i = 0; i < pairs.size(); i += 2) values_[pairs[i]] = std::move(pairs[i + 1]);
     bytes_ = bytes;
     changed_.notify_all();
@@ -1456,11 +1456,10 @@ class StoreLink {
     return socket;
   }
   const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
-  why = "it took the connection and gave no answer";
+  why = "it accepted the connection and did not answer";
   Challenge challenge;
   if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
-  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
-                   address);
+  check<CommError>(challenge.magic == store_magic, "store: expected a store of this version at ", address);
   follow(challenge, socket, check_token(token, address), token, "store", address);
   StoreHello hello;
   hello.key = key;
@@ -1471,8 +1470,8 @@ class StoreLink {
   check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
   if (!heard) return Socket();
   check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
-                   " refuses this process: it does not know the job's token");
-  check<CommError>(proves(answer, hello.nonce, token), "store: who answers at ", address,
+                   " refused this process, which does not know the job's token");
+  check<CommError>(proves(answer, hello.nonce, token), "store: the process at ", address,
                    " does not know the job's token");
   socket.no_delay();
   return socket;
@@ -1504,7 +1503,8 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   const auto visit = [=](Deadline until) {
     std::string why;
     auto socket = detail::visit_store(address, token, key, until, why);
-    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address, " has gone: ", why);
+    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address,
+                             " is unreachable: ", why);
     return socket;
   };
   Socket first;
@@ -1512,7 +1512,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   while (
       !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may start later than this process
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
+    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server answered at ", address, ": ", why);
   }
   auto link = std::make_shared<detail::StoreLink>(cat("at ", address), visit);
   link->give_back(std::move(first));
@@ -1527,20 +1527,20 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   using detail::StoreCode;
   const bool waits = code == StoreCode::get || code == StoreCode::wait;
   const auto patience = waits ? std::chrono::milliseconds(number) : timeout_;
-  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": a timeout of ", patience.count(), " ms");
+  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": expected a timeout of at least 0 ms, got ",
+                            patience.count(), " ms");
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (!is_key(code, i)) continue;
     const auto bytes = prefix_.size() + texts[i].size();
-    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code), ": a key of ",
-                              bytes, " bytes, expected 1 to ", detail::most_key_bytes);
+    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code),
+                              ": a key has ", bytes, " bytes, expected 1 to ", detail::most_key_bytes);
     texts[i].insert(0, prefix_);
   }
   const detail::StoreMessage request{code, number, std::move(texts)};
   chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
-                            body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
+                            body_bytes(request), " bytes, expected at most ", detail::most_message_bytes);
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
-                            request.texts.size(), " keys and values, at most ", detail::most_message_texts,
-                            " are possible");
+                            request.texts.size(), " keys and values, expected at most ", detail::most_message_texts);
   // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
@@ -1549,8 +1549,8 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   if (!reply && Clock::now() >= deadline)
     fail<TimeoutError>("store.", name(code), ": the server ", link_->where(), " did not answer within ",
                        patience.count(), " ms");
-  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone",
-                           socket.trouble());
+  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(),
+                           " closed the connection", socket.trouble());
   link_->give_back(std::move(socket));
   if (reply->code == StoreCode::timed_out)
     fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts, reply->number),
@@ -1588,13 +1588,13 @@ CHORUS_INLINE void Store::append(std::string_view key, std::string_view value) {
 }
 CHORUS_INLINE std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
   auto reply = ask(detail::StoreCode::get, keys, timeout_.count());
-  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " answers ",
+  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " returned ",
                            reply.texts.size(), " values, expected ", keys.size());
   return std::move(reply.texts);
 }
 CHORUS_INLINE void Store::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
-  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(), " keys, but ",
-                            values.size(), " values");
+  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(),
+                            " keys, expected the same number of values, got ", values.size(), " values");
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < keys.size(); ++i) texts.insert(texts.end(), {keys[i], values[i]});
   ask(detail::StoreCode::multi_set, std::move(texts));
@@ -2602,8 +2602,8 @@ class DataHash {
 
 /// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
-  check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
-                   data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
+  check<FileError>(noted == hash, who, ": the file is damaged: its data changed after it was written (", data_hash_key,
+                   " says ", printable(noted), ", the data give ", hash, ")");
 }
 
 /// The same for a whole file.
@@ -2941,8 +2941,8 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
 /// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
-  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
+  check<UsageError>(tensor.part == nullptr, "io::save, io::load: '", tensor.name,
+                    "' is split by TensorParallel, and this rank has a part: pass the net, on all ranks");
 }
 
 /// Invalidates replicas and 16-bit copies after a model's numbers have changed.
@@ -3091,11 +3091,11 @@ inline constexpr std::size_t foreign_bytes = 4096;
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
   constexpr std::string_view from_torch =
-      "Nothing of it is read here, for a pickle can run code. Convert it once in Python: import torch; "
-      "from safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
-      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (a checkpoint may hold the numbers one "
-      "level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; "
-      "a TorchScript file: torch.jit.load(\"FILE\").state_dict())";
+      "chorus does not read it, because a pickle can run code. Convert it once in Python: import torch; from "
+      "safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
+      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (in a checkpoint the tensors may be "
+      "one level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; a TorchScript file: "
+      "torch.jit.load(\"FILE\").state_dict())";
   using namespace std::string_view_literals;
   const std::string_view text(reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), foreign_bytes));
   const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
@@ -3105,11 +3105,11 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("compressed with ", kind, ": unpack it first (", command, ")");
   };
 
-  if (text.empty()) return is("empty: was it downloaded, or written, to its end?");
+  if (text.empty()) return is("empty: check that it was downloaded or written completely");
   if (std::ranges::all_of(text, [](char c) { return c == '\0'; }))
-    return is("zeros from its first byte on: was it downloaded, or written, to its end?");
+    return is("zeros from its first byte on: check that it was downloaded or written completely");
   if (starts("version https://git-lfs"sv))
-    return is("a pointer that git-lfs left in the file's place: fetch the file itself with git lfs pull");
+    return is("a git-lfs pointer in place of the file: fetch the file itself with git lfs pull");
   if (starts("PK\3\4"sv, "PK\5\6"sv)) {
     if (has("data.pkl") || has("/constants.pkl") || has("/code/"))
       return is("a file of PyTorch's torch.save (a zip archive with a pickle). ", from_torch);
@@ -3148,16 +3148,14 @@ inline constexpr std::size_t foreign_bytes = 4096;
   const auto blanks = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   const auto word = text.substr(std::min(blanks, text.size()));
   if (word.starts_with('<'))
-    return is(
-        "an HTML or XML page, such as a server sends in place of a file (an error, a login): download the file "
-        "itself, and look at what came");
+    return is("an HTML or XML page, perhaps a server's error or login page: download the file itself, and check it");
   if (word.starts_with('{') && (has("\"weight_map\"") || path.ends_with(".index.json")))
     return is(
-        "the list of a model that lies in several files: put them together once in Python: import json; from "
-        "safetensors.torch import load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))"
-        "[\"weight_map\"].values()) for k, v in load_file(f).items()}, \"model.safetensors\")");
+        "the index of a model in several files: join them once in Python: import json; from safetensors.torch import "
+        "load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))[\"weight_map\"].values()) for k, "
+        "v in load_file(f).items()}, \"model.safetensors\")");
   if (word.starts_with('{') || word.starts_with('['))
-    return is("a JSON text (a configuration?): the numbers lie in a file beside it");
+    return is("JSON (perhaps a configuration): the numbers are in another file next to it");
 
   // Protocol buffers have no signature. ONNX begins with its version, then the producer's name or the graph.
   const bool onnx =
@@ -3171,7 +3169,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("a TensorFlow Lite model: read its tensors in Python, and write them with safetensors.numpy.save_file");
   for (const std::string_view end : {".msgpack", ".ckpt", ".pb", ".pt", ".pth", ".bin"})
     if (path.ends_with(end))
-      return is("no file of a format that is known here, though its name ends in ", end,
+      return is("not a file of a known format, though its name ends in ", end,
                 ": load it with the library that wrote it, and write it with safetensors.numpy.save_file in Python");
   return "";
 }
@@ -3298,7 +3296,7 @@ class SafetensorsHeaderEvents {
   }
 
   bool end_array() {
-    check<FileError>(place_ == Place::shape || offset_count_ == 2, who(), "data_offsets must hold two numbers, got ",
+    check<FileError>(place_ == Place::shape || offset_count_ == 2, who(), "expected two numbers in data_offsets, got ",
                      offset_count_);
     place_ = Place::tensor;
     return true;
@@ -3324,9 +3322,9 @@ class SafetensorsHeaderEvents {
   }
 
   void finish_tensor() {
-    check<FileError>((seen_ & bit(Field::dtype)) != 0, who(), "no dtype");
-    check<FileError>((seen_ & bit(Field::shape)) != 0, who(), "no shape");
-    check<FileError>((seen_ & bit(Field::offsets)) != 0, who(), "no data_offsets");
+    check<FileError>((seen_ & bit(Field::dtype)) != 0, who(), "dtype is missing");
+    check<FileError>((seen_ & bit(Field::shape)) != 0, who(), "shape is missing");
+    check<FileError>((seen_ & bit(Field::offsets)) != 0, who(), "data_offsets is missing");
     const auto [begin, end] = offsets_;
     check<FileError>(begin <= end, who(), "data_offsets [", begin, ", ", end, "] end before they begin");
     const std::size_t bytes = tensor_bytes<FileError>(entry_.dtype, entry_.shape, who());
@@ -3354,11 +3352,11 @@ class SafetensorsHeaderEvents {
         if (field_ == Field::dtype) fail<FileError>(who(), "dtype must be a string, got ", got);
         fail<FileError>(who(), field_ == Field::shape ? "shape" : "data_offsets", " must be an array, got ", got);
       case Place::shape:
-        fail<FileError>(who(), "a size in shape must be a whole number of 64 bits, got ", got);
+        fail<FileError>(who(), "expected a 64-bit integer as a size in shape, got ", got);
       case Place::offsets:
         break;
     }
-    fail<FileError>(who(), "data_offsets must hold two whole numbers of 64 bits, got ", got);
+    fail<FileError>(who(), "expected two 64-bit integers in data_offsets, got ", got);
   }
 
   std::string_view path_;
@@ -3382,7 +3380,7 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
   std::size_t end = 0;
   for (const TensorEntry& entry : entries) {
     check<FileError>(entry.begin == end, TensorOfFile{path, entry.name}, "data begin at ", entry.begin, ", ",
-                     entry.begin < end ? "inside the tensor before, which ends at " : "after a hole that begins at ",
+                     entry.begin < end ? "inside the previous tensor, which ends at " : "after a gap that begins at ",
                      end);
     end += entry.bytes;
   }
@@ -3415,8 +3413,7 @@ inline SafetensorsHeader parse_safetensors_header(std::string_view text, std::ui
 
 namespace chorus::io {
 
-static_assert(std::endian::native == std::endian::little,
-              "safetensors files are little-endian, and so must this machine be");
+static_assert(std::endian::native == std::endian::little, "safetensors: expected a little-endian machine");
 
 /// An open safetensors file: the list of its tensors, and their bytes on demand. Several threads may read it. If
 /// `write_safetensors` replaces an open file, the old content stays readable.
@@ -3463,13 +3460,14 @@ class SafetensorsReader {
   /// belongs to another file, and FileError if the file can't be read or has been truncated since.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
-                      " bytes, but the place to read it to has ", to.size());
+                      " bytes, but the destination has ", to.size());
     read(entry, to, 0);
   }
   /// Copies a tensor's bytes from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
-                      Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
+                      Quoted{entry.name}, " has ", entry.bytes, " bytes, expected a range within them, got ", to.size(),
+                      " from ", begin, " on");
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
     read_at(data_begin_ + entry.begin + begin, to, &entry);
@@ -3480,7 +3478,7 @@ class SafetensorsReader {
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
-                      data_bytes(), " bytes, got ", to.size(), " from ", begin, " on");
+                      data_bytes(), " bytes, expected a range within them, got ", to.size(), " from ", begin, " on");
     read_at(data_begin_ + begin, to, nullptr);
   }
 
@@ -3488,7 +3486,7 @@ class SafetensorsReader {
   void read_header(const ReaderLimits& limits) {
     std::array<std::byte, 8> prefix{};
     check<FileError>(size_ >= prefix.size(), loading_, ": not a safetensors file: ", size_,
-                     " bytes are too few for the 8 that give the header's size");
+                     " bytes are too few for the 8-byte size of the header");
     read_at(0, prefix, nullptr);
     const auto length = std::bit_cast<std::uint64_t>(prefix);
     const bool none = length == 0 && size_ > prefix.size();
@@ -3499,7 +3497,7 @@ class SafetensorsReader {
                      " bytes; the format allows ", format_header_bytes);
     check<FileError>(length <= limits.header_bytes, loading_, ": a header of ", length, " bytes; the limit is ",
                      limits.header_bytes, " (ReaderLimits::header_bytes)");
-    check<FileError>(length <= size_ - prefix.size(), loading_, ": cut short: the header should have ", length,
+    check<FileError>(length <= size_ - prefix.size(), loading_, ": cut short: expected a header of ", length,
                      " bytes, but the file has ", size_, " in all");
     data_begin_ = prefix.size() + length;
 
@@ -3544,7 +3542,7 @@ namespace detail {
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
-                   file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is neither 0 nor 1");
+                   file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is not 0 or 1");
 }
 
 }  // namespace detail
@@ -3620,8 +3618,8 @@ class FileTensors {
       }
       const auto [there, is_new] = tensors_.emplace(name, &entry);
       check<FileError>(is_new, "loading ", file.path(), ": the tensors ", Quoted{there->second->name}, " and ",
-                       Quoted{entry.name}, " both stand for the model's ", Quoted{name},
-                       "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
+                       Quoted{entry.name}, " both match the model's ", Quoted{name},
+                       "; a LoadOptions::rename that returns \"\" for one of them leaves it out");
     }
     // Python's save_model writes tied tensors once, and records their other names in the metadata.
     for (const auto& [name, other] : file.metadata())
@@ -3936,8 +3934,7 @@ CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std
 
 namespace chorus::io {
 
-static_assert(std::endian::native == std::endian::little,
-              "safetensors files are little-endian, and so must this machine be");
+static_assert(std::endian::native == std::endian::little, "safetensors: expected a little-endian machine");
 
 /// A tensor to be written: its row-major elements, which must outlive the call.
 struct TensorView {
@@ -4001,7 +3998,7 @@ CHORUS_INLINE std::string safetensors_header(std::string_view path, std::vector<
     const TensorOfFile who{saving, tensor->name};
     check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
     check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
-    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
+    check<UsageError>(tensor->name != "__metadata__", who, "the format reserves that name");
     check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
                       ReaderLimits{}.rank, " axes");
     const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);
@@ -4149,7 +4146,7 @@ class TensorsOfAll {
         }
         const Item& first = items_[found->second];
         check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ",
-                          name, " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
+                          name, " as ", dtype, " ", std::span(shape), ", and another rank has ", first.view.dtype, " ",
                           std::span(first.shape));
       }
     for (const auto& place : places)
@@ -4355,10 +4352,10 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
   for (const auto& x : report.mismatched) {
     if (!convertible(x.got, x.expected) && same_shape(x.got_shape, x.expected_shape))
       hints += cat("; ", x.got, " is not converted to ", x.expected, " (floating-point numbers are to each other, ",
-                   "integers to each other): convert ", x.name, " in Python, if that is what it means");
+                   "integers to each other): convert ", x.name, " in Python if that is correct");
     else if (x.got_shape.size() == 2 && x.expected_shape.size() == 2 && x.got_shape[0] == x.expected_shape[1] &&
              x.got_shape[1] == x.expected_shape[0])
-      hints += cat("; ", x.name, " is transposed there: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
+      hints += cat("; ", x.name, " is transposed in the file: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
                    "PyTorch and chorus [outputs, inputs]: transpose it in Python (also square ones, which fit)");
     else
       continue;
@@ -4366,7 +4363,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
   }
   if (const auto of = file.path().rfind("-of-"); !report.missing.empty() && of != std::string::npos)
     hints += cat("; the name ", Quoted{file.path().substr(file.path().rfind('/') + 1)},
-                 " says that the model lies in several files: put them together in Python");
+                 " says that the model is in several files: join them in Python");
   return hints;
 }
 
@@ -4423,9 +4420,9 @@ inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const D
     if (entry == sources.front())
       first = std::move(numbers);
     else
-      check<FileError>(numbers == first, who, " has other numbers than ", Quoted{sources.front()->name},
-                       ", and the model's ", to.names[0], " is to be both of them, for they are tied there; a ",
-                       "LoadOptions::rename that gives \"\" for one of them leaves it out");
+      check<FileError>(numbers == first, who, " has other values than ", Quoted{sources.front()->name},
+                       ", and the model's ", to.names[0],
+                       " is tied to both; a LoadOptions::rename that returns \"\" for one of them leaves it out");
   }
   return first;
 }
@@ -4518,7 +4515,7 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
   if constexpr (std::is_base_of_v<nn::Module, Model>) {
     return detail::load_model<typename Model::device_type>(model, path, options);
   } else {
-    static_assert(detail::IsNet<Model>, "io::load fills a model, or that of a policy");
+    static_assert(detail::IsNet<Model>, "io::load: expected a model or a policy's net");
     if constexpr (detail::keeps_parts<Model>)
       return detail::load_parts(model, path, options);
     else
@@ -4696,19 +4693,19 @@ struct Opened {
     if (ranks[rank].found == 0) without += cat(without.empty() ? "" : ", ", rank);
   const bool nobody = std::none_of(ranks.begin(), ranks.end(), [](const Opened& rank) { return rank.found != 0; });
   check<FileError>(!nobody, why_not);
-  check<FileError>(without.empty(), "loading ", path, ": rank ", without, " can't read the file, as others can",
-                   why_not.empty() ? "" : cat(" (", why_not, ")"), ": all ranks have to read the same");
+  check<FileError>(without.empty(), "loading ", path, ": rank ", without, " can't read the file, and other ranks can",
+                   why_not.empty() ? "" : cat(" (", why_not, ")"), ": all ranks must read the same file");
   for (std::size_t rank = 1; rank < ranks.size(); ++rank)
     check<FileError>(ranks[rank].step == ranks[0].step && ranks[rank].fingerprint == ranks[0].fingerprint, "loading ",
-                     path, ": rank ", rank, " has another file, of step ", ranks[rank].step, ", than rank 0, of step ",
-                     ranks[0].step, ": all ranks have to read the same");
+                     path, ": rank ", rank, " has a different file, of step ", ranks[rank].step,
+                     ", than rank 0, of step ", ranks[0].step, ": all ranks must read the same file");
 }
 
 /// A number in the file's metadata, from 0 to `most`. Throws FileError if there is none.
 inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
                               std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
-  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
+  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file has a model, but not ",
                    key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
   std::int64_t value = 0;
   const auto& text = found->second;
@@ -4735,10 +4732,10 @@ inline constexpr const char* canonical_shares_key = "training/canonical_shares";
   const auto found = file.metadata().find(canonical_shares_key);
   const bool has = found != file.metadata().end();  // absent for a run without shares
   const auto of_run = has ? number_in(file, canonical_shares_key, most_shares) : 0;
-  check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
-                    of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
-                    ": sums over samples would be rounded in another way than in either run; io::load takes the model "
-                    "alone, for a new run");
+  check<UsageError>(
+      of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
+      of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
+      ": with others, sums over samples are rounded differently; for a new run io::load loads the model alone");
 }
 
 /// Compares the file's checksum; ranks share the work. All throw FileError if one can't read, or if the checksum
@@ -4797,8 +4794,8 @@ template <class Net, class StepIn>
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
       check<UsageError>(seed->second == cat(static_cast<std::uint64_t>(ranks[rank].seed)), "resuming from ", path,
                         ": expected the run's seed, ", printable(seed->second),
-                        ", for dropout and samplers follow it, got ",
-                        static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
+                        ", which dropout and samplers depend on, got ", static_cast<std::uint64_t>(ranks[rank].seed),
+                        ranks.size() > 1 ? cat(" on rank ", rank) : "");
   check_same_shares(*file, shares_of(net));
   check_data_hash_of_all(*file, net);
   return std::move(*file);
@@ -4866,9 +4863,8 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& p
   try {
     add_of_ranks(out, net.communicator(), own);
   } catch (const CommError& error) {
-    fail<CommError>(
-        "save_checkpoint: under LocalSgd, or a communication hook that remembers something, all ranks call it: ",
-        error.what());
+    fail<CommError>("save_checkpoint: under LocalSgd, or a communication hook with state, all ranks must call it: ",
+                    error.what());
   }
   return net.communicator().rank() == 0;
 }
@@ -5022,7 +5018,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
-    check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has a number that makes no sense");
+    check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has an invalid number");
   };
   if (!place.device && place.dtype == DType::i64) {
     std::int64_t steps = 0;
@@ -5263,7 +5259,7 @@ namespace chorus::io {
 
 namespace detail {
 
-static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
+static_assert(std::endian::native == std::endian::little, "npy: expected a little-endian machine");
 
 /// NumPy's name of a dtype, without the byte order; empty for bf16, which NumPy does not have.
 constexpr std::string_view numpy_name(DType type) {
@@ -5305,7 +5301,7 @@ class NpyHeader {
     }
     check<FileError>(seen[0] && seen[1] && seen[2], who_, ": the header lacks 'descr', 'fortran_order' or 'shape'");
     skip();
-    check<FileError>(at_ == text_.size(), who_, ": the header goes on after its dictionary");
+    check<FileError>(at_ == text_.size(), who_, ": the header has data after its dictionary");
     return out;
   }
 
@@ -5323,9 +5319,9 @@ class NpyHeader {
   std::string_view quoted() {
     skip();
     const char mark = at_ < text_.size() ? text_[at_] : '\0';
-    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a text in quotes");
+    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a string in quotes");
     const auto end = text_.find(mark, ++at_);
-    check<FileError>(end != std::string_view::npos, who_, ": the header ends in a text");
+    check<FileError>(end != std::string_view::npos, who_, ": the header ends inside a string");
     const auto out = text_.substr(at_, end - at_);
     at_ = end + 1;
     return out;
@@ -5354,7 +5350,7 @@ class NpyHeader {
       at_ += word.size();
       return value;
     }
-    fail<FileError>(who_, ": 'fortran_order' is neither True nor False");
+    fail<FileError>(who_, ": expected True or False for 'fortran_order'");
   }
   std::vector<Index> sizes() {
     std::vector<Index> out;
@@ -5372,7 +5368,7 @@ class NpyHeader {
       out.push_back(size);
       if (!take(',')) {
         expect(')');
-        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is no tuple");
+        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is not a tuple");
         break;
       }
     }
@@ -5393,7 +5389,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
                    " of the format is not supported");
   const std::size_t prefix = version == 1 ? 10 : 12;
   std::uint32_t length = 0;
-  check<FileError>(text.size() >= prefix, who, ": the file ends in its header");
+  check<FileError>(text.size() >= prefix, who, ": the file ends inside its header");
   std::memcpy(&length, bytes.data() + 8, prefix - 8);
   check<FileError>(length <= 65535 && length <= text.size() - prefix, who, ": a header of ", length,
                    " bytes in a file of ", text.size());
@@ -5421,7 +5417,7 @@ Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
                    dtype<T>, " with ", Rank, " axes, got ", array.dtype, " ", std::span<const Index>(array.shape));
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(array.dtype != DType::boolean || std::none_of(array.data.begin(), array.data.end(), is_odd), who,
-                   ": a BOOL is neither 0 nor 1");
+                   ": a BOOL is not 0 or 1");
   Shape<Rank> shape{}, backwards{};
   for (std::size_t i = 0; i < shape.size(); ++i) {
     shape[i] = array.shape[array.fortran_order ? shape.size() - 1 - i : i];
@@ -5694,7 +5690,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
     fail<FileError>(who, ": compressed, and chorus was built without zlib");
 #endif
   }
-  check<FileError>(crc32_of(out) == entry.crc, who, ": the check sum is wrong");
+  check<FileError>(crc32_of(out) == entry.crc, who, ": the checksum is wrong");
   return out;
 }
 
@@ -5741,7 +5737,7 @@ class NpzWriter {
   template <Scalar T, int Rank, Device D>
   void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
     check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
-                      "saving a .npz file: the name '", name, "' is empty, too long, or there already");
+                      "saving a .npz file: the name '", name, "' is empty, too long, or already in use");
     std::string array = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", name));
     const auto dense = contiguous(tensor);
     const std::size_t begin = array.size();
@@ -5982,8 +5978,7 @@ Tensor<T, Rank, D> part_of(const Tensor<T, Rank, D>& x, const SharedAxis& shared
 template <Operand X>
 void check_first_order() {
   if constexpr (is_graph_variable<X>)
-    fail<UsageError>("gradients of gradients go through one device's layers alone: expected Variables in what ",
-                     "TensorParallel shares out");
+    fail<UsageError>("TensorParallel: gradients of gradients are not supported in split layers: expected Variables");
 }
 
 /// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
@@ -6127,7 +6122,7 @@ inline constexpr bool no_columns = false;
 template <class A, class B>
 void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
   check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
-                    " are shared out in different ways");
+                    " are split in different ways");
 }
 }  // namespace detail
 
@@ -6221,9 +6216,9 @@ CHORUS_MIXES_COLUMNS(mean)
 /// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
 template <class X>
 auto dropout(const Columns<X>& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
+  static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const auto columns = x.range();
   return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
@@ -6231,8 +6226,8 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
 /// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
 template <class X, std::size_t NewRank>
 auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
-  check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
-                    x.width(), " as its size, got ", shape);
+  check<ShapeError>(shape.back() == x.width(), "reshape: split columns must stay the last axis: expected ", x.width(),
+                    " as its size, got ", shape);
   shape.back() = x.range().count;
   return x.with(reshape(x.part(), shape));
 }
@@ -6287,7 +6282,7 @@ class SequencePart {
 /// and each rank works on its own positions in between.
 template <Operand X>
 auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
-  static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
+  static_assert(tensor_of<X>::rank >= 2, "split_sequence: expected a value [batch, length, ...]");
   auto part = scatter_axis(x, 1, 1, group);
   return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
 }
@@ -6301,7 +6296,7 @@ auto gather_sequence(const SequencePart<X>& x) {
 template <class A, class B>
 auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
   check<ShapeError>(a.length() == b.length() && a.group() == b.group(), "+: sequences of shapes ", a.shape(), " and ",
-                    b.shape(), " are shared out in different ways");
+                    b.shape(), " are split in different ways");
   return a.with(a.part() + b.part());
 }
 
@@ -6309,7 +6304,7 @@ auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
 template <class X>
 auto dropout(const SequencePart<X>& x, double p, bool training = true) {
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const auto& value = value_of(x.part());
   const Index samples = value.size(0), count = value.size(1);
   const Index inner = samples * count == 0 ? 0 : value.numel() / (samples * count);
@@ -6329,8 +6324,8 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
   check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
-                    " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
-                    "see TensorParallel::gathered for a whole model");
+                    " entries are split over ranks, and this rank has a part: call the net, not its module(); "
+                    "TensorParallel::gathered gives a whole model");
   return group;
 }
 
@@ -7401,7 +7396,7 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 /// The mask as matrices: one for each matrix of scores, or one for all.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
-  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
+  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
@@ -7431,9 +7426,9 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
                     "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
                     keys.shape(), " and values of shape ", values.shape(), " do not fit");
   check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention: the probability of dropout is in [0, 1), got ", options.dropout);
+                    "scaled_dot_product_attention: expected a dropout probability in [0, 1), got ", options.dropout);
   check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
-                    "scaled_dot_product_attention: dropout needs a batch axis, got queries of shape ", queries.shape());
+                    "scaled_dot_product_attention: expected a batch axis for dropout, got shape ", queries.shape());
   if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
     auto scores = queries.shape();
     const auto same_batch = [&](const auto& other) {
@@ -7581,13 +7576,13 @@ auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOpti
 template <Operand X, class... Mask>
 auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&... mask) {
   static_assert(tensor_of<X>::rank == 5,
-                "scaled_dot_product_attention_packed: qkv is [batch, length, 3, heads, features]");
+                "scaled_dot_product_attention_packed: expected qkv [batch, length, 3, heads, features]");
   const auto shape = value_of(qkv).shape();
   const auto [batch, length, three, heads, features] = shape;
   check<ShapeError>(three == 3,
                     "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got ", shape);
   check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
+                    "scaled_dot_product_attention_packed: expected a dropout probability in [0, 1), got ",
                     options.dropout);
   if constexpr (has_stacked_attention<X, X, X>) {
     const Shape<4> scores{batch, heads, length, length};
@@ -7789,7 +7784,7 @@ class MultiheadAttention : public Module {
   // [batch, length, features] -> [batch, length, this rank's heads, features / heads]
   template <Operand X, Operand W>
   auto project(const X& x, const W& whole, Index part, Index head) const {
-    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
+    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: expected inputs [batch, length, features]");
     const Index columns = in_proj_weight.shape()[0] / 3;
     const auto weight = slice(whole, 0, part * columns, (part + 1) * columns);
     const auto lines = [&] {
@@ -7838,12 +7833,12 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
   static_assert(tensor_of<X>::rank == 5 && tensor_of<W>::rank == 5,
-                "conv3d: the input is [batch, channels, depth, height, width]");
+                "conv3d: expected an input [batch, channels, depth, height, width]");
   const auto [batch, channels, depth, height, width] = value_of(x).shape();
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
@@ -7901,16 +7896,16 @@ template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4,
-                "conv_transpose2d: the input is [batch, channels, height, width]");
+                "conv_transpose2d: expected an input [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
   check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
                         padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: output_padding is at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
@@ -8004,7 +7999,7 @@ auto as_sequence(const Y& y) {
 template <Operand X, Operand W>
 auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions& options = {}) {
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
-                "conv_transpose1d: the input is [batch, channels, length]");
+                "conv_transpose1d: expected an input [batch, channels, length]");
   return detail::as_sequence(
       conv_transpose2d(detail::as_image(x), detail::as_image(weight), detail::as_images(options)));
 }
@@ -8012,7 +8007,7 @@ auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions&
 template <Operand X, Operand W, Operand B>
 auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTranspose1dOptions& options = {}) {
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
-                "conv_transpose1d: the input is [batch, channels, length]");
+                "conv_transpose1d: expected an input [batch, channels, length]");
   return detail::as_sequence(
       conv_transpose2d(detail::as_image(x), detail::as_image(weight), bias, detail::as_images(options)));
 }
@@ -8257,9 +8252,10 @@ void check_same_results(const Y& expected, const Y& got) {
     largest = std::max(largest, std::abs(x));
     if (std::isfinite(x)) most = std::isfinite(y) ? std::max(most, std::abs(x - y)) : std::abs(x) + 1;
   }
-  check<UsageError>(most <= 1e-3 * std::max(largest, 1e-3), "fold_batch_norm: the folded model's results differ by ",
-                    most, " from the model's, the largest of which is ", largest, ": its forward takes a layer's ",
-                    "result in a way that the operations don't show");
+  check<UsageError>(most <= 1e-3 * std::max(largest, 1e-3),
+                    "fold_batch_norm: the outputs of the folded model differ by ", most,
+                    " from the model's, whose largest is ", largest,
+                    ": its forward uses a layer's output outside of the recorded operations");
 }
 
 }  // namespace detail
@@ -8274,9 +8270,7 @@ template <class Model, class... X>
 Model fold_batch_norm(const Model& model, const X&... x) {
   using D = typename Model::device_type;
   Model folded = copy_of(model);
-  check<UsageError>(!detail::any_training(folded),
-                    "fold_batch_norm: the model is in training: call eval() first, since the running statistics become "
-                    "part of the weights");
+  check<UsageError>(!detail::any_training(folded), "fold_batch_norm: the model is in training mode: call eval() first");
   const NoGrad no_grad;
   detail::FollowingNorms watch(folded);
   const auto expected = [&] {
@@ -8546,9 +8540,9 @@ class MixedPrecision : public Module {
     copies_.refresh(model_);
     auto outputs = model_.forward(narrowed(inputs)...);
     static_assert((detail::is_floating<Inputs> || ...) || !detail::all_in_float<decltype(outputs)>,
-                  "MixedPrecision: the model gets integers and gives float, so its layers would all run in float: let "
-                  "its `forward` take integers as `const auto&` and hand them to the Embedding as they come, which "
-                  "gives 16 bits then; or convert what the layers get, with to<bf16>(x)");
+                  "MixedPrecision: the model takes integers and returns float, so all its layers would run in float: "
+                  "take the integers as `const auto&` in `forward` and pass them to the Embedding unchanged, which "
+                  "then returns 16 bits; or convert the layers' input with to<bf16>(x)");
     return widened(outputs);
   }
   template <class... Inputs>
@@ -8619,7 +8613,7 @@ namespace chorus {
 template <Operand X>
 auto dropout_channels(const X& x, double p, bool training = true) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 2, "dropout_channels: the input is [batch, channels, ...]");
+  static_assert(rank >= 2, "dropout_channels: expected an input [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
   using Mask = Tensor<typename tensor_of<X>::value_type, 2, typename tensor_of<X>::device_type>;
   const auto kept = dropout(Mask::ones({shape[0], shape[1]}, value_of(x).device()), p, training);
@@ -8706,8 +8700,8 @@ auto adaptive_max(const X& x, std::size_t a, Index out) {
 }
 
 inline void check_resize(const char* operation, const Shape<4>& image, Size2d size) {
-  check<UsageError>(size.height > 0 && size.width > 0, operation, ": the size is at least 1, got ", size.height, " x ",
-                    size.width);
+  check<UsageError>(size.height > 0 && size.width > 0, operation, ": expected a size of at least 1, got ", size.height,
+                    " x ", size.width);
   check<ShapeError>(image[2] > 0 && image[3] > 0, operation, ": an image of shape ", image, " has no pixels");
 }
 
@@ -8718,7 +8712,7 @@ inline void check_resize(const char* operation, const Shape<4>& image, Size2d si
 /// ShapeError for an image without pixels.
 template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
-  static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: expected an input [batch, channels, height, width]");
   detail::check_resize("upsample_bilinear2d", value_of(x).shape(), size);
   const auto& shape = value_of(x).shape();
   const auto input = detail::taken(x);
@@ -8732,7 +8726,7 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
 /// size.width]; parts as for adaptive_avg_pool2d. In a tie the first pixel gets the gradient. Throws as that does.
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
-  static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: expected an input [batch, channels, height, width]");
   const auto& shape = value_of(x).shape();
   detail::check_resize("adaptive_max_pool2d", shape, size);
   const auto parts = [&] { return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height); };
@@ -8837,7 +8831,7 @@ auto selu(const X& x) {
 /// x, or alpha (exp(x / alpha) - 1) for x <= 0. Throws UsageError if alpha is 0.
 template <Operand X>
 auto celu(const X& x, double alpha = 1) {
-  check<UsageError>(alpha != 0, "celu: alpha is 0");
+  check<UsageError>(alpha != 0, "celu: expected an alpha other than 0");
   return detail::pointwise("celu", functors::Celu{alpha}, x);
 }
 /// x / (1 + |x|).
@@ -8871,7 +8865,7 @@ template <Operand X, Operand W>
 auto prelu(const X& x, const W& slope) {
   constexpr int rank = tensor_of<X>::rank;
   static_assert(rank >= 2 && tensor_of<W>::rank == 1,
-                "prelu: the input is [batch, channels, ...], the slope [channels]");
+                "prelu: expected an input [batch, channels, ...] and a slope [channels]");
   Shape<rank - 1> per_channel{};
   per_channel.fill(1);
   per_channel[0] = value_of(slope).numel();
@@ -8884,7 +8878,7 @@ auto prelu(const X& x, const W& slope) {
 template <Operand X>
 auto glu(const X& x, Index axis = -1) {
   const Index size = value_of(x).size(axis);
-  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has no two halves");
+  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has an odd size");
   return slice(x, axis, 0, size / 2) * sigmoid(slice(x, axis, size / 2, size));
 }
 
@@ -9082,7 +9076,7 @@ class LearnedPositions : public Module {
 
   /// Initialised from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
   LearnedPositions(Index most, Index features) {
-    check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " places of ", features,
+    check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " positions of ", features,
                       " features: both must be positive");
     weight = Parameter(init::normal<T, D, 2>({most, features}, 0, 0.02));
   }
@@ -9092,7 +9086,7 @@ class LearnedPositions : public Module {
     return detail::watched(*this, [&] {
       const Index length = value_of(x).size(-2);
       check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
-                        weight.shape()[0], " places");
+                        weight.shape()[0], " positions");
       return x + slice(weight, 0, 0, length);
     });
   }
@@ -9149,7 +9143,7 @@ struct SinusoidalPositions : Module {
     return detail::watched(*this, [&] {
       using T = typename tensor_of<X>::value_type;
       const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
-      check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
+      check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features, expected an even number");
       const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
       return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
                          Shape<2>{length, features});
@@ -9165,8 +9159,8 @@ template <Operand X>
 auto rotary_positions(const X& x, Index first = 0) {
   using T = typename tensor_of<X>::value_type;
   const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
-  check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features are not even");
-  check<UsageError>(first >= 0, "rotary_positions: the first place is ", first);
+  check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features, expected an even number");
+  check<UsageError>(first >= 0, "rotary_positions: expected a first position of at least 0, got ", first);
   const auto& tables = detail::position_tables<T>(first + length, features, value_of(x).device());
   const auto sine = tables.sine.slice(0, first, first + length), cosine = tables.cosine.slice(0, first, first + length);
   const auto a = slice(x, -1, 0, features / 2), b = slice(x, -1, features / 2, features);
@@ -9265,7 +9259,7 @@ namespace detail {
 
 template <Operand X, Operand W>
 void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
-  static_assert(tensor_of<X>::rank == 3, "a recurrent layer's input is [batch, time, features]");
+  static_assert(tensor_of<X>::rank == 3, "recurrent: expected an input [batch, time, features]");
   const auto& in = value_of(x).shape();
   const auto& ih = value_of(weight_ih).shape();
   const auto& hh = value_of(weight_hh).shape();
@@ -9290,7 +9284,7 @@ auto time_step(const X& sequence, Index t) {
 template <Operand X, Operand W, Operand H>
 void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
   const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
-  check<ShapeError>(value_of(state).shape() == expected, operation, ": a first state of shape ",
+  check<ShapeError>(value_of(state).shape() == expected, operation, ": an initial state has shape ",
                     value_of(state).shape(), ", expected ", expected);
 }
 
@@ -9441,7 +9435,7 @@ class Recurrent : public Module {
     check<ShapeError>(in_features > 0 && hidden > 0 && options.num_layers > 0, name, ": ", in_features, " inputs, ",
                       hidden, " hidden features, ", options.num_layers, " layers: all must be positive");
     check<UsageError>(options.dropout >= 0 && options.dropout < 1, name,
-                      ": the probability of dropout is in [0, 1), got ", options.dropout);
+                      ": expected a dropout probability in [0, 1), got ", options.dropout);
     const double bound = 1 / std::sqrt(static_cast<double>(hidden));
     for (Index i = 0; i < options.num_layers * directions(); ++i) {
       const Index inputs = i < directions() ? in_features : hidden * directions();
@@ -9478,8 +9472,8 @@ class Recurrent : public Module {
   template <Operand H>
   auto state_of(const H& states, Index number) const {
     const Shape<3> expected{static_cast<Index>(cells.size()), value_of(states).size(1), hidden_};
-    check<ShapeError>(value_of(states).shape() == expected, name_, ": first states of shape ", value_of(states).shape(),
-                      ", expected ", expected);
+    check<ShapeError>(value_of(states).shape() == expected, name_, ": initial states have shape ",
+                      value_of(states).shape(), ", expected ", expected);
     return reshape(slice(states, 0, number, number + 1), Shape<2>{expected[1], expected[2]});
   }
   template <Operand X>
@@ -9726,7 +9720,7 @@ std::string summary(Model& model, const Index (&shape)[Rank]) {
 template <Real T = float, class Model, std::size_t Rank>
 std::string summary(Model& model, const std::array<Index, Rank>& shape) {
   for (const Index extent : shape)
-    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
+    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": expected sizes of at least 1");
   const auto device = detail::device_for_summary<typename Model::device_type>(model);
   const trace::PeakKept peak(trace_slot(device));  // includes the zeros
   return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
@@ -10425,7 +10419,7 @@ inline Index count_labels(Cpu, std::string_view operation, Index batch, Index cl
   for (Index i = 0; i < batch; ++i) {
     if (labels[i] == ignore_index) continue;
     check<UsageError>(labels[i] >= 0 && labels[i] < classes, operation, ": label ", labels[i], " of sample ", i,
-                      " is not in [0, ", classes, "), nor is it ignore_index ", ignore_index);
+                      " is not in [0, ", classes, ") and is not ignore_index ", ignore_index);
     ++counted;
   }
   return counted;
@@ -10857,7 +10851,7 @@ namespace chorus::kernels {
 /// Not available on GPUs: use gather_columns.
 template <class T>
 void vocabulary_maximum(Cuda, Index, const Vocabulary&, const T*, T*) {
-  fail<UsageError>("cross_entropy: of classes that ranks share it is for the CPU; use gather_columns(logits)");
+  fail<UsageError>("cross_entropy: classes that are split over ranks need the CPU; use gather_columns(logits)");
 }
 template <class T>
 void vocabulary_sums(Cuda, Index, const Vocabulary&, const T*, const std::int64_t*, const CrossEntropyOptions&,
@@ -11054,7 +11048,7 @@ using DeviceTypeOf = typename decltype(device_of(std::declval<Model&>()))::type;
 template <class Model>
 void want_gradients(Model& model, bool wants) {
   using D = DeviceTypeOf<Model>;
-  static_assert(!std::is_void_v<D>, "freeze and unfreeze take a model or a layer with parameters");
+  static_assert(!std::is_void_v<D>, "freeze, unfreeze: expected a model or a layer with parameters");
   for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
 }
 
@@ -11164,7 +11158,7 @@ namespace detail {
 template <Operand X>
 auto class_rows(const X& x) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 2, "a loss over classes takes scores [batch, classes, ...]");
+  static_assert(rank >= 2, "class loss: expected scores [batch, classes, ...]");
   Shape<rank> order{};
   order[0] = 0;
   for (int axis = 2; axis < rank; ++axis) order[static_cast<std::size_t>(axis - 1)] = axis;
@@ -11202,7 +11196,7 @@ Recorded<Rank, X> image_cross_entropy(const X& logits, const Tensor<std::int64_t
   using T = typename tensor_of<X>::value_type;
   const auto scores = contiguous(value_of(logits));
   check<UsageError>((options.reduction == Reduction::none) == (Rank == 1),
-                    "cross_entropy: one loss a sample has a function of its own: cross_entropy_per_sample");
+                    "cross_entropy: for one loss per sample call cross_entropy_per_sample");
   const auto view = around_axis(scores.shape(), 1);
   Shape<Rank> shape{};
   if constexpr (Rank == 1) shape[0] = labels.numel();
@@ -11620,11 +11614,11 @@ namespace detail {
 template <Operand X>
 auto first_in_order(const char* operation, const X& x, Index axis, Index count, bool descending) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "a tensor without axes cannot be sorted");
+  static_assert(rank >= 1, "sort: expected a tensor with at least one axis");
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis(operation, axis, rank);
   auto shape = input.shape();
-  check<ShapeError>(count >= 0 && count <= shape[a], operation, ": ", count, " elements of an axis of ", shape[a]);
+  check<ShapeError>(count >= 0 && count <= shape[a], operation, ": ", count, " elements from an axis of ", shape[a]);
   shape[a] = count;
   auto index = Tensor<std::int64_t, rank, typename tensor_of<X>::device_type>::empty(shape, input.device());
   kernels::argsort(input.device(), around_axis(input.shape(), a), count, descending, input.data(), index.data());
@@ -11716,7 +11710,7 @@ auto unique(const X& x) {
 /// `right` after them. NaN is the largest. Throws UsageError if `sorted` is not in order.
 template <Operand S, Operand V>
 auto searchsorted(const S& sorted, const V& values, bool right = false) {
-  static_assert(tensor_of<S>::rank == 1, "searchsorted: the sorted numbers are a vector");
+  static_assert(tensor_of<S>::rank == 1, "searchsorted: expected a vector of sorted numbers");
   static_assert(of_one_type<S, V>, "searchsorted: operands have different scalar types; to<float>(x) converts one");
   using C = compute_type<typename tensor_of<S>::value_type>;
   const auto order = detail::on_host("searchsorted", sorted);
@@ -11726,7 +11720,7 @@ auto searchsorted(const S& sorted, const V& values, bool right = false) {
   };
   const auto *first = order.data(), *last = first + order.numel();
   const auto* const wrong = std::is_sorted_until(first, last, before);
-  check<UsageError>(wrong == last, "searchsorted: expected numbers in ascending order, got a smaller one at place ",
+  check<UsageError>(wrong == last, "searchsorted: expected numbers in ascending order, got a smaller one at index ",
                     static_cast<Index>(wrong - first));
   auto out = Tensor<std::int64_t, tensor_of<V>::rank>::empty(wanted.shape());
   for (Index i = 0; i < out.numel(); ++i) {
@@ -11767,7 +11761,7 @@ template <Operand X>
 auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
-  static_assert(Real<T>, "histogram: the numbers are of a floating-point type");
+  static_assert(Real<T>, "histogram: expected floating-point numbers");
   const auto input = detail::on_host("histogram", x);
   const auto number = [&](Index i) { return static_cast<double>(input.data()[i]); };
   check<UsageError>(bins >= 1, "histogram: expected at least 1 bin, got ", bins);
@@ -11896,9 +11890,9 @@ auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
   const auto targets = contiguous(labels);
   const Index time = scores.size(0), batch = scores.size(1), classes = scores.size(2), most = targets.size(1);
   check<ShapeError>(targets.size(0) == batch && input_lengths.size(0) == batch && label_lengths.size(0) == batch,
-                    "ctc_loss: scores of shape ", scores.shape(), " need labels, input_lengths and label_lengths of ",
-                    batch, " samples, got ", targets.shape(), ", ", input_lengths.shape(), " and ",
-                    label_lengths.shape());
+                    "ctc_loss: scores of shape ", scores.shape(),
+                    ", expected labels, input_lengths and label_lengths of ", batch, " samples, got ", targets.shape(),
+                    ", ", input_lengths.shape(), " and ", label_lengths.shape());
   check<UsageError>(options.blank >= 0 && options.blank < classes, "ctc_loss: blank ", options.blank,
                     " is not one of ", classes, " classes");
   for (Index n = 0; n < batch; ++n) {
@@ -11932,8 +11926,7 @@ template <Operand X>
 auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
               const Tensor<std::int64_t, 1, Cpu>& input_lengths, const Tensor<std::int64_t, 1, Cpu>& label_lengths,
               const CtcLossOptions& options = {}) {
-  check<UsageError>(options.reduction != Reduction::none,
-                    "ctc_loss: one loss a sample has a function of its own: ctc_loss_per_sample");
+  check<UsageError>(options.reduction != Reduction::none, "ctc_loss: for one loss per sample call ctc_loss_per_sample");
   using T = typename tensor_of<X>::value_type;
   const auto losses = ctc_loss_per_sample(log_probabilities, labels, input_lengths, label_lengths, options);
   const Index batch = label_lengths.size(0);
@@ -12308,7 +12301,7 @@ std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index
 template <std::size_t N, Operand X>
 auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  static_assert(N >= 1 && N <= rank, "reduction: expected 1 to rank axes");
   const auto chosen = chosen_axes<N, rank>(operation, axes);
   Shape<tensor_of<X>::rank> order{};
   std::array<Index, rank - N + 1> shape{};
@@ -12330,7 +12323,7 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
 template <std::size_t N, Operand X, class Reduce>
 auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  static_assert(N >= 1 && N <= rank, "reduction: expected 1 to rank axes");
   const auto chosen = chosen_axes<N, rank>(operation, axes);
   const auto& shape = value_of(x).shape();
   std::array<Index, rank - N> left{};
@@ -12498,14 +12491,14 @@ auto norm_keeping(const X& x, double p, Index axis) {
 template <Operand X>
 auto norm(const X& x, double p, Index axis, KeepAxis) {
   check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
-                    "norm: p is positive, or -inf for the smallest element, got ", p);
+                    "norm: expected a positive p, or -inf for the smallest element, got ", p);
   if constexpr (NarrowOperand<X>) {
     return to<typename tensor_of<X>::value_type>(norm(to<float>(x), p, axis, keep_axis));
   } else {
     const auto a = normalize_axis("norm", axis, tensor_of<X>::rank);
     if (value_of(x).shape()[a] == 0) {
       check<UsageError>(p < std::numeric_limits<double>::infinity() && p > 0, "norm: an axis of a tensor of shape ",
-                        value_of(x).shape(), " has no element that could be the largest or smallest");
+                        value_of(x).shape(), " has no elements");
       return sum(x, axis, keep_axis);
     }
     return detail::norm_keeping(x, p, axis);
@@ -12602,7 +12595,7 @@ auto unsqueeze(const X& x, Index axis) {
 template <Operand X>
 auto squeeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "squeeze: the tensor has no axes");
+  static_assert(rank >= 1, "squeeze: expected at least one axis");
   const auto a = normalize_axis("squeeze", axis, rank);
   const auto& old = value_of(x).shape();
   check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
@@ -12616,7 +12609,7 @@ auto squeeze(const X& x, Index axis) {
 template <Operand X, std::size_t N>
 auto repeat(const X& x, const std::array<Index, N>& times) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= rank, "repeat: a number for each axis, got less");
+  static_assert(N >= rank, "repeat: expected a number for each axis, got fewer");
   check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
                     "repeat: expected numbers of at least 0, got ", times);
   std::array<Index, N> shape{};
@@ -12643,7 +12636,7 @@ auto tile(const X& x, const std::array<Index, N>& times) {
 /// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
 template <Operand X, std::size_t N>
 auto flip(const X& x, const std::array<Index, N>& axes) {
-  static_assert(N >= 1, "flip: names at least one axis");
+  static_assert(N >= 1, "flip: expected at least one axis");
   const auto one = [](const auto& y, Index axis) {
     const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
     std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
@@ -12736,8 +12729,8 @@ auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, st
 template <Operand A, Operand B>
 auto cdist(const A& a, const B& b, double p = 2) {
   constexpr int rank = tensor_of<A>::rank;
-  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: the operands are stacks of vectors, of one rank");
-  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected as many features, got shapes ",
+  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: expected two stacks of vectors of the same rank");
+  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected equal last sizes, got shapes ",
                     value_of(a).shape(), " and ", value_of(b).shape());
   return norm(unsqueeze(a, rank - 1) - unsqueeze(b, rank - 2), p, -1);
 }
@@ -12828,7 +12821,7 @@ auto einsum(const A& a, const B& b) {
                 "einsum: expected two operands and a result, as in \"ij,jk->ik\", each letter once in a part");
   constexpr detail::EinsumPlan plan(equation.view());
   static_assert(plan.a.size() == tensor_of<A>::rank && plan.b.size() == tensor_of<B>::rank,
-                "einsum: the operands have other numbers of axes than the equation");
+                "einsum: the equation and the operands have different numbers of axes");
   std::array<Index, 128> size{};
   const auto measure = [&](std::string_view names, const auto& shape) {
     for (std::size_t i = 0; i < names.size(); ++i) {
@@ -13112,8 +13105,8 @@ template <Operand X>
 constexpr void check_type() {
   using Of = tensor_of<X>;
   static_assert(std::is_same_v<typename Of::device_type, Cpu>,
-                "fft: the operand lies on a GPU; these functions run on the CPU: to_device(x, Cpu{}) copies it");
-  static_assert(std::floating_point<typename Of::value_type>, "fft: the operand is of float or double");
+                "fft: expected an operand on the CPU; to_device(x, Cpu{}) copies it");
+  static_assert(std::floating_point<typename Of::value_type>, "fft: expected an operand of float or double");
 }
 
 template <Fourier Kind, Operand X>
@@ -13143,7 +13136,7 @@ template <bool Real, Operand X>
 Index length(const char* operation, const X& x) {
   check_type<X>();
   static_assert(tensor_of<X>::rank >= (Real ? 1 : 2),
-                "fft: a real operand has an axis at least, a complex one two: the last holds real and imaginary parts");
+                "fft: expected an axis for a real operand, two for a complex one (real and imaginary part)");
   const auto& input = value_of(x);
   chorus::detail::check_defined(operation, input);
   if constexpr (Real) {
@@ -13189,7 +13182,7 @@ auto to_real(const char* operation, const X& x, const Options& options) {
 // The complex transform of the second last axis.
 template <Operand X>
 auto along_rows(const char* operation, const X& x, const Options& options, bool inverse) {
-  static_assert(tensor_of<X>::rank >= 3, "fft: a transform of two axes has an operand with two of them");
+  static_assert(tensor_of<X>::rank >= 3, "fft: expected an operand with two axes to transform");
   return transpose(complex(operation, transpose(x, -3, -2), options, inverse), -3, -2);
 }
 
@@ -13257,7 +13250,7 @@ auto irfft2(const X& x, const Options2& options = {}) {
 /// The broadcast product of complex numbers, [..., 2] each. A circular convolution is irfft(mul(rfft(x), rfft(y))).
 template <Operand A, Operand B>
 auto mul(const A& a, const B& b) {
-  static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: the operands have an axis of pairs");
+  static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: expected an axis of pairs");
   for (const Index pairs : {value_of(a).shape().back(), value_of(b).shape().back()})
     check<ShapeError>(pairs == 2, "fft::mul: expected complex numbers as pairs, [..., 2], got shapes ",
                       value_of(a).shape(), " and ", value_of(b).shape());
@@ -13290,7 +13283,7 @@ namespace detail {
 template <class T, int Rank, class D>
 Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
                                       const std::shared_ptr<BatchGroup>& group) {
-  check<UsageError>(!group->recorded(), "of_global_batch: not of GraphVariables under DataParallel");
+  check<UsageError>(!group->recorded(), "of_global_batch: GraphVariables under DataParallel are not supported");
   Node& origin = *term.origin;
   const bool is_mean = origin.is_mean();
   const double own = is_mean ? origin.mean_over() : 1;
@@ -13337,8 +13330,8 @@ auto of_global_batch(const X& x) {
   if (terms.all().empty()) return value;
   const auto& term = terms.all().front();
   check<UsageError>(terms.is_one_term(*value.node()),
-                    "of_global_batch: expected one mean or sum over the batch, times "
-                    "a number, got a sum of several, or of one and a number: take of_global_batch of each");
+                    "of_global_batch: expected one mean or sum over the batch, times a number, got a sum of several, "
+                    "or of one and a number: call of_global_batch for each");
   if (std::string_view(term.origin->operation()) == detail::mean_of_parts_name) return value;
   return detail::sum_over_members(value, term, group);
 }
@@ -14614,7 +14607,7 @@ auto grad_variables(const GraphVariable<T, 0, D>& value, const GradOptions& opti
     if (!path.leads_on(*node)) continue;
     auto* graph_node = dynamic_cast<GraphNode*>(node.get());
     check<UsageError>(graph_node != nullptr, "grad: create_graph: '", node->operation(),
-                      "' was recorded by plain Variables; let the computation begin with GraphVariables");
+                      "' was recorded by plain Variables; begin the computation with GraphVariable(x)");
     graph_node->graph_backward(gradients);
     if (!path.is_input(*node)) gradients.forget(*node);
   }
@@ -15486,7 +15479,7 @@ void solve(const char* operation, Index count, Index n, Index k, const T* a, con
   for (Index i = 0; i < count; ++i) {
     const Eigen::PartialPivLU<Matrix<T>> lu(matrix(a, i, n, n));
     check<UsageError>(!(lu.matrixLU().diagonal().array() == T{0}).any(), operation,
-                      ": expected matrices that have an inverse, got a singular one at place ", i, " of the stack");
+                      ": expected invertible matrices, got a singular one at index ", i, " of the stack");
     matrix(x, i, n, k) = lu.solve(matrix(b, i, n, k));
   }
 }
@@ -15522,7 +15515,7 @@ void cholesky(Index count, Index n, const T* a, T* out) {
     if (n == 0) continue;
     const Eigen::LLT<Matrix<T>, Eigen::Lower> llt(matrix(a, i, n, n));
     check<UsageError>(llt.info() == Eigen::Success,
-                      "cholesky: expected positive definite matrices, got one that is not at place ", i,
+                      "cholesky: expected positive definite matrices, got an indefinite one at index ", i,
                       " of the stack");
     matrix(out, i, n, n) = llt.matrixL();
   }
@@ -15547,7 +15540,7 @@ void svd(Index count, Index m, Index n, const T* a, T* out) {
   if (k == 0) return;
   for (Index i = 0; i < count; ++i) {
     const auto input = matrix(a, i, m, n);
-    check<UsageError>(input.allFinite(), "svd: expected finite numbers, got others at place ", i, " of the stack");
+    check<UsageError>(input.allFinite(), "svd: expected finite numbers, got others at index ", i, " of the stack");
     const Eigen::JacobiSVD<Matrix<T>> svd(input, Eigen::ComputeThinU | Eigen::ComputeThinV);
     T* const at = out + i * (m * k + k + k * n);
     matrix(at, 0, m, k) = svd.matrixU();
@@ -15563,9 +15556,9 @@ void eigh(Index count, Index n, const T* a, T* out) {
   if (n == 0) return;
   for (Index i = 0; i < count; ++i) {
     const auto input = matrix(a, i, n, n);
-    check<UsageError>(input.allFinite(), "eigh: expected finite numbers, got others at place ", i, " of the stack");
+    check<UsageError>(input.allFinite(), "eigh: expected finite numbers, got others at index ", i, " of the stack");
     const Eigen::SelfAdjointEigenSolver<Matrix<T>> solver(input);
-    check<UsageError>(solver.info() == Eigen::Success, "eigh: no convergence at place ", i, " of the stack");
+    check<UsageError>(solver.info() == Eigen::Success, "eigh: no convergence at index ", i, " of the stack");
     T* const at = out + i * (n + n * n);
     matrix(at, 0, n, 1) = solver.eigenvalues();
     matrix(at + n, 0, n, n) = solver.eigenvectors();
@@ -15617,7 +15610,7 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
     const auto q = matrix(packed + at, 0, m, n), r = matrix(packed + at + m * n, 0, n, n);
     const auto dq = matrix(d + at, 0, m, n), dr = matrix(d + at + m * n, 0, n, n);
     check<UsageError>(!(r.diagonal().array() == T{0}).any(),
-                      "backward of 'qr': expected independent columns, got a singular R at place ", i, " of the stack");
+                      "backward of 'qr': expected independent columns, got a singular R at index ", i, " of the stack");
     const Matrix<T> given = dr.template triangularView<Eigen::Upper>();
     const Matrix<T> product = r * given.transpose() - dq.transpose() * q;
     Matrix<T> both = product.template triangularView<Eigen::Lower>();
@@ -15696,9 +15689,9 @@ template <Operand X>
 auto stack_of(const char* operation, const X& x, bool square) {
   using Of = tensor_of<X>;
   static_assert(std::is_same_v<typename Of::device_type, Cpu>,
-                "linalg: the operand lies on a GPU; these functions run on the CPU: to_device(x, Cpu{}) copies it");
-  static_assert(std::floating_point<typename Of::value_type>, "linalg: the operand is of float or double");
-  static_assert(Of::rank >= 2, "linalg: the operand is a matrix or a stack of matrices");
+                "linalg: expected an operand on the CPU; to_device(x, Cpu{}) copies it");
+  static_assert(std::floating_point<typename Of::value_type>, "linalg: expected an operand of float or double");
+  static_assert(Of::rank >= 2, "linalg: expected a matrix or a stack of matrices");
   chorus::detail::check_defined(operation, value_of(x));
   auto out = contiguous(value_of(x));
   check<ShapeError>(!square || out.size(-1) == out.size(-2), operation, ": expected square matrices, got shape ",
@@ -15741,7 +15734,7 @@ std::array<Index, N - 1> with_vector(const std::array<Index, N>& shape, Index si
 template <Operand A, Operand B>
 auto solve(const A& a, const B& b) {
   constexpr int rank = tensor_of<A>::rank;
-  static_assert(tensor_of<B>::rank == rank && of_one_type<A, B>, "solve: the operands have one rank and scalar type");
+  static_assert(tensor_of<B>::rank == rank && of_one_type<A, B>, "solve: expected one rank and scalar type");
   using T = typename tensor_of<A>::value_type;
   const auto left = detail::stack_of("solve", a, true), right = detail::stack_of("solve", b, false);
   const Index n = left.size(-1), k = right.size(-1), count = detail::matrices(left.shape());
@@ -15846,7 +15839,7 @@ auto qr(const A& a) {
   using T = typename tensor_of<A>::value_type;
   const auto input = detail::stack_of("qr", a, false);
   const Index m = input.size(-2), n = input.size(-1), count = detail::matrices(input.shape());
-  check<ShapeError>(m >= n, "qr: expected at least as many rows as columns, got shape ", input.shape());
+  check<ShapeError>(m >= n, "qr: expected rows >= columns, got shape ", input.shape());
   auto packed = Tensor<T, 2>::empty({count, m * n + n * n});
   kernels::linalg::qr(count, m, n, input.data(), packed.data());
   const auto factors = record(
@@ -15935,7 +15928,7 @@ namespace detail {
 // Sets everything outside of the triangle to 0, NaN included.
 template <Operand X, class Inside>
 auto triangle(const X& x, const Inside& inside) {
-  static_assert(tensor_of<X>::rank >= 2, "tril, triu: the operand is a matrix or a stack of matrices");
+  static_assert(tensor_of<X>::rank >= 2, "tril, triu: expected a matrix or a stack of matrices");
   const Index rows = value_of(x).size(-2), columns = value_of(x).size(-1);
   auto outside = Tensor<bool, 2>::empty({rows, columns});
   for (Index i = 0; i < rows; ++i)
@@ -15967,7 +15960,7 @@ auto triu(const X& x, Index diagonal = 0) {
 template <Operand X>
 auto diag(const X& x, Index diagonal = 0) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank == 1 || rank == 2, "diag: the operand is a vector or a matrix");
+  static_assert(rank == 1 || rank == 2, "diag: expected a vector or a matrix");
   if constexpr (rank == 2) {
     const Index rows = value_of(x).size(0), columns = value_of(x).size(1);
     return detail::select_along(reshape(x, Shape<1>{rows * columns}), 0,
@@ -15984,14 +15977,14 @@ auto diag(const X& x, Index diagonal = 0) {
 /// a: [m], b: [n] -> [m, n], the outer product.
 template <Operand A, Operand B>
 auto outer(const A& a, const B& b) {
-  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: the operands are vectors");
+  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: expected vectors");
   return unsqueeze(a, 1) * unsqueeze(b, 0);
 }
 
 /// The dot product of two vectors of one size. Throws ShapeError if the sizes differ.
 template <Operand A, Operand B>
 auto dot(const A& a, const B& b) {
-  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: the operands are vectors");
+  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: expected vectors");
   check<ShapeError>(value_of(a).shape() == value_of(b).shape(), "dot: expected vectors of one size, got shapes ",
                     value_of(a).shape(), " and ", value_of(b).shape());
   return sum(a * b, 0);
@@ -16000,7 +15993,7 @@ auto dot(const A& a, const B& b) {
 /// The cross product along an axis of size 3; the operands broadcast. Throws ShapeError if the axis has another size.
 template <Operand A, Operand B>
 auto cross(const A& a, const B& b, Index axis = -1) {
-  static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: the operands have one rank");
+  static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: expected operands of one rank");
   const auto at = normalize_axis("cross", axis, tensor_of<A>::rank);
   check<ShapeError>(value_of(a).shape()[at] == 3 && value_of(b).shape()[at] == 3, "cross: expected size 3 of axis ",
                     axis, ", got shapes ", value_of(a).shape(), " and ", value_of(b).shape());
@@ -16147,8 +16140,8 @@ struct WeightedBinaryCrossEntropy {
 namespace detail {
 template <Operand X>
 auto reduce_losses(const char* operation, const X& losses, Reduction reduction) {
-  check<UsageError>(reduction != Reduction::none, operation, ": for losses that are not reduced there is a function ",
-                    operation, "_per_...");
+  check<UsageError>(reduction != Reduction::none, operation, ": for losses without reduction call ", operation,
+                    "_per_...");
   return mean_or_sum(losses, reduction);
 }
 
@@ -16320,7 +16313,7 @@ namespace detail {
 // For each position of the padded axis, the source index.
 inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
   const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
-  check<UsageError>(before >= 0 && after >= 0, "pad2d: the padding is at least 0, got ", before, " and ", after);
+  check<UsageError>(before >= 0 && after >= 0, "pad2d: expected padding of at least 0, got ", before, " and ", after);
   check<ShapeError>(size > 0 && before <= most && after <= most, "pad2d: padding of ", before, " and ", after,
                     " is more than an axis of ", size, " can fill");
   std::vector<std::int64_t> places;
@@ -16347,7 +16340,7 @@ auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index afte
 /// padding, ShapeError if the image is too small for the padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
-  static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
   return detail::pad_axis(detail::pad_axis(x, -2, mode, padding.top, padding.bottom), -1, mode, padding.left,
                           padding.right);
 }
@@ -16382,7 +16375,7 @@ void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tens
     kernels::scatter(index.device(), around_axis(shape, axis), index.shape()[axis], index.data(), ones.data(),
                      count.data(), true);
     check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
-                      "scatter: the index gives a position twice");
+                      "scatter: the index names a position twice");
   }
 }
 
@@ -16391,7 +16384,7 @@ template <bool add, Operand X, int Rank, class D, Operand S>
 auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
   using T = typename tensor_of<X>::value_type;
   using Operation = operations::Scatter<Rank, D, add>;
-  static_assert(of_one_type<X, S>, "scatter: input and source have one scalar type; to<float>(x) converts one");
+  static_assert(of_one_type<X, S>, "scatter: expected one scalar type; to<float>(x) converts");
   const auto& shape = value_of(x).shape();
   const auto device = value_of(x).device();
   auto expected = shape;
@@ -16494,7 +16487,7 @@ Tensor<bool, 2, D> true_along(const Tensor<bool, 3, D>& x) {
 template <bool every, Operand X>
 auto truth_of(const char* operation, const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "any, all: a tensor without axes has none to go along");
+  static_assert(rank >= 1, "any, all: expected a tensor with at least one axis");
   const auto& shape = value_of(x).shape();
   const auto a = normalize_axis(operation, axis, rank);
   const auto view = around_axis(shape, a);
@@ -16602,7 +16595,7 @@ class Adagrad final : public Optimizer<D> {
       : Optimizer<D>(std::move(parameters), options.lr, {options.lr_decay, options.eps, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.lr_decay >= 0 && options.eps >= 0 && options.weight_decay >= 0,
-                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ",
+                      "Adagrad: expected lr_decay, eps and weight_decay of at least 0, got ", options.lr_decay, ", ",
                       options.eps, " and ", options.weight_decay);
   }
 
@@ -16650,7 +16643,7 @@ struct AverageRule {
 };
 /// An exponential moving average (EMA). Throws UsageError unless 0 <= decay < 1.
 inline AverageRule exponential(double decay) {
-  check<UsageError>(decay >= 0 && decay < 1, "exponential: the decay is in [0, 1), got ", decay);
+  check<UsageError>(decay >= 0 && decay < 1, "exponential: expected a decay in [0, 1), got ", decay);
   return {decay};
 }
 /// The mean of the parameters at all updates: stochastic weight averaging (Izmailov et al. 2018).
@@ -16730,7 +16723,7 @@ class ParameterAverage {
  public:
   /// Throws UsageError where there are no parameters.
   ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
-    check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
+    check<UsageError>(!parameters.empty(), "ParameterAverage: expected at least one parameter");
     for (auto& named : parameters) {
       auto& parameter = *named.parameter;
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
@@ -16756,16 +16749,16 @@ class ParameterAverage {
   /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds averages, these or others,
   /// and for `equal_weights` in a step that is captured.
   void update() {
-    check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
-    check<UsageError>(!detail::HeldAverages::all().holds(entries_.front().number()),
-                      "ParameterAverage: no update while the model holds other averages: expected the trained "
-                      "parameters");
+    check<UsageError>(!swapped_, "ParameterAverage: can't update while the model holds the averages");
+    check<UsageError>(
+        !detail::HeldAverages::all().holds(entries_.front().number()),
+        "ParameterAverage: can't update while the model holds other averages: expected the trained parameters");
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
       if (auto* numbers = cuda::replay_numbers()) {
-        check<UsageError>(rule_.decay >= 0,
-                          "ParameterAverage: equal_weights() weigh each update otherwise, and a step that is captured "
-                          "repeats one");
+        check<UsageError>(
+            rule_.decay >= 0,
+            "ParameterAverage: equal_weights() changes the weight with each update, and a captured step repeats one");
         replayed_.add(*numbers, {&updates_});
       }
 #endif
@@ -16814,7 +16807,7 @@ class ParameterAverage {
   D device() const { return entries_.front().where(); }
   /// The averages and their number, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
-    check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
+    check<UsageError>(!swapped_, "ParameterAverage: can't save its state while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
       if (!entry.is_here()) continue;
@@ -16932,7 +16925,7 @@ namespace chorus::detail {
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {
-    check<UsageError>(!alive.expired(), who, ": the net that it was made for is gone");
+    check<UsageError>(!alive.expired(), who, ": its net was destroyed");
     return call(std::forward<decltype(arguments)>(arguments)...);
   };
 }
@@ -17265,8 +17258,8 @@ class GradScaler {
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
     if constexpr (requires { net.options().non_finite; })
       check<UsageError>(net.options().non_finite == std::remove_cvref_t<decltype(net.options().non_finite)>::propagate,
-                        "GradScaler: the policy acts on gradients that are not finite before the scaler sees them; "
-                        "expected NonFinite::propagate");
+                        "GradScaler: the policy handles non-finite gradients before the scaler sees them; expected "
+                        "NonFinite::propagate");
     if constexpr (Net::distributed)
       agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
                                            [&net](std::int32_t* found) { net.make_largest(found); });
@@ -17294,8 +17287,8 @@ class GradScaler {
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
     const auto agree = agree_ ? agree_ : among_ranks();
     check<UsageError>(agree || any_gradient(),
-                      "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
-                      "others: GradScaler scaler{net}");
+                      "GradScaler: no parameter has a gradient; under a policy that leaves some ranks without "
+                      "gradients use GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked
@@ -17336,7 +17329,7 @@ class GradScaler {
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
-                      "GradScaler: unscale() has not seen the gradients, of which each rank has averaged a part: "
+                      "GradScaler: each rank has averaged a part of the gradients, which unscale() does not see: "
                       "expected unscale(optimizer)");
     note_step({&optimizer});
     const bool finite = unscaled_ ? finite_ : unscale(optimizer);
@@ -17378,11 +17371,11 @@ class GradScaler {
                           options.backoff_factor <= 1 && options.growth_interval > 0,
                       "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
                       "least 1, backoff_factor in (0, 1]");
-    check<UsageError>(is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
-                          options.max_scale >= options.init_scale,
-                      "GradScaler: expected a positive min_scale, and a max_scale that is no smaller than that and "
-                      "init_scale, got ",
-                      options.min_scale, ", ", options.max_scale, " and ", options.init_scale);
+    check<UsageError>(
+        is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
+            options.max_scale >= options.init_scale,
+        "GradScaler: expected a positive min_scale, and a max_scale of at least min_scale and init_scale, got ",
+        options.min_scale, ", ", options.max_scale, " and ", options.init_scale);
     return options;
   }
 
@@ -17399,8 +17392,8 @@ class GradScaler {
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
-    check<UsageError>((std::is_same_v<D, Cpu>), "GradScaler: '", parameters_.front().name, "' is of a model of which ",
-                      "each rank has a part, and all step or none: GradScaler scaler{net}");
+    check<UsageError>((std::is_same_v<D, Cpu>), "GradScaler: '", parameters_.front().name,
+                      "' is split over ranks, which must agree on a step: use GradScaler scaler{net}");
     return [all = std::move(all)](std::int32_t* found) {
       double number = *found;
       for (const auto& ranks : all) ranks->max({&number, 1});
@@ -17409,8 +17402,8 @@ class GradScaler {
   }
   void begin_unscale() {
     check<UsageError>(!gradients_.are_anothers(),
-                      "GradScaler: another scaler has multiplied a loss behind the same gradients, and has not divided "
-                      "them: expected its step() before this one's scale(), or one scaler for both losses");
+                      "GradScaler: another scaler has scaled the same gradients and not unscaled them: expected its "
+                      "step() before this scaler's scale(), or one scaler for both losses");
     gradients_.end();
     unscaled_ = true;
   }
@@ -17545,8 +17538,8 @@ class Lars final : public Optimizer<D> {
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
         options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
-                      "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
-                      ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
+                      "Lars: expected momentum, weight_decay and eps of at least 0, trust above 0; got ",
+                      options.momentum, ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
   }
 
   void step() override {
@@ -17612,8 +17605,8 @@ class Lamb final : public Optimizer<D> {
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
+                      "Lamb: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: expected eps, weight_decay >= 0, got ",
                       options.eps, " and ", options.weight_decay);
   }
 
@@ -17692,8 +17685,8 @@ class Lion final : public Optimizer<D> {
       : Optimizer<D>(std::move(parameters), options.lr, {options.beta1, options.beta2, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);
+                      "Lion: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.weight_decay >= 0, "Lion: expected weight_decay >= 0, got ", options.weight_decay);
   }
 
   void step() override {
@@ -17779,9 +17772,9 @@ class RmsProp final : public Optimizer<D> {
             std::move(parameters), options.lr,
             {options.alpha, options.eps, options.weight_decay, options.momentum, options.centered ? 1.0 : 0.0}),
         options_(options) {
-    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
+    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha: expected [0, 1), got ", options.alpha);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
-                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",
+                      "RmsProp: expected eps, weight_decay and momentum of at least 0, got ", options.eps, ", ",
                       options.weight_decay, " and ", options.momentum);
   }
 
@@ -18107,10 +18100,10 @@ class GradientParts final : public Extension<D> {
 
   void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
   void gradient_arrived(std::size_t) override {
-    if (!core_.sync) refuse_if_waiting("no other backward pass can begin");
+    if (!core_.sync) refuse_if_waiting("another backward pass can't begin");
   }
   void backward_begins() override {
-    refuse_if_waiting("no other backward pass can begin");
+    refuse_if_waiting("another backward pass can't begin");
     const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
     const bool places_change = order != nullptr && !order->learned();  // after this pass
     averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
@@ -18143,8 +18136,8 @@ class GradientParts final : public Extension<D> {
   // Throws if `what` would lose gradients that no step has used.
   void refuse_if_waiting(const char* what) const {
     check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
-                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
-                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
+                      " before the ShardedOptimizer has used the last averages (step) or dropped them (zero_grad); run "
+                      "several passes for one step under no_sync");
   }
   void set_arrived(bool arrived) {
     for (const std::size_t i : hidden_) {
@@ -18215,7 +18208,7 @@ class ParameterSlice : public ParameterOn<D> {
   }
 
  private:
-  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
+  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is not a parameter"); }
   ParameterOn<D>& whole_;
   Index begin_;
   std::array<Index, 1> count_;
@@ -18586,8 +18579,8 @@ class UnitsAtHand final : public Residence {
     try {
       if (!write)
         check<UsageError>(versions() == versions_,
-                          "FullyShardedDataParallel: parameters were written within net.gathered(): that is for "
-                          "reading; gathered({.write = true}) takes rank 0's numbers");
+                          "FullyShardedDataParallel: parameters were written within net.gathered(), which is "
+                          "read-only; gathered({.write = true}) takes rank 0's values");
       else
         for (std::size_t u = 0; u < states_.size(); ++u) send_rank_0s(u);
     } catch (...) {
@@ -18652,11 +18645,10 @@ class UnitsAtHand final : public Residence {
       while (next_ <= place) start_next(order);
       come_ = place;
     } else {
-      check<UsageError>(!order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(),
-                        " needs '", name(u),
-                        "' at a place of the pass where rank 0 did not in its first one, and has "
-                        "given it back: ranks may leave layers out (find_unused_parameters), but use them in one "
-                        "order; KeepParameters keeps all of them until backward has ended");
+      check<UsageError>(
+          !order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(), " needs '", name(u),
+          "' at a point where rank 0 did not need it in its first pass, and has freed it: ranks may skip layers "
+          "(find_unused_parameters) but must use them in one order; KeepParameters keeps all until backward ends");
       start(u);
     }
     arrive(u);
@@ -18767,13 +18759,13 @@ class UnitsAtHand final : public Residence {
 
   const std::string& name(std::size_t u) const { return flat_->entries()[states_[u].unit.entries.front()].named.name; }
   [[noreturn, gnu::cold]] void refuse(std::size_t u) const {
-    check<UsageError>(flat_ != nullptr,
-                      "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
-                      "in parts, one on each rank");
-    fail<UsageError>("FullyShardedDataParallel: '", name(u),
-                     "', or another parameter of its unit, is read outside of "
-                     "the net's forward pass and of backward through it: its numbers are in parts, one on each rank. "
-                     "Compute with it in the model, or hold net.gathered(), which all ranks call");
+    check<UsageError>(
+        flat_ != nullptr,
+        "FullyShardedDataParallel: a parameter of a net that was destroyed: its values were sharded over the ranks");
+    fail<UsageError>(
+        "FullyShardedDataParallel: '", name(u),
+        "', or another parameter of its unit, is read outside the net's forward and backward pass, and is sharded over "
+        "the ranks: compute with it in the model, or hold net.gathered(), which all ranks call");
   }
 
   nn::FlatParameters<D>* flat_;
@@ -19001,7 +18993,7 @@ class CommunicatorRanks final : public ModelRanks {
 
  private:
   Communicator& living() const {
-    check<UsageError>(!net_.expired(), "parameters of a net that is gone, of which each rank had a part");
+    check<UsageError>(!net_.expired(), "parameter: its net was destroyed, which split it over the ranks");
     return ranks_;
   }
   Communicator& ranks_;
@@ -19056,7 +19048,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
-  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
+  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a model on the CPU");
 
   /// As DistributedDataParallel's. `gathers`: a second communicator of the ranks that shard the parameters, in the same
   /// order, so that parameters and gradients are sent concurrently. It must outlive this, too.
@@ -19150,8 +19142,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   AtHand& at_hand() const { return units_->at_hand(); }
   void begin_join(const detail::JoinFacts&) override {
     fail<UsageError>(
-        "FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
-        "of the parameters; the net's sampler gives all ranks as many batches");
+        "FullyShardedDataParallel::join: a rank without batches would not step its shards; the net's sampler gives all "
+        "ranks the same number of batches");
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
@@ -19203,7 +19195,7 @@ class StepInBackward final : public Extension<D> {
   /// Throws UsageError if another optimizer is set.
   void set(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || !step_,
-                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
+                      "DistributedDataParallel: another optimizer steps this net in backward: destroy it first");
     step_ = std::move(step);
   }
 
@@ -19266,9 +19258,9 @@ class FusedOptimizer : public optim::HasLearningRate {
     };
     check_there_ = while_there([] {});
     if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
-      check<UsageError>(!Net::adds_up_in_pass,
-                        "FusedOptimizer: under SameBits gradients are complete when backward has ended: "
-                        "expected the plain optimizer");
+      check<UsageError>(
+          !Net::adds_up_in_pass,
+          "FusedOptimizer: under SameBits gradients are complete only after backward: expected the plain optimizer");
       step_in_backward(net);
       step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {
@@ -19658,7 +19650,7 @@ struct PostLocalSgd {
   bool averages() const { return steps < start_local_sgd_iter; }
   /// A synchronising backward pass has ended; the optimizer's step follows.
   void after_backward() {
-    check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
+    check<UsageError>(period > 0, "PostLocalSgd: expected a period of at least 1, got ", period);
     if (steps++ < start_local_sgd_iter) return;
     ++stepped.steps;
     due = (steps - start_local_sgd_iter) % period == 0;
@@ -19723,9 +19715,9 @@ struct PowerSgd {
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    check<UsageError>(matrix_approximation_rank >= 1, "PowerSgd: matrix_approximation_rank is at least 1, got ",
-                      matrix_approximation_rank);
-    check<UsageError>(min_compression_rate > 0, "PowerSgd: min_compression_rate is above 0, got ",
+    check<UsageError>(matrix_approximation_rank >= 1,
+                      "PowerSgd: expected matrix_approximation_rank of at least 1, got ", matrix_approximation_rank);
+    check<UsageError>(min_compression_rate > 0, "PowerSgd: expected min_compression_rate above 0, got ",
                       min_compression_rate);
     auto& state = states.of<State<T, D>>(bucket.index);
     if (communicator.size() == 1) {
@@ -20220,7 +20212,7 @@ requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Bod
   const auto launch_if_named = [&]<class Net>() {
     static_assert(
         requires { &Body::template operator()<Net>; },
-        "launch_any: the body is a lambda with a template parameter, []<class Net>(ch::Run& run) { ... }");
+        "launch_any: expected a lambda with a template parameter, []<class Net>(ch::Run& run) { ... }");
     if (policy == Net::name)
       status = launch<Net>(argc, argv, [&](Run& run) { return detail::run_body<Net>(body, run); });
   };
@@ -20280,14 +20272,14 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = LocalSgd<Other, Communicator>;
-  static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples: expected no SameBits");
+  static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples, so SameBits is not supported");
 
   /// Compares the models of all ranks and takes rank 0's parameters and buffers, as DistributedDataParallel does.
   /// Throws UsageError for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
-    check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
+    check<UsageError>(options.period >= 1, "LocalSgd: expected a period of at least 1 step, got ", options.period);
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
@@ -20376,10 +20368,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     const double* first = nullptr;
     for (const detail::LossShare& loss : losses) {
       if (loss.has_factor() && !std::isnan(loss.value())) continue;  // a penalty
-      check<UsageError>(loss.is_mean() || loss.may_be_own() || loss.is_divided_by_tensor(),
-                        "LocalSgd: the loss is a sum over the batch, of which each rank steps by its own part alone, "
-                        "and the mean of the parameters has the mean of these steps: expected ch::mean(x), or another "
-                        "loss with Reduction::mean and no mean_over");
+      check<UsageError>(
+          loss.is_mean() || loss.may_be_own() || loss.is_divided_by_tensor(),
+          "LocalSgd: the loss is a sum over the batch; each rank steps by its own part, so averaging the parameters "
+          "averages the parts: expected ch::mean(x), or another loss with Reduction::mean and no mean_over");
       overs_[first != nullptr] = loss.is_mean() ? loss.over() : loss.factor() == 0 ? 0 : 1 / std::abs(loss.factor());
       if (first != nullptr && overs_[0] != overs_[1] && !(is_multiple(overs_[0]) && is_multiple(overs_[1])))
         return counts_ = unlike, ones_;
@@ -20422,8 +20414,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       for (std::size_t rank = 0; rank < ranks; ++rank)
         if (std::isnan(all[rank][0])) {
           seen_ = 0;
-          fail<UsageError>("LocalSgd: rank ", rank, " has had a loss that is made of means over different numbers, of ",
-                           "which no one says how much a rank counts: expected all over samples");
+          fail<UsageError>("LocalSgd: rank ", rank,
+                           " had a loss of means over different counts: expected all means over samples");
         }
       any_on = check_same_steps(all);
       this->program_.compare(said);
@@ -20460,8 +20452,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       same = same && counts[1] == (*first)[1] && counts[2] == (*first)[2];
       list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", counts[1], " in ", counts[2]);
     }
-    check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
-                      " since the last mean; a rank that has no samples trains with an empty batch, or under join");
+    check<UsageError>(same, "LocalSgd: expected the same number of steps and forward passes on all ranks, got ", list,
+                      " since the last mean; give a rank without samples an empty batch, or use join");
     return first != nullptr;
   }
 
@@ -20803,20 +20795,20 @@ struct AxesOf {
   /// The sizes for `world` ranks. Throws UsageError if they don't fit.
   static std::array<int, 4> sizes(int world, const Sizes& chosen) {
     static_assert(((Axes::size >= dynamic || Axes::size == rest) && ...),
-                  "Mesh: an axis has at least one rank, or mesh::rest, or mesh::dynamic");
-    static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: one axis may have the rest of the ranks");
+                  "Mesh: expected at least one rank for an axis, or mesh::rest, or mesh::dynamic");
+    static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: expected one mesh::rest at most");
     auto all = declared;
     const int given[] = {chosen.pipe, chosen.data, chosen.shard, chosen.tensor};
     int product = 1, open = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (all[i] == dynamic) all[i] = given[i];
-      check<UsageError>(all[i] > 0 || all[i] == rest, "Mesh: MeshOptions::sizes: an axis has at least one rank, or ",
-                        "mesh::rest, got ", all[i]);
+      check<UsageError>(all[i] > 0 || all[i] == rest,
+                        "Mesh: MeshOptions::sizes: expected 1 or more, or mesh::rest, got ", all[i]);
       check<UsageError>(declared[i] == dynamic || given[i] == 1, "Mesh: MeshOptions::sizes has ", given[i],
-                        " ranks for an axis that the type does not have, or not as mesh::dynamic");
+                        " ranks for an axis that the type lacks or does not declare as mesh::dynamic");
       all[i] == rest ? ++open : product *= all[i];
     }
-    check<UsageError>(open < 2, "Mesh: MeshOptions::sizes: one axis may have the rest of the ranks, got ", open);
+    check<UsageError>(open < 2, "Mesh: MeshOptions::sizes: expected one mesh::rest at most, got ", open);
     check<UsageError>(open > 0 ? world % product == 0 && world > 0 : world == product, "Mesh: expected ", product,
                       open > 0 ? " ranks, or a multiple, for its axes " : " ranks for its axes ", text(all), ", got ",
                       world);
@@ -20903,7 +20895,7 @@ class CommunicatorGroup final : public TensorGroup {
     }
   }
   Communicator& living() const {
-    check<UsageError>(communicator_ != nullptr, "TensorParallel: the policy that ran the forward pass is gone");
+    check<UsageError>(communicator_ != nullptr, "TensorParallel: the policy that ran the forward pass was destroyed");
     return *communicator_;
   }
 
@@ -20939,9 +20931,9 @@ class SplitParameters final : public nn::detail::Walker {
     for (const auto& one : whole_)
       for (const Item& item : items_)
         check<UsageError>(item.handle.shared() != one.handle.shared(), "TensorParallel: '", item.name, "' and '",
-                          one.name, "' are one parameter, which the first one's layer shares out and the other one's ",
-                          "has whole: give both layers that share it out, as VocabularyParallelEmbedding and ",
-                          "ColumnParallelLinear do");
+                          one.name,
+                          "' are one parameter, which the first layer splits and the second does not: use layers that "
+                          "both split it, such as VocabularyParallelEmbedding and ColumnParallelLinear");
   }
   const std::vector<Item>& items() const { return items_; }
 
@@ -20949,8 +20941,8 @@ class SplitParameters final : public nn::detail::Walker {
   void split_parameter(std::string_view name, AnyParameter& handle, const Split& split) override {
     for (const Item& item : items_)
       if (item.handle.shared() == handle.shared()) {
-        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name), "' are one ",
-                          "parameter, which their layers share out in different ways");
+        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name),
+                          "' are one parameter, which their layers split in different ways");
         return;
       }
     items_.push_back({path(name), handle, split});
@@ -21009,7 +21001,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
   const SplitLayout layout(parameter.extents(), split, along);
   check<UsageError>(layout.width / split.unit >= group->size(), "TensorParallel: '", item.name, "' has ",
                     layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
-                    " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
+                    " along axis ", split.axis, ", which ", group->size(), " ranks can't split: each rank needs one");
   const auto mine = group->part(layout.width, split.unit);
   auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, extents, group});
   const MemoryScope scope(trace::Memory::parameters);
@@ -21078,17 +21070,17 @@ class SharedLayers {
   Model share_out(Model model, const std::string& options = "") {
     using D = typename nn::detail::DeviceOfModel<Model>::type;
     if constexpr (!std::is_same_v<D, Cpu>)
-      check<UsageError>(communicator_.takes_device_memory(), "TensorParallel: a model on ", D::kind,
-                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                        communicator_.backend());
+      check<UsageError>(communicator_.takes_device_memory(),
+                        "TensorParallel: expected a communicator for the memory of ", D::kind,
+                        ", such as comm::NcclCommunicator, got ", communicator_.backend());
     for (const auto& named : nn::named_parameters<D>(model))
       check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
-                        "' is a part already, of a model that a policy has shared out");
+                        "' is already split by another policy");
     const auto all = [](const auto&) { return true; };
     check_same_description(communicator_, "TensorParallel", options + model_description<D>(model, all));
     const SplitParameters<D> split(model);
     if (communicator_.size() == 1) return model;
-    check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
+    check<UsageError>(!split.items().empty(), "TensorParallel: the model has no layer that can be split: expected ",
                       "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
                       "the layers of transformers");
     take_rank_0s<D>(model, communicator_);
@@ -21299,7 +21291,7 @@ class ScheduleWalk {
                           "schedule: rank ", rank, " has ", action, ": there are ", schedule_.stages, " stages and ",
                           schedule_.micro_batches, " micro-batches");
         check<UsageError>(schedule_.rank_of(action.stage) == rank, "schedule: rank ", rank, " has ", action,
-                          ", which lies on rank ", schedule_.rank_of(action.stage));
+                          ", which belongs to rank ", schedule_.rank_of(action.stage));
         ++counts[static_cast<std::size_t>(action.kind)]
                 [static_cast<std::size_t>(action.stage * schedule_.micro_batches + action.micro_batch)];
       }
@@ -21354,7 +21346,7 @@ class ScheduleWalk {
         if (end(need.kind, need.micro_batch, need.stage) == never)
           waiting += cat(waiting.empty() ? "" : "; ", "rank ", rank, "'s ", action, " waits for ", need);
     }
-    check<UsageError>(waiting.empty(), "schedule: no rank can go on: ", waiting);
+    check<UsageError>(waiting.empty(), "schedule: no rank can continue: ", waiting);
   }
 
   const Schedule& schedule_;
@@ -21491,8 +21483,8 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
       return false;
   }
   static X made(const Header& header, D device) {
-    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, " takes ",
-                      dtype<T>, " with ", rank, " axes, and got ", header.dtype, " with ", int{header.rank},
+    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, ": expected ",
+                      dtype<T>, " with ", rank, " axes, got ", header.dtype, " with ", int{header.rank},
                       ": do all ranks run the same program?");
     Shape<rank> shape{};
     std::copy_n(header.extents.begin(), rank, shape.begin());
@@ -21578,7 +21570,7 @@ class Stashes {
 
   void stash(std::string_view name, std::shared_ptr<pipeline::AnyActivation<D>> value) {
     check<UsageError>(find(name) == entries_.end(), "nn::Stash<\"", name,
-                      "\">: another value of that name waits to be ", "popped");
+                      "\">: the previous value of that name was not popped");
     entries_.push_back({std::string(name), std::move(value)});
   }
   std::shared_ptr<pipeline::AnyActivation<D>> pop(std::string_view name) {
@@ -21700,12 +21692,12 @@ auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t 
               const Targets&... targets) {
   if constexpr (is_module_list<Link>) {
     static_assert(sizeof...(Targets) == 0,
-                  "CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a "
-                  "ModuleList here: let a layer of its own take the loss");
+                  "CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList: add a layer that "
+                  "computes the loss");
     using Y = decltype(link[0](x));
     constexpr bool gives_what_it_takes = std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>;
     static_assert(gives_what_it_takes,
-                  "CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take: the same rank and type");
+                  "CHORUS_PIPELINE: the output of a ModuleList's blocks must have the rank and type of their input");
     check<UsageError>(begin < end, "CHORUS_PIPELINE: a ModuleList has no modules");
     Y y = link[begin](x);
     if constexpr (gives_what_it_takes)
@@ -21857,8 +21849,7 @@ class Chain {
     using In = typename Types<I - 1>::Out;
     using Out = decltype(run_part<I>(std::declval<const Model&>(), 0, 0, std::declval<const In&>(),
                                      std::declval<const Targets&>()...));
-    static_assert(I + 1 == count || Operand<Out>,
-                  "CHORUS_PIPELINE: what goes from a link to the next one is a Tensor or a Variable");
+    static_assert(I + 1 == count || Operand<Out>, "CHORUS_PIPELINE: expected a link to return a Tensor or a Variable");
   };
   template <class Unused>
   struct Types<0, Unused> {
@@ -21975,9 +21966,9 @@ class LossWeights {
     for (const Term& term : terms_)
       right = right && (term.total == 0 || is_one(term.is_mean ? term.expected / term.total / all : all));
     check<UsageError>(right,
-                      "Pipeline: the model's loss is made of several means and sums, which micro-batches divide in "
-                      "different ways (the tokens that count, say): expected all over samples, or a mean over tokens "
-                      "with {.mean_over = those that count in the whole batch}, which the program passes to the net");
+                      "Pipeline: micro-batches divide the means and sums of the model's loss in different ways (for "
+                      "example by the tokens that count): expected all over samples, or a mean over tokens with "
+                      "{.mean_over = the count in the whole batch}, passed to the net");
   }
   /// The loss of the whole batch. If nothing counts in it, the last micro-batch's value.
   double loss() const {
@@ -22034,12 +22025,12 @@ class LossWeights {
     const auto values = found_.values(root, loss);
     const auto found = without_penalties(values);
     check<UsageError>(!found.empty(),
-                      "Pipeline: the model's loss is no mean or sum over the batch: expected mean(), cross_entropy(), "
-                      "mse_loss() or another loss of the library, or sums of such");
+                      "Pipeline: the model's loss is not a mean or sum over the batch: expected mean(), "
+                      "cross_entropy(), mse_loss() or another loss of the library, or sums of them");
     has_more_ = has_more_ || found_.has_more();
     if (terms_.empty())
       for (const std::size_t term : found) terms_.push_back({found_.all()[term].origin->is_mean()});
-    check<UsageError>(terms_.size() == found.size(), "Pipeline: the model's loss is made of ", found.size(),
+    check<UsageError>(terms_.size() == found.size(), "Pipeline: the model's loss consists of ", found.size(),
                       " means and sums of one micro-batch and of ", terms_.size(), " of another");
     for (std::size_t i = 0; i < terms_.size(); ++i) {
       const auto& in_loss = found_.all()[found[i]];
@@ -22072,10 +22063,10 @@ class LossWeights {
       if (penalty == penalties_.size()) penalties_.push_back(values[i]);
       const double first = penalties_[penalty++];
       check<UsageError>(values[i] == first,
-                        "Pipeline: a sum of parameters and of numbers that are not on the tape, which would be a "
-                        "penalty if it were the same in each micro-batch: it is ",
+                        "Pipeline: a sum of parameters and of values that are not on the tape differs between "
+                        "micro-batches, so it is not a penalty: it is ",
                         first, " and ", values[i],
-                        ": expected one of the model's numbers alone, or of what layers have made of the samples");
+                        ": expected a sum of the model's parameters alone, or of outputs of layers");
     }
     return found;
   }
@@ -22424,9 +22415,9 @@ namespace chorus::pipeline {
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
     fail<UsageError>(
-        "Pipeline: SyncBatchNorm in training needs the whole batch at once, as of_global_batch does in the model, and "
-        "stages see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm, which takes "
-        "each micro-batch's statistics, or a norm without any, such as nn::GroupNorm or nn::LayerNorm");
+        "Pipeline: SyncBatchNorm in training and of_global_batch in the model need the whole batch at once, and stages "
+        "see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm with the statistics "
+        "of each micro-batch, or nn::GroupNorm or nn::LayerNorm");
   }
   double weight() override { return 1; }
 };
@@ -22451,7 +22442,8 @@ class Pass {
   using D = typename Model::device_type;
   using Chain = pipeline::Chain<Model, X, Targets...>;
   using Result = typename Chain::Result;
-  static_assert(Operand<Result>, "Pipeline: the model returns a Tensor or a Variable: its loss, or its output");
+  static_assert(Operand<Result>,
+                "Pipeline: expected a model that returns a Tensor or a Variable: its loss, or its output");
   using Action = Schedule::Action;
   /// Whether the model returns its loss.
   static constexpr bool gives_loss = tensor_of<Result>::rank == 0;
@@ -22606,8 +22598,7 @@ class Pass {
   // The last stage has the targets, the first one the inputs.
   void check_same_batch(const Header& header) const {
     check<UsageError>(header.batch == fingerprint(),
-                      "Pipeline: this rank has another batch than rank 0: all ranks call "
-                      "the net with the same one, as net.sampler(dataset) gives it");
+                      "Pipeline: expected the same batch as on rank 0; net.sampler(dataset) gives all ranks the same");
   }
   std::uint64_t fingerprint() const {
     std::uint64_t all = 0;
@@ -22742,7 +22733,7 @@ class PassNode final : public GradNode<T, Rank, D> {
     if (!keep) back_ = nullptr;
   }
   void backward_to_wanted(bool) override {
-    fail<UsageError>("Pipeline: grad() does not go through a pipeline's forward pass: expected backward()");
+    fail<UsageError>("Pipeline: grad() does not support a pipeline's forward pass: expected backward()");
   }
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
@@ -22821,14 +22812,14 @@ namespace pipeline {
 [[gnu::cold]] inline std::vector<std::size_t> stage_begins(const PipelineCut& cut, std::span<const double> bytes,
                                                            std::size_t stages) {
   check<UsageError>(bytes.size() >= stages, "Pipeline: ", stages, " stages for a model of ", bytes.size(),
-                    " layers in CHORUS_PIPELINE: expected at least as many layers");
+                    " layers in CHORUS_PIPELINE: expected no more stages than layers");
   if (const auto* const at = std::get_if<At>(&cut)) {
     check<UsageError>(at->layers.size() + 1 == stages, "Pipeline: At{", std::span(at->layers), "} makes ",
                       at->layers.size() + 1, " stages, expected ", stages);
     std::vector<std::size_t> out{0};
     for (const int layer : at->layers) {
       check<UsageError>(layer > static_cast<int>(out.back()) && layer < static_cast<int>(bytes.size()), "Pipeline: At{",
-                        std::span(at->layers), "}: expected rising numbers of layers from 1 to ", bytes.size() - 1);
+                        std::span(at->layers), "}: expected increasing layer numbers from 1 to ", bytes.size() - 1);
       out.push_back(static_cast<std::size_t>(layer));
     }
     out.push_back(bytes.size());
@@ -22836,7 +22827,7 @@ namespace pipeline {
   }
   if (const auto* const time = std::get_if<ByTime>(&cut)) {
     check<UsageError>(time->seconds.size() == bytes.size(), "Pipeline: ByTime has ", time->seconds.size(),
-                      " times for ", bytes.size(), " layers: expected those of layer_times(model, x)");
+                      " times for ", bytes.size(), " layers: expected the result of layer_times(model, x)");
     return balanced(time->seconds, stages);
   }
   return balanced(bytes, stages);
@@ -22861,7 +22852,7 @@ namespace chorus::pipeline {
   const std::size_t piece = std::max(granule, (bytes / most_pieces / granule + 1) * granule);
   const std::size_t size = (bytes + piece - 1) / piece * piece;
   const int file = memfd_create("chorus-elsewhere", MFD_CLOEXEC);
-  check<Error>(file >= 0, "Pipeline: no memory file for the parameters of other stages");
+  check<Error>(file >= 0, "Pipeline: can't create a memory file for the parameters of other stages");
   struct Close {
     int file;
     ~Close() { close(file); }
@@ -22870,12 +22861,12 @@ namespace chorus::pipeline {
   const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f applies to it, too
   void* const begin = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   check<Error>(begin != MAP_FAILED && write(file, ones.data(), piece) == static_cast<ssize_t>(piece),
-               "Pipeline: no memory for the parameters of other stages");
+               "Pipeline: can't allocate memory for the parameters of other stages");
   std::shared_ptr<void> memory(begin, [size](void* mapped) { munmap(mapped, size); });
   for (std::size_t at = 0; at < size; at += piece)
     check<Error>(mmap(static_cast<std::byte*>(begin) + at, piece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file,
                       0) != MAP_FAILED,
-                 "Pipeline: no addresses for the parameters of other stages");
+                 "Pipeline: can't map addresses for the parameters of other stages");
   return memory;
 }
 
@@ -22923,7 +22914,7 @@ template <class Model, class Order, class Communicator>
 class Stages {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
-  static_assert(std::is_same_v<D, Cpu>, "Pipeline: models on the CPU");
+  static_assert(std::is_same_v<D, Cpu>, "Pipeline: expected a model on the CPU");
   static_assert(
       requires { Model::pipeline_names; },
       "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
@@ -22932,7 +22923,7 @@ class Stages {
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : model_(std::move(model)), communicator_(communicator), options_(options) {
     if (!world.members.empty()) rank_in_job_ = world.members[static_cast<std::size_t>(communicator.rank())];
-    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
+    check<UsageError>(options.micro_batches >= 1, "Pipeline: expected micro_batches >= 1, got ", options.micro_batches);
     stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
     take_first_state();
     cut();
@@ -23004,10 +22995,10 @@ class Stages {
   template <class First, class... Rest>
   dp::Split split(const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
-                  "Pipeline: the input is a Tensor with the samples along axis 0");
+                  "Pipeline: expected an input Tensor with the samples along axis 0");
     constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
     static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
-                  "Pipeline: targets are Tensors, to which no gradient goes");
+                  "Pipeline: expected targets that are Tensors, without gradients");
     return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
   }
 
@@ -23100,7 +23091,7 @@ class Stages {
       abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw: ", error.what()));
       throw;
     } catch (...) {
-      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw what is no exception"));
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw an exception of unknown type"));
       throw;
     }
   }
@@ -23129,7 +23120,7 @@ class Stages {
         const auto& part = value_of(*parts[static_cast<std::size_t>(i)]);
         check<UsageError>(pass.size(i) == 0 || part.size(0) % pass.size(i) == 0, "Pipeline: the model's output for ",
                           pass.size(i), " samples has shape ", part.shape(),
-                          ": expected a row, or as many, of each sample along axis 0");
+                          ": expected one row, or an equal number, for each sample along axis 0");
         shape[0] += part.size(0);
         result_wants_grad_ = result_wants_grad_ || static_cast<bool>(node_of(*parts[static_cast<std::size_t>(i)]));
       }
@@ -23172,7 +23163,7 @@ class Stages {
     }
     if (auto* const time = std::get_if<ByTime>(&options_.cut)) {
       check<UsageError>(time->seconds.size() == bytes.size(), "Pipeline: ByTime has ", time->seconds.size(),
-                        " times for ", bytes.size(), " layers: expected those of layer_times(model, x)");
+                        " times for ", bytes.size(), " layers: expected the result of layer_times(model, x)");
       broadcast(time->seconds.data(), time->seconds.size() * sizeof(double), 0, trace::Traffic::control);
     }
     begins_ = pipeline::stage_begins(options_.cut, bytes, stage_count_);
@@ -23233,7 +23224,7 @@ class Stages {
       foreign.push_back(&numbers);
       why.push_back(numbers_.back().why =
                         cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
-                            communicator_.rank(), ", which has no memory for it"));
+                            communicator_.rank(), ", which does not store it"));
     };
     for (const auto& named : nn::named_parameters<D>(model_)) {
       sort(named, *named.parameter);
@@ -23243,14 +23234,14 @@ class Stages {
     for (const auto& named : nn::named_buffers<D>(model_)) {
       sort(named, *named.buffer);
       check<UsageError>(owners[named.handle.shared().get()].size() == 1, "Pipeline: the buffer '", named.name,
-                        "' is in several stages, and would have other numbers in each");
+                        "' is in several stages, which would give it different values");
     }
     std::vector<bool> has_parameters(static_cast<std::size_t>(communicator_.size()));
     for (const auto& ranks : ranks_of)
       for (const int rank : ranks) has_parameters[static_cast<std::size_t>(rank)] = true;
     for (int rank = 0; rank < communicator_.size(); ++rank)
       check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
-                        " has no parameters: cut the model elsewhere, or into fewer stages");
+                        " has no parameters: cut the model in other places, or into fewer stages");
     own_.emplace(model_, std::move(own));
     struct Own final : nn::Module {
       Stages& stages;
@@ -23404,7 +23395,7 @@ class StagedModel : public nn::Module {
                 [[maybe_unused]] double correction) const {
     using Gradient = tensor_of<typename Pass::Result>;
     const auto check_alive = [alive = stages_->alive()] {
-      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
+      check<UsageError>(!alive.expired(), "Pipeline: the net of this output was destroyed before backward");
     };
     if constexpr (Pass::gives_loss) {
       return [check_alive, batch, correction](const Gradient& gradient, bool) {
@@ -23554,13 +23545,13 @@ class ReplicaCheck {
       if (entry.parameter().part() != nullptr) continue;
       for (std::size_t at = i; at < all.size(); at += own.size())
         if (all[at] != all[i])
-          fail<UsageError>("TensorParallel: rank ", at / own.size(), " has another gradient of '", entry.named.name,
-                           "' than rank 0: expected the same bits of what all ranks have whole. Is the batch the same "
-                           "on all ranks (net.sampler), and does the model reach its ColumnParallelLinear's columns "
-                           "through a RowParallelLinear or gather_columns?");
+          fail<UsageError>("TensorParallel: rank ", at / own.size(), " has a different gradient of '", entry.named.name,
+                           "' than rank 0: expected the same bits for parameters that are not split. Use the same "
+                           "batch on all ranks (net.sampler), and use the columns of a ColumnParallelLinear only "
+                           "through RowParallelLinear or gather_columns");
       ++i;
     }
-    fail<UsageError>("TensorParallel: ranks have different gradients of what all of them have whole");
+    fail<UsageError>("TensorParallel: ranks have different gradients of parameters that are not split");
   }
 
   const nn::FlatParameters<D>& flat_;
@@ -23591,11 +23582,10 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
   using All = mesh::AxesOf<Axes...>;
   using Communicator = comm::AnyCommunicator;
-  static_assert(mesh::valid<Axes...>,
-                "Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once");
+  static_assert(mesh::valid<Axes...>, "Mesh: expected axes in the order Pipe, Data, Shard, Tensor, each at most once");
   static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
-                "Mesh: in a pipeline, which comes back to each unit with every micro-batch, shards keep what they have "
-                "gathered: expected mesh::Shard<ranks, KeepParameters>");
+                "Mesh: a pipeline uses each unit once per micro-batch: expected mesh::Shard<ranks, KeepParameters>, "
+                "which keeps gathered parameters");
 
  public:
   using typename Base::D;
@@ -23746,10 +23736,10 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     double found[] = {alike ? 0.0 : 1.0, tied ? 1.0 : 0.0};
     groups.all().all_reduce(std::span<double>(found), comm::ReduceOp::max, {});
     check<UsageError>(found[0] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and Tensor<",
-                      groups.tensor.size(), ">: expected layers that Tensor divides evenly, for ranks have parts of ",
-                      "different sizes, and would round the averages of what they have in common differently");
-    check<UsageError>(found[1] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and a pipeline: expected no ",
-                      "parameter that stages share, of which they would round the averages differently");
+                      groups.tensor.size(), ">: expected layers that Tensor divides evenly: ranks with unequal parts ",
+                      "round averages of common parameters differently");
+    check<UsageError>(found[1] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and a pipeline: expected ",
+                      "each parameter in one stage, because stages round its averages differently");
   }
 
   std::optional<detail::ReplicaCheck<D, Communicator>> replicas_;
@@ -23859,8 +23849,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     }
     if (stepped_ && !this->joining_) {
       check<UsageError>(this->any_training(),
-                        "ParameterServer: the server has stepped since workers had its parameters; before a forward "
-                        "pass in evaluation all ranks call eval()");
+                        "ParameterServer: the server has stepped since workers fetched its parameters; call eval() on "
+                        "all ranks before a forward pass in evaluation");
       pull();
     }
     return this->run_aside(pass, model);
@@ -23902,8 +23892,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(facts.steps || facts.throw_early,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function after the net");
+                      "ParameterServer::join: the server must step for all ranks, also after its own batches: set "
+                      "JoinOptions::step, or pass a function after the net");
     Base::begin_join(facts);
   }
   [[gnu::cold]] JoinedPass take_part_in_pass() override {
@@ -23939,11 +23929,11 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
   void begin_backward() {
     check<UsageError>(this->weighed(),
-                      "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
-                      "this thread: call the net, not its module(): there workers fetch the parameters");
+                      "ParameterServer: backward found the model, but no forward pass of the net in this thread: call "
+                      "the net, not its module(), so that workers fetch the parameters");
     check<UsageError>(!pushed_,
-                      "ParameterServer: expected a forward pass between two backward passes; what the first one has "
-                      "sent to the server can't be told from what the second one adds");
+                      "ParameterServer: expected a forward pass between two backward passes; the server can't separate "
+                      "the gradients of both");
     in_backward_ = true;
     this->when_backward_ends([this] {
       if (sync_)
@@ -24540,7 +24530,7 @@ template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
       !requires { Opt::needs_whole_parameters; },
-      "ShardedOptimizer: a shard ends in the middle of a parameter, and this optimizer needs whole ones");
+      "ShardedOptimizer: a shard may end inside a parameter, and this optimizer needs whole parameters");
   using D = decltype(std::declval<const Opt&>().device());
   using Shard = detail::ParameterShard<D>;
   using UseParts = std::function<void(const std::vector<nn::NamedParameter<D>>&)>;
@@ -24551,11 +24541,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
   template <detail::DistributedInBuckets Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
-    check<UsageError>(!detail::AccessTo<Net>::own_gradients,
-                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its "
-                      "shard of the parameters with them for all");
+    check<UsageError>(
+        !detail::AccessTo<Net>::own_gradients,
+        "ShardedOptimizer: expected a hook that averages gradients, because a rank steps its shard for all ranks");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
-                      "ShardedOptimizer: parameters that are each rank's own can't be sharded");
+                      "ShardedOptimizer: expected no parameters_and_buffers_to_ignore: each rank has its own");
     const auto while_there = [&net](auto call) {
       return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
     };
@@ -24718,7 +24708,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optim::detail::check_max_norm(max_norm);
 #if CHORUS_USE_CUDA
     check<UsageError>((std::is_same_v<D, Cpu> || cuda::replay_numbers() == nullptr),
-                      "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
+                      "ShardedOptimizer: clip_grad_norm is not supported in a captured step");
 #endif
     prepare(net);
     double squares = 0;
@@ -24921,7 +24911,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   }
   static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
-                      "TensorParallel: dim and check_every are at least 0, got ", options.dim, " and ",
+                      "TensorParallel: expected dim and check_every of at least 0, got ", options.dim, " and ",
                       options.check_every);
     return cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n");
   }
@@ -25901,8 +25891,8 @@ Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, cons
                         shape.width + 2 * shape.padding_w > shape.dilation_w * (shape.kernel_w - 1),
                     operation, ": the kernel of ", taps, " is larger than the padded input of ", in);
   const Index terms = taps[1] * taps[2] * taps[3];
-  check<UsageError>(terms <= kernels::int8::most_terms, operation, ": it adds ", terms,
-                    " products, of which 32 bits hold ", kernels::int8::most_terms);
+  check<UsageError>(terms <= kernels::int8::most_terms, operation, ": it adds ", terms, " products, expected at most ",
+                    kernels::int8::most_terms);
 
   const auto numbers = contiguous(weight.values);
   const auto packed =
@@ -26020,7 +26010,7 @@ inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, c
   detail::check_defined(name, x.values);
   detail::check_levels(name, x.scale, x.zero_point);
   const auto shape = detail::pool2d_shape(name, x.values.shape(), window, options);
-  check<UsageError>(shape.dilation_h == 1 && shape.dilation_w == 1, name, ": its windows have no dilation");
+  check<UsageError>(shape.dilation_h == 1 && shape.dilation_w == 1, name, ": dilation is not supported");
   const detail::OwnImages from(x.values, 0, 0);
   const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
   kernels::int8::avg_pool2d(shape, from.images, to.images,
@@ -26479,11 +26469,11 @@ struct Scheme {
 template <class S>
 constexpr Scheme scheme_of() {
   static_assert(S::averaging > 0 && S::averaging <= 1 && S::weight_averaging > 0 && S::weight_averaging <= 1,
-                "a scheme's averaging is in (0, 1]");
+                "scheme: expected averaging in (0, 1]");
   static_assert(S::activations.least == 0 && S::activations.most > 0 && S::activations.most <= 255,
-                "a scheme's activations are integers in [0, most], most at most 255");
+                "scheme: expected activations in [0, most], most at most 255");
   static_assert(S::weights.least < 0 && S::weights.least >= -128 && S::weights.most > 0 && S::weights.most <= 127,
-                "a scheme's weights are integers in [-128, 127], of both signs");
+                "scheme: expected weights in [-128, 127], of both signs");
   return {S::activations,
           S::weights,
           S::symmetric_activations,
@@ -26559,7 +26549,7 @@ CHORUS_INLINE bool ActivationSite::observe(const float* numbers, Index count, fl
     seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
   }
   check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
-                        "': a NaN or an infinity came, which no integer stands for");
+                        "': got a NaN or an infinity, expected finite numbers");
   if (seen.empty()) return false;
   set_range(observed(range(), seen, share));
   return true;
@@ -26649,7 +26639,7 @@ CHORUS_INLINE void LayerRanges::observe_weights(const float* weights, Index coun
     Range seen;
     kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
     check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
-                          "' has a NaN or an infinity, which no integer stands for");
+                          "': got a NaN or an infinity, expected finite numbers");
     const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
     min.data()[i] = now.min;
     max.data()[i] = now.max;
@@ -26721,15 +26711,15 @@ detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Leve
                                          const std::string& what) {
   using T = typename tensor_of<X>::value_type;
   static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
-                "fake_quantize: it is for float tensors on the CPU");
+                "fake_quantize: expected a float tensor on the CPU");
   if constexpr (is_graph_variable<X>) {
-    fail<UsageError>("fake_quantize: gradients of gradients don't go through rounding");
+    fail<UsageError>("fake_quantize: gradients of gradients are not supported");
   } else {
     const auto input = contiguous(value_of(x));
     const auto shape = channels_along(input.shape(), axis);
     auto out = tensor_of<X>::empty(input.shape(), input.device());
     check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
-                          ": a NaN came, which no integer stands for");
+                          ": got a NaN, expected numbers");
     operations::FakeQuantize operation{levels, axis};
     return record(
         std::move(operation), std::move(out),
@@ -26789,7 +26779,7 @@ Tensor<Q, Rank, Cpu> quantize(const char* name, const Tensor<float, Rank, Cpu>& 
   auto out = Tensor<Q, Rank, Cpu>::empty(input.shape());
   for (Index i = 0; i < input.numel(); ++i) {
     const float number = input.data()[i];
-    check<NonFiniteError>(!std::isnan(number), name, ": a NaN came, which no integer stands for");
+    check<NonFiniteError>(!std::isnan(number), name, ": got a NaN, expected numbers");
     const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
     out.data()[i] = static_cast<Q>(levels[channel].level(number));
   }
@@ -27223,7 +27213,7 @@ namespace detail {
 template <int... Ranks, class F>
 void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
   const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
-  check<UsageError>(known, "QuantizationAware: a layer's numbers have ", rank, " axes, more than it knows");
+  check<UsageError>(known, "QuantizationAware: a layer's input has ", rank, " axes, which is not supported");
 }
 inline constexpr std::make_integer_sequence<int, 9> any_rank{};
 }  // namespace detail
@@ -27235,7 +27225,7 @@ CHORUS_INLINE const void* Pass::find(const void* layer) const {
 
 CHORUS_INLINE void Pass::refuse_numbers(const void* part) const {
   fail<UsageError>("QuantizationAware: '", of(part).ranges->name,
-                   "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
+                   "' has an input of another type, or computes gradients of gradients: expected float on the CPU, and "
                    "no MixedPrecision");
 }
 
@@ -27317,8 +27307,8 @@ CHORUS_INLINE void Pass::norm_takes(const void* norm, const void* part, const St
   const auto found = values_.find(key(x));
   check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
                     "' is listed after '", place.ranges->name,
-                    "' and folded into it, but takes something else: list batch norms behind the layers that they ",
-                    "take the results of, and others elsewhere");
+                    "' and folded into it, but has another input: list each batch norm directly after the layer whose "
+                    "output it takes");
   taken_product_ = found->second.product;
 }
 
@@ -27328,8 +27318,8 @@ CHORUS_INLINE const ActivationSite* Pass::site_of(const Storage<Cpu>& storage, c
   Value& value = found->second;
   if (value.awaits != nullptr)
     fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
-                     "', which is listed after it, but something else takes its result: list batch norms behind the ",
-                     "layers that they take the results of, and others elsewhere");
+                     "', which is listed after it, but its output goes to another layer: list each batch norm directly "
+                     "after the layer whose output it takes");
   if (value.rounded) return nullptr;
   if (observes_ && !value.observed)
     saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
@@ -27364,9 +27354,9 @@ CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands
   if (last == nullptr) return false;
   for (const auto& x : operands)
     if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
-  check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
-                    "which it computes again after the forward pass, where they are not quantised: expected a model ",
-                    "without checkpoints");
+  check<UsageError>(chorus::detail::first_run == nullptr,
+                    "QuantizationAware: a checkpoint computes layers again after the forward pass, without "
+                    "quantisation: expected a model without checkpoints");
   joint_ = {&joint_of(how, *last), last->place, last->call};
   taken_joints_.insert(joint_.site);
   for (const auto& x : operands)
@@ -27585,8 +27575,9 @@ class KeptPhases {
       }
       group->max(ends);
       for (std::size_t i = 0; i < mine.size(); ++i)
-        check<UsageError>(ends[2 * i] == -ends[2 * i + 1], "QuantizationAware: ranks differ in their phases; this one ",
-                          "has ", own, ": call observe, fake_quantize and freeze_norms alike on all ranks");
+        check<UsageError>(ends[2 * i] == -ends[2 * i + 1],
+                          "QuantizationAware: expected the same phases on all ranks, got ", own,
+                          " here: call observe, fake_quantize and freeze_norms with the same values");
     }
     called_ = false;
     return own;
@@ -27650,8 +27641,7 @@ template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
   using device_type = typename Model::device_type;
-  static_assert(std::is_same_v<device_type, Cpu>,
-                "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
+  static_assert(std::is_same_v<device_type, Cpu>, "QuantizationAware: expected a model on the CPU");
 
   QuantizationAware() : QuantizationAware(Model{}) {}
   /// `scheme`: replaces the type's numbers. Throws UsageError if the model has no layer with weights.
@@ -27667,8 +27657,8 @@ class QuantizationAware : public Module {
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
-                      "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
-    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: a model of another one");
+                      "QuantizationAware: TensorParallel, which splits a layer's channels, is not supported");
+    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: nesting is not supported");
     const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
     const auto& layers = places_.of(model_, quantization_.layers);
     if (phases.norms_frozen)
@@ -27925,18 +27915,18 @@ void check_step(std::string_view who, const Step& step, Index index) {
   const std::size_t operands = step.kind == Kind::add ? 2 : 1;
   const auto given = step.inputs.size();
   if (step.kind == Kind::concat)
-    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' takes 1 to ", most_inputs,
+    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' expected 1 to ", most_inputs,
                  " inputs, got ", given);
   else
-    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands, " inputs, got ",
+    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' expected ", operands, " inputs, got ",
                  given);
   for (const Index input : step.inputs)
     check<Error>(input >= 0 && input <= index, who, ": input ", input, " of '", step.name, "', step ", index,
-                 ", is none that comes before it");
+                 ", is not an earlier step");
   check_levels<Error>(who, step.name, step.levels);
   check<Error>(positive(step.window) && positive(step.stride) && positive(step.dilation) && step.padding[0] >= 0 &&
                    step.padding[1] >= 0 && step.padding[0] < 1 << 20 && step.padding[1] < 1 << 20 && step.groups > 0,
-               who, ": '", step.name, "': window, stride, dilation and groups are at least 1, padding at least 0");
+               who, ": '", step.name, "': expected window, stride, dilation and groups >= 1, padding >= 0");
   if (!step.has_weight()) return;
   const auto [out, in, kernel_h, kernel_w] = step.weight_shape;
   check<Error>(out > 0 && in > 0 && kernel_h > 0 && kernel_w > 0 && out % step.groups == 0, who, ": '", step.name,
@@ -27985,7 +27975,7 @@ class Program {
   /// `input`: the levels of the input. The last step's value is the result. Throws UsageError if a step can't be
   /// computed.
   Program(Levels input, std::vector<Step> steps) : input_(input), steps_(std::move(steps)) {
-    check<UsageError>(!steps_.empty(), who, ": there are no steps");
+    check<UsageError>(!steps_.empty(), who, ": expected at least one step");
     check_levels<UsageError>(who, "input", input_);
     for (std::size_t i = 0; i < steps_.size(); ++i) check_step<UsageError>(who, steps_[i], static_cast<Index>(i));
     for (auto& step : steps_) prepare(step);
@@ -28071,9 +28061,9 @@ class Program {
     }
     if (step.has_weight()) {
       const auto shape = convolution_of(step);
-      check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who,
-                        ": '", step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
-                        " products, of which 32 bits hold ", kernels::int8::most_terms);
+      check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who, ": '",
+                        step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
+                        " products, expected at most ", kernels::int8::most_terms);
       out.weights = kernels::int8::pack_weights(shape, step.weight);
       // Kernels read whole vectors, also past the last channel.
       const auto outputs = static_cast<std::size_t>(shape.out_channels);
@@ -28093,21 +28083,21 @@ class Program {
   }
 
   static void check_pooled(const Step& step, Index count) {
-    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name, "' takes means of ",
-                      count, " numbers, expected at most ", kernels::int8::most_pooled);
+    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name,
+                      "' expected means of ", count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// The shape of a step's output. Throws ShapeError if its inputs don't fit.
   Extent extent_after(const Step& step, std::span<const Extent> values) const {
     const Extent& x = values[static_cast<std::size_t>(step.inputs[0])];
     const auto wants_image = [&] {
-      check<ShapeError>(x.is_image, who, ": ", step.kind, " '", step.name, "' takes images, got ", x);
+      check<ShapeError>(x.is_image, who, ": ", step.kind, " '", step.name, "' expected an image, got ", x);
     };
     switch (step.kind) {
       case Kind::conv2d: {
         wants_image();
         auto s = convolution_of(step);
-        check<ShapeError>(s.in_channels == x.channels, who, ": '", step.name, "' takes ", s.in_channels,
+        check<ShapeError>(s.in_channels == x.channels, who, ": '", step.name, "' expected ", s.in_channels,
                           " channels, got ", x);
         s.height = x.height;
         s.width = x.width;
@@ -28117,7 +28107,7 @@ class Program {
         return {s.out_channels, s.out_height(), s.out_width(), true};
       }
       case Kind::linear:
-        check<ShapeError>(!x.is_image && x.channels == step.weight_shape[1], who, ": '", step.name, "' takes ",
+        check<ShapeError>(!x.is_image && x.channels == step.weight_shape[1], who, ": '", step.name, "' expected ",
                           step.weight_shape[1], " numbers, got ", x);
         return {step.weight_shape[0], 1, 1, false};
       case Kind::add: {
@@ -28258,15 +28248,15 @@ class Program {
   template <int OutRank, int Rank, class Watch>
   Tensor<float, OutRank> run(const Tensor<float, Rank>& x, const Watch& watch) const {
     static_assert((Rank == 4 || Rank == 2) && (OutRank == 4 || OutRank == 2),
-                  "a quantized model takes and gives [batch, channels, height, width] or [batch, channels]");
-    check<UsageError>(!steps_.empty(), who, ": it has no steps: call quantized(model), or load one");
+                  "quantized model: expected input and output [batch, channels, height, width] or [batch, channels]");
+    check<UsageError>(!steps_.empty(), who, ": it has no steps: call quantized(model), or load a model");
     check<UsageError>(x.defined(), who, ": the input is undefined");
     const auto input = contiguous(x);
     std::vector<Extent> extents{{input.size(1), 1, 1, Rank == 4}};
     if constexpr (Rank == 4) extents[0] = {input.size(1), input.size(2), input.size(3), true};
     for (const auto& step : steps_) extents.push_back(extent_after(step, extents));
     const Extent& result = extents.back();
-    check<ShapeError>(result.is_image == (OutRank == 4), who, ": the result of a sample is ", result, ", not of rank ",
+    check<ShapeError>(result.is_image == (OutRank == 4), who, ": the output of a sample is ", result, ", not of rank ",
                       OutRank - 1);
     const Index batch = input.size(0);
     Shape<OutRank> shape{batch, result.channels};
@@ -28454,12 +28444,12 @@ class Conversion {
     values_[0].is_input = true;
     for (const auto& operation : pass.operations()) convert(operation);
     const auto output = values_.find(pass.output());
-    check<UsageError>(output != values_.end(), who, ": the model's output does not come from its input, or by ",
-                      "operations that keep no record");
+    check<UsageError>(output != values_.end(), who,
+                      ": the model's output does not depend on its input, or uses operations that are not recorded");
     check<UsageError>(output->second.number > 0, who, ": the model's output is not rounded to integers",
-                      unrounded_.empty() ? "" : cat(": it comes from ", unrounded_));
+                      unrounded_.empty() ? "" : cat(": it is the output of ", unrounded_));
     check<UsageError>(output->second.number == static_cast<Index>(steps_.size()), who,
-                      ": the model's output is not what its last operation gives");
+                      ": the model's output is not the output of its last operation");
   }
 
   Program program() && { return {*input_, std::move(steps_)}; }
@@ -28489,7 +28479,7 @@ class Conversion {
     const Index number = operation.inputs.at(operand);
     check<UsageError>(number >= 0, who, ": ", place(operation), " computes with a constant: it has no integer form");
     const auto found = values_.find(number);
-    check<UsageError>(found != values_.end(), who, ": ", place(operation), " takes what no step gives");
+    check<UsageError>(found != values_.end(), who, ": ", place(operation), " has an input that no step computes");
     return found->second;
   }
   /// The program's value of an operand. Throws if it is not rounded to integers.
@@ -28497,7 +28487,7 @@ class Conversion {
     const Value& x = value(operation, operand);
     if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
     check<UsageError>(x.number >= 0, who, ": ", place(operation),
-                      " takes numbers that are not rounded to integers, of ", unrounded_);
+                      " needs integers, and its input is not rounded: ", unrounded_);
     return x.number;
   }
 
@@ -28559,12 +28549,12 @@ class Conversion {
     const Levels& levels = how.levels[0];
     check<UsageError>(levels.integers.least >= 0 && levels.integers.most <= 255, who, ": ", place(operation),
                       " rounds activations to integers in [", levels.integers.least, ", ", levels.integers.most,
-                      "]: integer kernels take u8");
+                      "]: expected u8");
     Value& x = value(operation, 0);
     if (x.is_input && x.number < 0) {
       if (!input_) input_ = levels;
-      check<UsageError>(*input_ == levels, who, ": ", place(operation), " rounds the model's input to another scale ",
-                        "than a layer before: an integer model has one");
+      check<UsageError>(*input_ == levels, who, ": ", place(operation),
+                        " rounds the model's input to another scale than an earlier layer: expected one scale");
       x.number = 0;
     } else if (x.step) {
       x.step->levels = levels;
@@ -28609,7 +28599,7 @@ class Conversion {
     check<UsageError>(levels.size() == 1 || weight->how.axis == 0, who, ": the weight of ", place(operation),
                       " has scales along axis ", weight->how.axis, ", expected its outputs, axis 0");
     check<UsageError>(!is_linear || operation.operands[0].shape.size() == 2, who, ": ", place(operation),
-                      " takes more axes than [batch, features]: it has no integer form yet");
+                      " has an input of more axes than [batch, features]: it has no integer form yet");
     Step step = begin_step(is_linear ? Kind::linear : Kind::conv2d, operation, {x});
     step.weight_shape = {1, 1, 1, 1};
     std::copy(shape.begin(), shape.end(), step.weight_shape.begin());
@@ -28655,7 +28645,7 @@ class Conversion {
     check<UsageError>(!norm.training, who, ": ", place(operation), " is in training: call eval() first");
     Value out = value(operation, 0);
     check<UsageError>(out.step && out.folds, who, ": ", place(operation),
-                      " is folded into no convolution in front of it: it has no integer form");
+                      " follows no convolution that it is folded into: it has no integer form");
     Step& step = *out.step;
     const auto outputs = static_cast<std::size_t>(step.weight_shape[0]);
     const auto numbers = [&](std::size_t operand) {
@@ -28685,7 +28675,7 @@ class Conversion {
       step.levels = levels_of(out.number);
       out.number = push(std::move(step));
     } else {
-      check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " takes what is not rounded to integers");
+      check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " has an input that is not integer");
       check<UsageError>(out.step->may_have_relu(), who, ": ", place(operation), " follows '", out.step->name,
                         "', which is not rounded to integers first");
       out.step->relu = true;
@@ -28735,7 +28725,7 @@ class Conversion {
   /// In evaluation dropout is the identity.
   void drop(const RecordedOperation& operation) {
     check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
-                      " drops numbers in evaluation, too: it has no integer form");
+                      " drops numbers also in evaluation: it has no integer form");
     Value out = value(operation, 0);
     values_[operation.output] = std::move(out);
   }
@@ -28768,7 +28758,7 @@ class Conversion {
       out.number = push(std::move(step));
     } else {
       check<UsageError>((out.step || out.is_input) && !out.folds, who, ": '", step.name,
-                        "' takes what is not rounded to integers");
+                        "' has an input that is not integer");
       out.after.push_back(std::move(step));
     }
     return out;
@@ -28794,7 +28784,7 @@ class Conversion {
   void average(const RecordedOperation& operation) {
     const auto axis = std::get<operations::Mean>(operation.facts).axis;
     check<UsageError>(pixels_.contains(operation.inputs[0]) && (axis == -1 || axis == 2), who, ": ", place(operation),
-                      " is over other axes than an image's: it has no integer form");
+                      " reduces other axes than those of an image: it has no integer form");
     values_[operation.output] = averaged(operation, begin_step(Kind::global_avg_pool, operation, {-1}));
   }
 
@@ -28877,8 +28867,8 @@ QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<f
 /// A model that takes tokens has no integer form: throws UsageError.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<std::int64_t, Rank, Cpu>&) {
-  fail<UsageError>("quantized: ", model.model().describe(), " takes whole numbers, which an Embedding looks up: an ",
-                   "integer model begins with quantised numbers; quantized_embedding looks up rows of integers");
+  fail<UsageError>("quantized: ", model.model().describe(),
+                   " begins with an Embedding, but an integer model needs quantised input: use quantized_embedding");
 }
 
 }  // namespace chorus::nn
@@ -28912,7 +28902,7 @@ inline std::vector<Index> whole_numbers(std::string_view who, const nlohmann::js
                    ": the steps lack a list of numbers '", field, "'");
   std::vector<Index> out;
   for (const auto& number : *found) {
-    check<FileError>(number.is_number_integer(), who, ": '", field, "' of a step has what is no whole number");
+    check<FileError>(number.is_number_integer(), who, ": '", field, "' of a step has a non-integer value");
     out.push_back(number.get<Index>());
   }
   return out;
@@ -28976,7 +28966,7 @@ inline nn::int8::Levels read_levels(std::string_view who, const SafetensorsReade
                    " has ", scale.size(), " scales and ", zero_point.size(), " zero points, expected one of each");
   const auto [least, most] = two_numbers(who, json, "integers");
   check<FileError>(0 <= least && least < most && most <= 255, who, ": ", Quoted{name}, " has integers from ", least,
-                   " to ", most, ", which are no 8-bit ones");
+                   " to ", most, ", expected 8-bit integers");
   const nn::int8::Levels levels{
       scale[0], zero_point[0], {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
   nn::int8::check_levels<FileError>(who, name, levels);
@@ -28993,7 +28983,7 @@ inline nn::int8::Step read_step(std::string_view who, const SafetensorsReader& f
   };
   const auto kind = text("kind");
   const auto found = std::find(nn::int8::kind_names.begin(), nn::int8::kind_names.end(), kind);
-  check<FileError>(found != nn::int8::kind_names.end(), who, ": there is no step ", Quoted{kind});
+  check<FileError>(found != nn::int8::kind_names.end(), who, ": unknown step ", Quoted{kind});
   step.kind = static_cast<Kind>(found - nn::int8::kind_names.begin());
   step.name = text("name");
   step.inputs = whole_numbers(who, json, "inputs");
@@ -29065,16 +29055,16 @@ inline nn::int8::Program load_quantized(const std::string& path) {
   const SafetensorsReader file(path);
   const std::string who = cat("loading ", path);
   const auto text = file.metadata().find(detail::int8_key);
-  check<FileError>(text != file.metadata().end(), who, ": no quantized model: the metadata lack '", detail::int8_key,
-                   "'");
+  check<FileError>(text != file.metadata().end(), who, ": expected a quantized model, but the metadata lack '",
+                   detail::int8_key, "'");
   const auto json = nlohmann::json::parse(text->second, nullptr, /*allow_exceptions=*/false);
-  check<FileError>(json.is_object() && json.contains("steps") && json["steps"].is_array(), who, ": '",
-                   detail::int8_key, "' of the metadata is no list of steps");
+  check<FileError>(json.is_object() && json.contains("steps") && json["steps"].is_array(), who, ": '", detail::int8_key,
+                   "' of the metadata is not a list of steps");
   const Index version = detail::whole_number(who, json, "version");
-  check<FileError>(version == 1, who, ": a quantized model of version ", version, ", of which only 1 is known");
+  check<FileError>(version == 1, who, ": the quantized model has version ", version, ", expected 1");
   std::vector<nn::int8::Step> steps;
   for (const auto& one : json["steps"]) {
-    check<FileError>(one.is_object(), who, ": '", detail::int8_key, "' has a step that is no object");
+    check<FileError>(one.is_object(), who, ": '", detail::int8_key, "' has a step that is not an object");
     steps.push_back(detail::read_step(who, file, one));
     nn::int8::check_step<FileError>(who, steps.back(), static_cast<Index>(steps.size()) - 1);
   }
@@ -29239,9 +29229,9 @@ namespace chorus::same_bits {
   check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
                     shares);
   check<UsageError>(devices <= shares, "SameBits: each of ", devices,
-                    " devices takes whole shares: expected at least as many, got ", shares);
+                    " devices needs at least one share: expected at least that many, got ", shares);
   check<UsageError>(dim == 0, "SameBits: a batch is cut along its first axis: expected dim = 0, got ", dim,
-                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+                    "; for samples along another axis pass batch_axis<1>(input)");
   return static_cast<std::size_t>(shares);
 }
 
@@ -29336,7 +29326,7 @@ CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
     if (shares == nullptr) return true;
     const auto& cut = shares->cut;
     check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
-                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      "canonical shares: a loss combines two outputs whose batches are cut in different ways: ",
                       found ? found->samples() : 0, " and ", cut->samples(), " samples in ",
                       found ? found->run().count() : 0, " and ", cut->run().count(), " shares");
     found = cut;
@@ -29357,15 +29347,14 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
   for (const Node* const node : under.all())
     check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
                       "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+                      " outside of the net's forward pass: use it in the model");
   detail::FoundNodes beside;  // inputs of nodes other than means
   for (const Ref<Node>& node : nodes)
     if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
   for (const Node* const node : beside.all())
     check<UsageError>(!is_cut(*node) && !under.has(*node),
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
+                      "canonical shares: backward does not begin at a mean over the batch: expected mean(), "
+                      "cross_entropy(), mse_loss() or another loss of the library, of the net's output for samples");
 }
 
 CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
@@ -29384,7 +29373,7 @@ CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, st
     const auto expected = share_begin(batch, shares_, i + 1) - share_begin(batch, shares_, i);
     check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
                       shares_, " shares, share ", i, " has ", samples[i], ", expected ", expected,
-                      ": each process takes its shares of the batch, as the policy's sampler gives them");
+                      ": use the policy's sampler, which gives each process its shares");
   }
   const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares_)));
   return {add_shares(of_shares(0).first(used)), add_shares(of_shares(1).first(used))};
@@ -29539,7 +29528,7 @@ template <Device D>
 void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
   auto& p = flat_.entries()[i].parameter();
   check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
-                    " got its gradient in several parts in one backward pass (backward within backward)");
+                    " received its gradient in several parts in one backward pass (backward within backward)");
   while (taken_[i] < share) carry_none(i, taken_[i]++);
   if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
   carry(i, taken_[i]++);
@@ -29735,9 +29724,9 @@ namespace chorus::same_bits {
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
-                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
-                     "the model had when the policy took it");
+    fail<UsageError>(
+        "canonical shares: a layer needs the whole batch, and shares are computed one after the other: expected "
+        "BatchNorm, which uses each share's statistics, or a SyncBatchNorm that the model had when the policy took it");
   }
   double weight() override { return 1; }
 };
@@ -29795,8 +29784,8 @@ class ShareTurns {
   template <class Complete>
   void meet(std::size_t i, const Complete& complete) {
     check<UsageError>(i < ended_.size() && turn_ == i,
-                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
-                      "backward begin at what the policy returns");
+                      "canonical shares: a layer over the whole batch runs backward outside of the shares: call "
+                      "backward on the policy's output");
     const std::size_t round = round_;
     ++arrived_;
     leave(i);
@@ -30020,7 +30009,7 @@ void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::
 
 template <Device D>
 void SideBySide<D>::Group::sum(std::span<double> values) {
-  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
   shares->sum(i, values);
 }
 
@@ -30341,7 +30330,7 @@ namespace chorus {
 /// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
-  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
+  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: expected 1 to 64 shares, or 0 for a run-time number");
 
  public:
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
@@ -30422,18 +30411,18 @@ std::vector<double> mean_over_of_shares(Node& losses) {
       known = known && !of_share.empty() && of_share.size() == over.front().size();
     }
     if (known) break;
-    check<UsageError>(only_losses,
-                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
-                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
-                      "number for each sample, [batch]");
+    check<UsageError>(
+        only_losses,
+        "canonical shares: the model returns a scalar that is not a mean over the share: expected cross_entropy(), "
+        "mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]");
   }
   std::vector<double> out;
   for (const auto& of_share : over) {
     out.push_back(of_share.front());
     for (std::size_t i = 1; i < of_share.size(); ++i)
       check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
-                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+                        "canonical shares: the model's loss adds means over different numbers of tokens, samples or "
+                        "elements, so its shares have no common weight: return each loss separately");
   }
   return out;
 }
@@ -30543,7 +30532,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
     });
   }
   void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    fail<UsageError>("canonical shares: grad() does not support a policy's forward pass: expected backward()");
   }
 
   same_bits::DeviceSums<Model> sums_;
@@ -30736,8 +30725,7 @@ struct JoinShares : dp::JoinOutputs<D> {
       if constexpr (requires(const X& x) { x == x; })
         for (const X* output : outputs)
           check<UsageError>(*output == *outputs[0],
-                            "canonical shares: the model returns something other than tensors, which differs from "
-                            "share to share");
+                            "canonical shares: an output that is not a tensor differs between shares");
       return *outputs[0];
     }
   }
@@ -30750,8 +30738,8 @@ struct JoinShares : dp::JoinOutputs<D> {
       if (losses.node()) return mean_of_share_losses(losses, cut);
     }
     check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a number without axes for each share, and none of them is "
-                      "the batch's: expected one for each sample, [batch]");
+                      "canonical shares: the model returns a scalar for each share, not for the batch: expected one "
+                      "value for each sample, [batch]");
     return *outputs[0];
   }
 };
@@ -30838,7 +30826,7 @@ class ModelShares final : private dp::BackwardRunner {
     if constexpr (AnyVariable<X>)
       check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
                         "canonical shares: an input without samples, of shape ", value_of(x).shape(),
-                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+                        ", requires a gradient, which each process has in part: make it a parameter of the model");
   }
   void backward(const dp::Roots& roots, bool keep) override {
     earlier_.take(flat_);
@@ -30852,7 +30840,7 @@ class ModelShares final : private dp::BackwardRunner {
       if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
   }
   void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    fail<UsageError>("canonical shares: grad() does not support a policy's forward pass: expected backward()");
   }
   void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
     for (const auto& entry : flat_.entries())
@@ -30951,11 +30939,11 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
-    check<UsageError>(default_hook,
-                      "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
-                      "AllReduce");
+    check<UsageError>(
+        default_hook,
+        "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
     const auto refuse = [](bool chosen, const char* option) {
-      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " don't go together");
+      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " can't be combined");
     };
     refuse(core.options.static_graph, "static_graph");
     refuse(core.options.non_finite != NonFinite::propagate,
@@ -30995,7 +30983,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(this->communicator_.size() == 1, this->title_,
-                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+                      "::join: canonical shares cut each batch for all ranks: expected equally many batches on each");
     Base::begin_join(facts);
   }
   void weigh_losses(std::span<const Ref<Node>> nodes) override {
@@ -31843,9 +31831,8 @@ struct Step {
 /// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
-  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
-  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes where ", bytes,
-                   " belong");
+  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in a different call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes, expected ", bytes);
   return piece;
 }
 
@@ -31959,7 +31946,7 @@ inline void dissemination_barrier(const Collective& c) {
   std::string names;
   for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
   if (!missing.empty())
-    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
+    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not arrive within ",
                       c.link.timeout.count() * 9 / 10, " ms");
   for (int peer = 1; peer < c.size(); ++peer) detail::relay(c, {.to = peer}, 0);
 }
@@ -38366,7 +38353,7 @@ class Graphed {
         pool_(device_, stream_.get()),
         numbers_(device_),
         ring_(device_, static_cast<std::size_t>(options.kept_losses) * sizeof(double)) {
-    check<UsageError>(Net::distributed || net.devices() == 1, "Graphed: a process has one device, this one has ",
+    check<UsageError>(Net::distributed || net.devices() == 1, "Graphed: expected one device per process, got ",
                       net.devices());
   }
   Graphed(const Graphed&) = delete;
@@ -38422,7 +38409,7 @@ class Graphed {
  private:
   static const GraphedOptions& checked(const GraphedOptions& options) {
     check<UsageError>(options.warm_up >= 1 && options.kept_losses >= 1,
-                      "Graphed: warm_up and kept_losses are at least 1, got ", options.warm_up, " and ",
+                      "Graphed: expected warm_up and kept_losses of at least 1, got ", options.warm_up, " and ",
                       options.kept_losses);
     return options;
   }
@@ -38558,7 +38545,7 @@ class Graphed {
   void note_loss(const Loss& loss) {
     using T = typename tensor_of<Loss>::value_type;
     static_assert(tensor_of<Loss>::rank == 0 && std::floating_point<T>,
-                  "Graphed: the step returns the loss, one number");
+                  "Graphed: expected a step that returns the loss, a scalar");
     loss_type_ = dtype<T>;
     note(value_of(loss).data(), sizeof(T));
   }

@@ -2809,9 +2809,8 @@ class CachingAllocator<Cuda> {
 namespace cuda {
 
 inline void* MemoryPool::from_driver(std::size_t bytes) {
-  check<Error>(!sealed_, "a private memory pool of ", device_, " has no block of ", bytes,
-               " bytes, and takes none while a graph is captured: the captured step needs more memory than the steps "
-               "before it");
+  check<Error>(!sealed_, "captured step: the private memory pool of ", device_, " has no block of ", bytes,
+               " bytes, and can't grow during a capture: the captured step needs more memory than the steps before it");
   const DeviceGuard guard(device_);
   void* data = nullptr;
   cudaError_t status = cudaMalloc(&data, bytes);
@@ -3311,7 +3310,7 @@ class StridedRuns {
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
-                      "; expected as many strides as sizes, at most ", max_rank);
+                      "; expected one stride for each size, at most ", max_rank);
     for (std::size_t axis = shape.size(); axis-- > 0;) {
       if (shape[axis] == 1) continue;
       const std::size_t last = rank_ - 1;
@@ -5174,9 +5173,8 @@ class CachingAllocator<Cuda> {
 namespace cuda {
 
 inline void* MemoryPool::from_driver(std::size_t bytes) {
-  check<Error>(!sealed_, "a private memory pool of ", device_, " has no block of ", bytes,
-               " bytes, and takes none while a graph is captured: the captured step needs more memory than the steps "
-               "before it");
+  check<Error>(!sealed_, "captured step: the private memory pool of ", device_, " has no block of ", bytes,
+               " bytes, and can't grow during a capture: the captured step needs more memory than the steps before it");
   const DeviceGuard guard(device_);
   void* data = nullptr;
   cudaError_t status = cudaMalloc(&data, bytes);
@@ -5356,7 +5354,7 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
   StridedMap<static_cast<int>(N)> map;
   for (const auto& each : strides)
     check<ShapeError>(shape.size() == each.size() && shape.size() <= static_cast<std::size_t>(most_axes),
-                      "kernels: shape ", shape, " with strides ", each, "; expected as many strides as sizes, at most ",
+                      "kernels: shape ", shape, " with strides ", each, "; expected one stride for each size, at most ",
                       most_axes);
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     if (shape[axis] == 1) continue;
@@ -7278,9 +7276,8 @@ class CachingAllocator<Cuda> {
 namespace cuda {
 
 inline void* MemoryPool::from_driver(std::size_t bytes) {
-  check<Error>(!sealed_, "a private memory pool of ", device_, " has no block of ", bytes,
-               " bytes, and takes none while a graph is captured: the captured step needs more memory than the steps "
-               "before it");
+  check<Error>(!sealed_, "captured step: the private memory pool of ", device_, " has no block of ", bytes,
+               " bytes, and can't grow during a capture: the captured step needs more memory than the steps before it");
   const DeviceGuard guard(device_);
   void* data = nullptr;
   cudaError_t status = cudaMalloc(&data, bytes);
@@ -7380,7 +7377,7 @@ inline void check_faults(Cuda device) {
   const Fault seen = *fault;
   set.store(Fault::none, std::memory_order_release);
   lock.unlock();
-  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at place ", seen.place, " is not in [0, ",
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at index ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
 
@@ -7580,7 +7577,7 @@ namespace chorus {
 /// memory.
 template <Scalar T, int Rank, Device D = Cpu>
 class Tensor {
-  static_assert(Rank >= 0 && Rank <= 8, "a Tensor has 0 to 8 axes");
+  static_assert(Rank >= 0 && Rank <= 8, "Tensor: expected 0 to 8 axes");
 
  public:
   using value_type = T;
@@ -7637,8 +7634,8 @@ class Tensor {
   /// Dense, with the given numbers in row-major order. Throws ShapeError if their count doesn't fit the shape.
   static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
-    check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
-                      " numbers for shape ", shape);
+    check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: expected ", out.numel(),
+                      " numbers for shape ", shape, ", got ", values.size());
     copy_bytes(device, out.data(), Cpu{}, values.data(), out.bytes());
     return out;
   }
@@ -7682,13 +7679,13 @@ class Tensor {
   template <class... Indices>
     requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
   T& operator()(Indices... indices) const {
-    if constexpr (Rank == 0) check<UsageError>(defined(), "Tensor: an undefined one has no element");
-    const Shape<Rank> at{static_cast<Index>(indices)...};
-    Index offset = 0;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
-      check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ",
-                        shape_);
-      offset += at[axis] * strides_[axis];
+      if constexpr (Rank == 0) check<UsageError>(defined(), "Tensor: an undefined tensor has no elements");
+      const Shape<Rank> at{static_cast<Index>(indices)...};
+      Index offset = 0;
+      for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
+        check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ",
+                          shape_);
+        offset += at[axis] * strides_[axis];
     }
     return data()[offset];
   }
@@ -7766,7 +7763,7 @@ class Tensor {
   /// Repeats axes of size 1, and new axes in front, without copying: their stride is 0.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> expand(const std::array<Index, NewRank>& shape) const {
-    static_assert(NewRank >= static_cast<std::size_t>(Rank), "expand: the new rank is smaller");
+    static_assert(NewRank >= static_cast<std::size_t>(Rank), "expand: expected a rank of at least the tensor's");
     Shape<static_cast<int>(NewRank)> strides{};
     constexpr std::size_t extra = NewRank - static_cast<std::size_t>(Rank);
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
@@ -7838,7 +7835,7 @@ void check_defined(const char* operation, const Xs&... xs) {
 template <Device D>
 [[noreturn, gnu::cold, gnu::noinline]] void fail_for_devices(const char* operation, int i, D other, D first) {
   fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
-                    ": to_device(x, device) brings it there, and Tensor::zeros(shape, x.device()) makes it there");
+                    ": to_device(x, device) copies it, and Tensor::zeros(shape, x.device()) creates it there");
 }
 /// Throws DeviceError if operands are on several devices.
 template <AnyTensor First, AnyTensor... Rest>
@@ -7876,29 +7873,29 @@ Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
 template <Scalar T, int Rank, Device D, class Y>
 void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   if constexpr (std::is_arithmetic_v<Y>) {
-    static_assert(Real<T> || std::is_integral_v<Y>, "x[i] = number: a tensor of integers takes no fractions");
+    static_assert(Real<T> || std::is_integral_v<Y>, "x[i] = number: expected an integer for a tensor of integers");
     write_through(x, Tensor<T, 0, D>::full({}, static_cast<T>(y), x.defined() ? x.device() : D{}));
   } else if constexpr (!AnyTensor<Y>) {
-    static_assert(AnyTensor<Y>, "x[i] = y: a Tensor takes a Tensor or a number; of a Variable use value()");
+    static_assert(AnyTensor<Y>, "x[i] = y: expected a Tensor or a number; for a Variable use value()");
   } else if constexpr (!std::is_same_v<typename Y::value_type, T>) {
     static_assert(std::is_same_v<typename Y::value_type, T>,
-                  "x[i] = y: both have one scalar type; to<float>(y) converts");
+                  "x[i] = y: expected one scalar type; to<float>(y) converts");
   } else if constexpr (!std::is_same_v<typename Y::device_type, D>) {
     static_assert(std::is_same_v<typename Y::device_type, D>,
-                  "x[i] = y: both are on one kind of device; to_device(y, device) copies");
+                  "x[i] = y: expected one kind of device; to_device(y, device) copies");
   } else {
-    static_assert(Y::rank <= Rank, "x[i] = y: the right side has more axes than what is written");
+    static_assert(Y::rank <= Rank, "x[i] = y: the right side has more axes than the left side");
     detail::check_defined("x[i] = y", x, y);
-    check<UsageError>(x.storage().owners() > 1, "x[i] = y: nobody has the memory that is written, of shape ", x.shape(),
-                      ": expected a view of a tensor, as x[i] or x.slice(...), which what functions compute is not");
+    check<UsageError>(x.storage().owners() > 1, "x[i] = y: the left side is a temporary of shape ", x.shape(),
+                      ": expected a view of a named tensor, as x[i] or x.slice(...)");
     bool fits = true;
     for (std::size_t axis = 0; axis < x.shape().size(); ++axis) {
-      check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1, "x[i] = y: expected a tensor with a place for ",
-                        "each element, got an expanded one of shape ", x.shape());
+      check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1,
+                        "x[i] = y: expected memory for each element, got an expanded tensor of shape ", x.shape());
       const std::size_t begin = x.shape().size() - y.shape().size();
       if (axis >= begin) fits = fits && (y.shape()[axis - begin] == x.shape()[axis] || y.shape()[axis - begin] == 1);
     }
-    check<ShapeError>(fits, "x[i] = y: expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
+    check<ShapeError>(fits, "x[i] = y: expected y to broadcast to shape ", x.shape(), ", got shape ", y.shape());
     // A source that shares the written memory, or is on another device, is copied first.
     const bool apart = y.storage().memory().block() != x.storage().memory().block();
     auto right = contiguous((apart ? y : clone(y)).expand(x.shape()));
@@ -7918,10 +7915,10 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
 /// The compile error if `y` can't be assigned to a Tensor.
 template <Scalar T, int Rank, Device D, class Y>
 void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
-  static_assert(std::is_same_v<Y, void>,
-                "x = y: a name for a Tensor takes a Tensor of the same scalar type, rank and device. A Variable, which "
-                "records, needs the name of a Variable: begin with Variable(x), or auto. x.slice(0, 0, n) = y writes "
-                "into x's memory, and parameter.assign(y) into a parameter's");
+  static_assert(
+      std::is_same_v<Y, void>,
+      "x = y: expected a Tensor of the same scalar type, rank and device. Declare x as auto or Variable(x) to assign a "
+      "Variable; x.slice(0, 0, n) = y writes into x's memory, and parameter.assign(y) into a parameter's");
 }
 
 }  // namespace chorus
@@ -8317,15 +8314,15 @@ struct BackwardWatchers {
 }
 /// Runs a node and throws NonFiniteError if it sends a non-finite gradient to an input.
 [[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
-  check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient by the output of '",
-                        node.operation(), "': that with which backward began, or what a hook made of it");
+  check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient of the output of '",
+                        node.operation(), "': the seed of backward or a hook has it");
   std::vector<Ref<Node>> inputs;
   node.for_each_input([](Node& input, void* list) { static_cast<std::vector<Ref<Node>>*>(list)->emplace_back(&input); },
                       &inputs);
   node.backward(keep);
   for (const auto& input : inputs)
     check<NonFiniteError>(input->gradient_is_finite(), "anomaly: backward of '", node.operation(),
-                          "' made a NaN or an infinity in the gradient by what '", input->operation(), "' gave it");
+                          "' made a NaN or an infinity in the gradient of the output of '", input->operation(), "'");
 }
 }  // namespace detail
 
@@ -8544,7 +8541,7 @@ class WideLater final : public Residence {
     const std::lock_guard lock(mutex_);
     if (present(0)) return;
     check<UsageError>(narrow_.storage().version() == version_, "to: a float copy of ", dtype<T>, " of shape ",
-                      narrow_.shape(), " is read after the numbers were written in place: read it before");
+                      narrow_.shape(), " is read after the numbers were written in place: read it before the write");
     const Storage<D> wide(narrow_.device(), static_cast<std::size_t>(narrow_.numel()) * sizeof(float));
     kernels::convert(narrow_.device(), narrow_.numel(), narrow_.data(), static_cast<float*>(wide.data()));
     Storage<D>::move_home(home_, wide, wide.data());
@@ -8681,8 +8678,7 @@ class Variable {
   /// The same for a value of any shape; `seed` is the gradient w.r.t. this value.
   [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");
-    check<ShapeError>(seed.shape() == shape(), "backward: the seed's shape is ", seed.shape(), ", the value's is ",
-                      shape());
+    check<ShapeError>(seed.shape() == shape(), "backward: expected a seed of shape ", shape(), ", got ", seed.shape());
     node_->add(contiguous(seed));
     const Ref<Node> root = node_;
     run_backward({&root, 1}, {.retain_graph = retain_graph});
@@ -8908,7 +8904,7 @@ template <class Operation, class Value, class... Inputs>
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
-                "operands lie on different kinds of devices: use to_device(x, device)");
+                "operands: expected one kind of device; to_device(x, device) copies");
   ++detail::operations_ended;
   if (detail::operation_watch != nullptr) [[unlikely]]
     detail::tell_watch(operation, value, inputs...);
@@ -9294,9 +9290,9 @@ CHORUS_INLINE void PromisedNumbers::check_untouched(const Promise& promise, cons
   std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
   const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
   const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
-  check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
-                    ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
-                    "deferred one");
+  check<UsageError>(
+      !touched, "deferred: the model's constructor reads or writes ", name,
+      ", whose numbers are drawn later, a part on each rank: construct the model itself, not a deferred one");
 }
 
 }  // namespace chorus
@@ -9403,9 +9399,9 @@ class AtHome {
     if (is_part()) return;
     check_here();
     const auto* const writes = storage().writes();
-    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
-                     "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
-                     "while net.gathered() lives, which all ranks call");
+    fail<UsageError>("parameter '", writes == nullptr ? "" : writes->name,
+                     "': it is sharded, and this rank holds one part: read it within the net's forward pass, or while "
+                     "net.gathered() lives, which all ranks call");
   }
   /// Moves the values to new memory on another device.
   void move_numbers(D device) const {
@@ -9694,17 +9690,16 @@ class ParameterOn : public detail::AtHome<D> {
  private:
   [[noreturn, gnu::noinline, gnu::cold]] void raise_grad_in_parts() const {
     const auto* const writes = this->storage().writes();
-    fail<UsageError>("the gradient of '", writes == nullptr ? "" : writes->name,
-                     "' is in parts, one on each rank: net.parameters() of FullyShardedDataParallel has this rank's, "
-                     "and under DistributedDataParallel a ShardedOptimizer, by optimizer.clip_grad_norm(max), "
-                     "scaler.unscale(optimizer) and step()");
+    fail<UsageError>(
+        "gradient of '", writes == nullptr ? "" : writes->name,
+        "': it is sharded over the ranks: under FullyShardedDataParallel net.parameters() has this rank's part; under "
+        "DistributedDataParallel use the ShardedOptimizer: clip_grad_norm(max), step(), and scaler.unscale(optimizer)");
   }
   [[noreturn, gnu::noinline, gnu::cold]] void raise_part() const {
     const auto* const writes = this->storage().writes();
-    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
-                     "' is this rank's part of a parameter that ranks share out, with which its layer alone can "
-                     "compute: read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks "
-                     "call");
+    fail<UsageError>("parameter '", writes == nullptr ? "" : writes->name,
+                     "': it is split over the ranks, and only its layer can compute with this rank's part: read and "
+                     "write all of it in net.gathered([](auto& model) { ... }), which all ranks call");
   }
   bool grad_sent_ = false, counts_ = true;
   std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was set
@@ -9851,7 +9846,7 @@ class AnyParameter {
 template <Real T, int Rank, Device D = Cpu>
 class Parameter : public AnyParameter {
   static_assert(std::floating_point<T>,
-                "parameters are float or double: bf16 and half copies of them come from to<bf16>() in forward");
+                "parameter: expected float or double: bf16 and half copies of them come from to<bf16>() in forward");
 
  public:
   using value_type = T;
@@ -9925,7 +9920,7 @@ class Parameter : public AnyParameter {
   const Tensor<T, Rank, D>& described() const { return node_ ? typed().described() : nothing(); }
   ParameterNode<T, Rank, D>& typed() const {
     check<UsageError>(node_.get() != nullptr,
-                      "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
+                      "Parameter: it is empty (for example the bias of a layer without bias), so it has no gradient");
     return static_cast<ParameterNode<T, Rank, D>&>(*node_);
   }
 };
@@ -10727,12 +10722,11 @@ CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
 }
 
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
-  check<FileError>(file_exists(folder), "Cifar10: there is no folder ", folder, "; CIFAR-10 is ",
-                   detail::cifar10_source);
+  check<FileError>(file_exists(folder), "Cifar10: no such folder: ", folder, "; CIFAR-10 is ", detail::cifar10_source);
   require_folder("Cifar10", folder);
   const std::string place = find(folder), other = advice(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
-                   " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it",
+                   " (or cifar-10-batches-bin in it) lacks data_batch_1.bin and test_batch.bin",
                    other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", what_is_there(folder), other);
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {
@@ -10833,7 +10827,7 @@ concept HasFields = TupleLike<X> ||
 template <class X>
 auto tied(const X& x) {
   constexpr std::size_t count = field_count<X>;
-  static_assert(!takes<X>(std::make_index_sequence<9>()), "a sample that is a struct has at most 8 members");
+  static_assert(!takes<X>(std::make_index_sequence<9>()), "DataLoader: expected a sample struct of at most 8 members");
   if constexpr (count == 1) {
     const auto& [a] = x;
     return std::tie(a);
@@ -10984,8 +10978,7 @@ B none_of(const B& batch) {
         "DataLoader: this rank's share of a batch is empty, and the collate function's tensor for one "
         "sample has shape ",
         batch.shape(),
-        ", expected a first axis of 1: leave out small batches "
-        "(.drop_last), or take batches of at least one sample for each rank");
+        ", expected a first axis of 1: set .drop_last, or use batches of at least one sample for each rank");
   } else if constexpr (HasFields<B>) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       return B{none_of<std::remove_cvref_t<decltype(field<I>(batch))>>(field<I>(batch))...};
@@ -12122,7 +12115,7 @@ void Loader<B>::skip(Index batches) {
 
 template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
-  check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
+  check<UsageError>(plan_ != nullptr, "DataLoader: this loader was moved from");
   const auto epoch = epoch_.lock();
   // A pass inside another one is no second epoch; neither is a pass after one that read only the first batch.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
@@ -12159,7 +12152,7 @@ typename Loader<B>::Iterator Loader<B>::begin() {
 
 template <class B>
 B& Loader<B>::Iterator::operator*() const {
-  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, there is no batch");
+  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, no batch is left");
   return pass_->current->batch;
 }
 
@@ -12271,8 +12264,8 @@ CHORUS_INLINE void check_loader(Index dataset_size, const Sampler& sampler, cons
 
 CHORUS_INLINE void refuse_image_options(const LoaderOptions& options) {
   check<UsageError>(options.transforms.empty() && options.views == 1,
-                    "DataLoader: transforms and views are for datasets of images; one of other samples takes its "
-                    "random numbers in get(i, RandomStream&)");
+                    "DataLoader: transforms and views need a dataset of images; other datasets draw their random "
+                    "numbers in get(i, RandomStream&)");
 }
 
 CHORUS_INLINE void warn_of_one_order(const Sampler& sampler) {
@@ -12581,7 +12574,7 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
   const auto require = [&](const char* suffix) {
     std::string path = find(folder, split, suffix);
     check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
-                     suffix, ", neither plain nor .gz", what_is_there(folder));
+                     suffix, ", plain or .gz", what_is_there(folder));
     return path;
   };
   const std::string image_path = require(images), label_path = require(labels);
@@ -12907,7 +12900,7 @@ std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOf
     bits *= factor;
   }
   if (empty) return 0;
-  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, which are no whole bytes");
+  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, expected a multiple of 8");
   return static_cast<std::size_t>(bits / 8);
 }
 
@@ -13151,8 +13144,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
     if (member) visitor.buffer(name, member);
   } else {
     static_assert(std::is_base_of_v<AnyBuffer, Member>,
-                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones; a list of modules "
-                  "is an nn::ModuleList<M>, not a std::vector<M>");
+                  "CHORUS_MODULE: expected layers, modules, parameters, buffers, and std::optional ones; for a list of "
+                  "modules use nn::ModuleList<M>, not std::vector<M>");
   }
 }
 
@@ -13202,8 +13195,7 @@ struct NamedParameter {
 template <Device D>
 void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
   if (named.parameter->in_pieces())
-    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that ranks share out: ",
-                             instead);
+    chorus::fail<UsageError>(who, ": '", named.name, "' is split over ranks, and this rank has a part: ", instead);
 }
 
 /// A buffer and its path in the model.
@@ -13359,7 +13351,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 /// written once; the metadata list their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
-  static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
+  static_assert(std::is_base_of_v<nn::Module, Model>, "io::save: expected a model; under a policy save net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 
@@ -13831,8 +13823,7 @@ CHORUS_INLINE void write_file(std::string_view who, const std::string& path, std
 
 namespace chorus::io {
 
-static_assert(std::endian::native == std::endian::little,
-              "safetensors files are little-endian, and so must this machine be");
+static_assert(std::endian::native == std::endian::little, "safetensors: expected a little-endian machine");
 
 /// A tensor to be written: its row-major elements, which must outlive the call.
 struct TensorView {
@@ -14044,8 +14035,8 @@ class DataHash {
 
 /// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
-  check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
-                   data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
+  check<FileError>(noted == hash, who, ": the file is damaged: its data changed after it was written (", data_hash_key,
+                   " says ", printable(noted), ", the data give ", hash, ")");
 }
 
 /// The same for a whole file.
@@ -14094,7 +14085,7 @@ CHORUS_INLINE std::string safetensors_header(std::string_view path, std::vector<
     const TensorOfFile who{saving, tensor->name};
     check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
     check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
-    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
+    check<UsageError>(tensor->name != "__metadata__", who, "the format reserves that name");
     check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
                       ReaderLimits{}.rank, " axes");
     const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);
@@ -14408,8 +14399,8 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
 /// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
-  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
+  check<UsageError>(tensor.part == nullptr, "io::save, io::load: '", tensor.name,
+                    "' is split by TensorParallel, and this rank has a part: pass the net, on all ranks");
 }
 
 /// Invalidates replicas and 16-bit copies after a model's numbers have changed.
@@ -15198,11 +15189,11 @@ class AnyCommunicator {
   }
 
   void check_move(Op op, int peer, const CollectiveOptions& options) const {
-    check<UsageError>(options.scale == 1, name(op), ": scale ", options.scale, " needs an operation that reduces");
+    check<UsageError>(options.scale == 1, name(op), ": scale ", options.scale, " needs a reducing operation");
     check<UsageError>(peer >= 0 && peer < size(), name(op), ": rank ", peer, " is not in [0, ", size(), ")");
   }
   void check_peer(std::string_view what, int peer) const {
-    check<UsageError>(peer != rank(), what, ": rank ", peer, " is this rank itself");
+    check<UsageError>(peer != rank(), what, ": rank ", peer, " is this rank, expected another rank");
   }
   void check_chunk(std::string_view what, std::size_t all, std::size_t mine) const {
     check<UsageError>(all == mine * static_cast<std::size_t>(size()), what, ": all has ", all, " numbers, expected ",
@@ -15624,9 +15615,8 @@ struct Step {
 /// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
-  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
-  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes where ", bytes,
-                   " belong");
+  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in a different call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes, expected ", bytes);
   return piece;
 }
 
@@ -15740,7 +15730,7 @@ inline void dissemination_barrier(const Collective& c) {
   std::string names;
   for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
   if (!missing.empty())
-    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
+    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not arrive within ",
                       c.link.timeout.count() * 9 / 10, " ms");
   for (int peer = 1; peer < c.size(); ++peer) detail::relay(c, {.to = peer}, 0);
 }
@@ -17248,7 +17238,7 @@ inline bool provable(std::string_view token) {
   unsigned length = 0;
   const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
                           reinterpret_cast<unsigned char*>(mac.data()), &length);
-  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
+  check<CommError>(made != nullptr && length == mac.size(), "OpenSSL: HMAC-SHA256 failed");
 #else
   if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
 #endif
@@ -17419,10 +17409,10 @@ class SharedMemory {
 
 /// The region that contains a window of process `pid`. Throws CommError if it can't be mapped or no longer exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
-  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
+  check<CommError>(window.key != 0, "shared memory: process ", pid, " has no region");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);
-  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
-                   " is another one");
+  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: the region of process ", pid,
+                   " belongs to a different job");
   return region;
 }
 
@@ -17637,7 +17627,7 @@ class Place {
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " exited: its process ", pid(who), " has ended");
   }
 
   /// Records whether this rank works in the others' memory. It calls `check` between this and the first access: then
@@ -17728,7 +17718,7 @@ class Place {
         const std::lock_guard lock(OfJob::of_process().mutex);
         if (const Place* const job = OfJob::of_process().place) seen = job->look_at(who);
       }
-      if (seen.awaited == nobody) return seen.has_seat ? text + ", which is stopped or busy elsewhere" : text;
+      if (seen.awaited == nobody) return seen.has_seat ? text + ", which is stopped or busy" : text;
       if (seen.awaited == name_in_job(rank_)) return text + ", which waits for this rank";
       text += cat(", which waits for rank ", who = seen.awaited);
     }
@@ -17977,13 +17967,13 @@ class ThreadRendezvous {
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
-    check<CommError>(group->came.size() == static_cast<std::size_t>(world.size), "rank ", world.rank,
-                     ": says that there are ", world.size, " ranks, another thread says ", group->came.size());
-    check<CommError>(!group->came[rank], "rank ", world.rank, ": a thread of this rank is there already");
+    check<CommError>(group->came.size() == static_cast<std::size_t>(world.size), "rank ", world.rank, ": expects ",
+                     world.size, " ranks, another thread expects ", group->came.size());
+    check<CommError>(!group->came[rank], "rank ", world.rank, ": another thread has this rank");
     group->came[rank] = true;
     if (world.all_reduce != group->all_reduce && group->failure.empty())
-      group->failure = cat("rank ", world.rank, " asks for all-reduce ", world.all_reduce, ", another thread for ",
-                           group->all_reduce);
+      group->failure =
+          cat("rank ", world.rank, " uses all-reduce ", world.all_reduce, ", another thread uses ", group->all_reduce);
     const bool last = ++group->present == world.size;
     if (last && group->failure.empty()) {
       try {
@@ -18001,7 +17991,7 @@ class ThreadRendezvous {
         if (!group->came[i]) missing += cat(missing.empty() ? "" : ", ", i);
       group->came[rank] = false;
       if (--group->present == 0) waiting_.erase(world.master_port);
-      fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not come within ",
+      fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not arrive within ",
                          world.timeout.count(), " ms");
     }
     check<CommError>(group->failure.empty(), "rank ", world.rank, ": ", group->failure);
@@ -18476,7 +18466,7 @@ struct Address {
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
     check<TimeoutError>(found.has_value(), "address '", printable(name),
-                        "': the system has not found it in time; is there a name server?");
+                        "': the system did not resolve the name in time: check the name server");
     check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
     Address address;
     address.storage = found->storage;
@@ -18590,8 +18580,7 @@ class Socket {
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
-    return why.empty() ? why
-                       : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
+    return why.empty() ? why : cat(": the data were damaged on the way, or the tokens differ (TLS: ", why, ")");
   }
   /// The events to poll for.
   short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
@@ -18895,19 +18884,19 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
   check<UsageError>(provable(token),
-                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
-                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
+                    "connect: CHORUS_TOKEN is set, but this program was built without OpenSSL, which checks it: build "
+                    "it with OpenSSL, or unset CHORUS_TOKEN");
   const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
   check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
-                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
+                    "connect: CHORUS_TLS is 1, but this program was built without OpenSSL");
   check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
-                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, the source of the key, is not set");
   if (address.loopback()) return encrypted;
   check<UsageError>(can_authenticate, "connect: ", address,
-                    " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
+                    " is not on loopback, but this program was built without OpenSSL, which authenticates ranks");
   check<UsageError>(!token.empty(), "connect: ", address,
-                    " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
-                    "characters in CHORUS_TOKEN of all of them");
+                    " is not on loopback, so ranks need a token: set CHORUS_TOKEN on all ranks to one secret of at "
+                    "least 16 characters");
   return encrypted;
 }
 
@@ -18915,10 +18904,10 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
 /// side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
-  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
-                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
-  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": who answers at ", there,
-                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
+  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": the process at ", there,
+                   " does not encrypt, and this rank does: set the same CHORUS_TLS on all ranks");
+  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": the process at ", there,
+                   " encrypts with CHORUS_TOKEN, which is not set for this rank");
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 
@@ -18964,8 +18953,7 @@ struct Meeting {
 
 namespace detail {
 
-inline constexpr const char* no_shared_memory =
-    "shared memory was asked for, but the ranks are on several machines, or belong to several users";
+inline constexpr const char* no_shared_memory = "shared memory needs all ranks on one machine under one user";
 
 /// How long a rank may take to reconnect before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
@@ -19032,7 +19020,8 @@ class Host {
         back_by = Clock::now() + time_to_return;
       }
       if (!socket && back_by != Deadline{} && Clock::now() >= back_by) {
-        const auto why = cat(where_, ": rank ", rank, " (process ", hello.pid, ") went away before all had come");
+        const auto why =
+            cat(where_, ": rank ", rank, " (process ", hello.pid, ") exited before all ranks had connected");
         refuse_all(why);
         throw CommError(why);
       }
@@ -19042,7 +19031,7 @@ class Host {
   }
 
   static std::string named(const FixedText<64>& purpose) {
-    return purpose.view().empty() ? "nothing in particular" : printable(purpose.view());
+    return purpose.view().empty() ? "no purpose" : printable(purpose.view());
   }
 
   void refuse_all(const std::string& why) {
@@ -19053,17 +19042,17 @@ class Host {
   /// Accepts a rank, or returns the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
-      return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
+      return cat("rank ", hello.rank, " expects ", hello.size, " ranks, rank 0 expects ", world_.size);
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
-    if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
+    if (hello.kind != kind_) return cat("rank ", hello.rank, " uses backend ", hello.kind, ", rank 0 uses ", kind_);
     if (hello.all_reduce != world_.all_reduce)
-      return cat("rank ", hello.rank, " asks for all-reduce ", hello.all_reduce, ", rank 0 for ", world_.all_reduce);
+      return cat("rank ", hello.rank, " uses all-reduce ", hello.all_reduce, ", rank 0 uses ", world_.all_reduce);
     if (const FixedText<64> mine(world_.purpose); hello.purpose != mine)
-      return cat("rank ", hello.rank, " has come for ", named(hello.purpose), ", rank 0 for ", named(mine));
+      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 uses ", named(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.hung_up())
-      return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
+      return cat("rank ", hello.rank, " is connected already, as process ", place.hello.pid);
     place.socket = std::move(socket);
     place.hello = hello;
     place.back_by = {};
@@ -19079,8 +19068,9 @@ class Host {
                    world_.timeout.count(), " ms");
     if (misled_) why += cat("; no other machine can reach '", printable(world_.master_addr), "' under this address");
     if (const auto strangers = strangers_ + acceptor.strangers(); strangers != 0)
-      why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
-    if (!acceptor.trouble().empty()) why += cat("; the last: ", acceptor.trouble());
+      why +=
+          cat("; ", strangers, strangers == 1 ? " other connection is" : " other connections are", " not from ranks");
+    if (!acceptor.trouble().empty()) why += cat("; the last one: ", acceptor.trouble());
     return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
@@ -19128,7 +19118,7 @@ class Host {
       return true;
     } catch (const CommError& error) {
       const auto why = cat(where_, ": ", error.what());
-      if (kind_ != Backend::shm) return chorus::detail::say(cat(why, "; the ranks talk over TCP")), false;
+      if (kind_ != Backend::shm) return chorus::detail::say(cat(why, "; the ranks use TCP")), false;
       refuse_all(why);
       throw CommError(why);
     }
@@ -19150,8 +19140,7 @@ class Host {
   }
 
   [[noreturn]] void lost(int rank) {
-    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away",
-                    at(rank).socket.trouble());
+    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") exited", at(rank).socket.trouble());
   }
 
   const World& world_;
@@ -19186,18 +19175,18 @@ class Host {
   std::optional<Deadline> met;  // the time of rank 0's last answer
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
-      fail<TimeoutError>(where, ": rank 0 was not found within ", world.timeout.count(), " ms: ", trouble);
+      fail<TimeoutError>(where, ": rank 0 did not answer within ", world.timeout.count(), " ms: ", trouble);
     host = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
     if (!host) trouble = std::strerror(errno);
     if (!host && met && Clock::now() >= *met + time_to_return)
-      fail<CommError>(where, ": rank 0 went away before all had come");
+      fail<CommError>(where, ": rank 0 exited before all ranks had connected");
     if (!host) continue;
     meeting.listener = Socket::listen(host.local().with_port(0));
     hello.port = meeting.listener.local().port();
-    trouble = "it took the connection and gave no answer";
+    trouble = "it accepted the connection and did not answer";
     Challenge challenge;
     if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
-    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
+    check<CommError>(challenge.magic == magic, where, ": the process there is not a rank 0 of this version");
     if (!host.receive_all(bytes_of(challenge).subspan(sizeof challenge.magic), grace)) continue;
     follow(challenge, host, encrypted, world.token, cat("rank ", world.rank), address);
     meeting.encrypted = challenge.encrypts != 0;
@@ -19207,16 +19196,16 @@ class Host {
     check<CommError>(host.trouble().empty(), where, host.trouble());
     met = Clock::now();
   }
-  check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
+  check<CommError>(answer.magic == magic, where, ": the answer of rank 0 is damaged");
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
-                   answer.refusal.view().empty() ? "rank 0 refuses it, and does not say why"
+                   answer.refusal.view().empty() ? "rank 0 refused it without a reason"
                                                  : printable(answer.refusal.view(), sizeof answer.refusal));
   check<CommError>(proves(answer, hello.nonce, world.token), where,
-                   ": who answers there does not know the job's token");
+                   ": the process there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
     const bool heard = host.receive_all(message, grace);
-    check<CommError>(heard, where, ": rank 0 went away", host.trouble());
+    check<CommError>(heard, where, ": rank 0 exited", host.trouble());
   };
   meeting.key = answer.key;
   meeting.kind = answer.kind;
@@ -19237,7 +19226,7 @@ class Host {
   meeting.addresses[0] = host.remote().with_port(answer.port);
   for (int rank = 1; rank < world.size && meeting.kind == Backend::tcp; ++rank)
     sound = sound && meeting.addresses[static_cast<std::size_t>(rank)].sound();
-  check<CommError>(sound, where, ": what rank 0 answers is garbled");
+  check<CommError>(sound, where, ": the answer of rank 0 is damaged");
   return meeting;
 }
 
@@ -19456,8 +19445,8 @@ class TcpTransport final : public Transport {
     while (true) {
       const bool in_head = p.received < sizeof p.head;
       if (!in_head && p.head.bytes > slot_bytes)
-        fail<LinkError>("rank ", name(peer), " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes,
-                        " are possible");
+        fail<LinkError>("rank ", name(peer), " announced a piece of ", p.head.bytes, " bytes, expected at most ",
+                        slot_bytes);
       if (!in_head && p.received == sizeof p.head + p.head.bytes) return true;
       const auto rest = in_head ? bytes_of(p.head).subspan(p.received)
                                 : std::span(destination(p), p.head.bytes).subspan(p.received - sizeof p.head);
@@ -19525,7 +19514,7 @@ class TcpTransport final : public Transport {
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
         if (n < 0)
-          fail<LinkError>("rank ", name(who), " is gone: its process has ended, or the network to it",
+          fail<LinkError>("rank ", name(who), " is unreachable: its process has ended, or the network has failed",
                           p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
@@ -19549,7 +19538,7 @@ class TcpTransport final : public Transport {
     auto text = cat("rank ", name(who));
     for (int length = 0; length < size; ++length) {
       who = at(who).waits_for;
-      if (who < 0 || who >= size) return text + ", which is stopped or busy elsewhere";
+      if (who < 0 || who >= size) return text + ", which is stopped or busy";
       if (who == rank) return text + ", which waits for this rank";
       text += cat(", which waits for rank ", name(who));
     }
@@ -19598,7 +19587,7 @@ class HybridTransport final : public Transport {
       try {
         region = made();
       } catch (const CommError& error) {
-        chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
+        chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine use TCP"));
       }
     };
     if (here > 1 && rank == ranks.front())
@@ -19784,7 +19773,7 @@ class MeshCall {
       if (!move(said_, sizeof hello_, socket_.try_send(bytes_of(hello_).subspan(said_)))) return false;
     while (answered_ < sizeof answer_)
       if (!move(answered_, sizeof answer_, socket_.try_receive(bytes_of(answer_).subspan(answered_)))) return false;
-    check<CommError>(same(answer_, mesh_answer(world_.token, hello_)), who(), "who answers at ", address_, " for rank ",
+    check<CommError>(same(answer_, mesh_answer(world_.token, hello_)), who(), "the process at ", address_, " for rank ",
                      rank(), " does not know the job's token");
     return true;
   }
@@ -19854,7 +19843,7 @@ class MeshCall {
                         : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
     for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
-                       " went away before all had connected");
+                       " exited before all ranks had connected");
     if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();
       break;
@@ -19922,7 +19911,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
   check<UsageError>(world.all_reduce == Algorithm::automatic || !maker, "rank ", world.rank, ": all-reduce ",
-                    world.all_reduce, " is none of ", backend, "'s, which can do: auto");
+                    world.all_reduce, " is unknown to ", backend, ", expected auto");
   if (world.size == 1) return {};
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
@@ -19941,15 +19930,14 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
   for (int i = 0; i <= static_cast<int>(Backend::nccl); ++i)
     if (name(static_cast<Backend>(i)) == text) return static_cast<Backend>(i);
-  fail<UsageError>("backend '", printable(text),
-                   "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+  fail<UsageError>("backend: expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl, got '", printable(text),
+                   "'");
 }
 
 CHORUS_INLINE Algorithm all_reduce_of(std::string_view text) {
   for (const auto& choice : detail::all_reduce_choices)
     if (name(choice.algorithm) == text) return choice.algorithm;
-  fail<UsageError>("all-reduce '", printable(text),
-                   "' is unknown, expected auto, ring, direct, in_place or hierarchical");
+  fail<UsageError>("all-reduce: expected auto, ring, direct, in_place or hierarchical, got '", printable(text), "'");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
@@ -20039,8 +20027,8 @@ struct DeviceList {
 };
 
 [[gnu::cold]] inline void DeviceList::check(std::string_view what) const {
-  chorus::check<UsageError>(kind.empty() || kind == "cpu" || kind == "cuda", what, ": the kind of device '",
-                            printable(kind), "' is unknown, expected cpu or cuda, as in cpu:0,1");
+  chorus::check<UsageError>(kind.empty() || kind == "cpu" || kind == "cuda", what,
+                            ": expected the kind cpu or cuda, as in cpu:0,1, got '", printable(kind), "'");
   for (auto id = ids.begin(); id != ids.end(); ++id) {
     chorus::check<UsageError>(*id >= 0 && *id < most, what, ": expected numbers of devices from 0 to ", most - 1,
                               ", got ", *id);
@@ -20073,7 +20061,7 @@ struct DeviceList {
     const auto* const end = entry.data() + entry.size();
     const auto read = std::from_chars(entry.data(), end, id);
     if (read.ptr != end || (read.ec != std::errc{} && read.ec != std::errc::result_out_of_range))
-      refuse(": '", printable(entry), "' is no whole number");
+      refuse(": '", printable(entry), "' is not a whole number");
     if (read.ec != std::errc{}) refuse(": ", printable(entry), " is not from 0 to ", most - 1);
     list.ids.push_back(id);
     if (entry.size() == rest.size()) break;
@@ -20268,7 +20256,7 @@ Number to_number(const char* what, std::string_view text) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = detail::from_chars(text.data(), end, number);
   if (error == std::errc::result_out_of_range && stop == end)
-    usage_error("%s is out of range, got '%s'", what, printable(text).c_str());
+    usage_error("%s must be in the range of its type, got '%s'", what, printable(text).c_str());
   if (error != std::errc{} || stop != end) {
     const char* kind = std::is_floating_point_v<Number> ? "number" : "whole number";
     const char* range = std::is_unsigned_v<Number> ? " of at least 0" : "";
@@ -20388,7 +20376,7 @@ class Run {
   /// <chorus/comm/store.hpp>. Throws CommError if rank 0 cannot hold them.
   template <class Store = comm::Store>
   Store& store() {
-    static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
+    static_assert(requires { sizeof(Store); }, "run.store(): needs #include <chorus/comm/store.hpp>");
     if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
     return *static_cast<Store*>(store_.get());
   }
@@ -20470,8 +20458,8 @@ inline constexpr int most_ranks = 1 << 20;
   }
   const auto local_size = env_number(local_size_name, 1, most_ranks);
   if (local_size && *local_size > *size) {
-    usage_error("environment variable %s is %d, but %s is %d: a part is no larger than the whole", local_size_name,
-                *local_size, size_name, *size);
+    usage_error("environment variable %s is %d, but %s is %d: expected no more on one machine than in the job",
+                local_size_name, *local_size, size_name, *size);
   }
   return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
@@ -20511,8 +20499,8 @@ inline int listening_socket() {
   socklen_t length = sizeof listens;
   if (fd >= 0 && (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0)) {
     usage_error(
-        "environment variable %s must be a descriptor of a socket that listens, got '%d' (what starts a rank "
-        "below chorus' launcher must leave its descriptors open)",
+        "environment variable %s must be a descriptor of a listening socket, got '%d' (a program between the launcher "
+        "and the rank must leave descriptors open)",
         name, fd);
   }
   return fd;
@@ -20549,7 +20537,7 @@ inline int port_of_job(std::string_view job) {
   const auto port = env_number("MASTER_PORT", 1, 65535);
   if ((!address || !port) && seat->size > 1) {
     if (torchrun) {
-      usage_error("environment variables RANK and WORLD_SIZE are set but %s is not: where do the ranks meet?",
+      usage_error("environment variables RANK and WORLD_SIZE are set but %s is not: set it, too, for ranks to meet",
                   address ? "MASTER_PORT" : "MASTER_ADDR");
     }
     if (seat->local_size != seat->size) {
@@ -20573,7 +20561,7 @@ inline int port_of_job(std::string_view job) {
   if (const char* token = env("CHORUS_TOKEN")) world.token = token;
   const char* agent_store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (torchrun && port && agent_store && std::string_view(agent_store) == "True") {
-    if (*port == 65535) usage_error("MASTER_PORT is 65535, but ranks meet at the port above torchrun's own");
+    if (*port == 65535) usage_error("MASTER_PORT is 65535: expected less, because ranks meet at the next port");
     world.master_port = *port + 1;
   }
   if (world.rank == 0) world.listen_fd = listening_socket();
@@ -20613,7 +20601,8 @@ CHORUS_INLINE bool Arguments::has(const char* name) {
     const char* rest = after_name(i, name);
     if (rest == nullptr) continue;
     used_[static_cast<std::size_t>(i)] = 1;
-    if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, printable(rest + 1).c_str());
+    if (*rest == '=')
+      detail::usage_error("option --%s: expected no value, got '%s'", name, printable(rest + 1).c_str());
     found = true;
   }
   if (!found) note_missing(name);
@@ -20663,8 +20652,7 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
       }
     if (nearest != nullptr)
       detail::usage_error(
-          "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
-          "before the net is built.)",
+          "unknown option --%s: did you mean --%s? (A program must read its own options before it builds the net.)",
           printable(name).c_str(), nearest->c_str());
   }
 }
@@ -20721,7 +20709,7 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
 
 CHORUS_INLINE void LaunchOptions::complete() {
   if (devices && (*devices < 1 || *devices > most_devices)) {
-    detail::usage_error("--devices must be from 1 to %d, got %d", most_devices, *devices);
+    detail::usage_error("--devices: expected 1 to %d, got %d", most_devices, *devices);
   }
   if (device_ids) {
     device_ids->check("--device");
@@ -21613,9 +21601,9 @@ namespace detail {
 /// The address of a name of this machine. Throws UsageError if it is `for_others` and resolves differently on others.
 inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
   const auto address = comm::Address::resolve(name, port);
-  check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
-                    " on this machine, which no other machine can reach (/etc/hosts says so?): give this machine's ",
-                    "address in its place");
+  check<UsageError>(
+      !for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
+      " on this machine, which no other machine can reach (see /etc/hosts): give this machine's address instead");
   return address;
 }
 
@@ -21762,7 +21750,7 @@ class Supervisor {
     auto& [arrived, when, status, message] = rank.report;
     if (!group_.launch.empty() && !arrived) {
       status = 2;
-      message = "its main has ended without coming to the call of launch that has started it";
+      message = "its main ended without the call of launch that started it";
     }
     if (status != 0)
       rank.wait_status = status << 8;  // as if it had exited with it
@@ -21815,9 +21803,9 @@ class Supervisor {
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     say_report(*suspect_);
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
-    line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
-                                : format("%s, exit status %d",
-                                         lost_peer ? "could not go on without the others" : "failed", outcome_.status);
+    line += WIFSIGNALED(status)
+                ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                : format("%s, exit status %d", lost_peer ? "lost the other ranks" : "failed", outcome_.status);
     for (const Rank& rank : ranks_) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
       line += format("; rank %d had ended before, exit status 0", number(rank));
@@ -21969,7 +21957,7 @@ inline Failure current_failure() {
   } catch (const std::exception& error) {
     return {1, error.what()};
   } catch (...) {
-    return {1, "an exception that is no std::exception"};
+    return {1, "an exception of another type than std::exception"};
   }
 }
 
@@ -22044,14 +22032,14 @@ struct LaunchOrder {
       from.remove_prefix(std::min(end + 1, from.size()));
       return word;
     };
-    const char* what = "environment variable CHORUS_LAUNCH, which is chorus' own launcher's to set,";
+    const char* what = "environment variable CHORUS_LAUNCH, which only chorus' launcher sets,";
     order.call = to_number<int>(what, cut(rest, ' '));
     order.devices = to_number<int>(what, cut(rest, ' '));
     for (auto list = cut(rest, ' '); !list.empty() && list != "-";)
       order.statuses.push_back(to_number<int>(what, cut(list, ',')));
     order.policy = rest;
     if (order.call < 0 || order.statuses.size() != static_cast<std::size_t>(order.call))
-      usage_error("%s makes no sense, got '%s'", what, printable(text).c_str());
+      usage_error("%s must be an order of the launcher, got '%s'", what, printable(text).c_str());
     return order;
   }
 };
@@ -22104,7 +22092,7 @@ class FlagScope {
 /// Throws UsageError if main has reached another call than the process that started this one.
 inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const LaunchOptions& options) {
   const char* advice =
-      "; main has to take the same way in all processes, whatever files, environment or time it goes by";
+      "; main must take the same path in all processes, also where it depends on files, environment or time";
   if (order.policy != policy.name)
     usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
                 printable(order.policy).c_str(), policy.name, advice);
@@ -22119,14 +22107,14 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
   const auto& list = *options.device_ids;
   const std::string text = list.text();
   if (!list.kind.empty() && list.kind != policy.device_kind)
-    usage_error("--device %s: this program is built for %s, got %s; %s", text.c_str(), policy.device_kind,
+    usage_error("--device %s: expected %s, the device of this program, got %s; %s", text.c_str(), policy.device_kind,
                 list.kind.c_str(),
-                list.kind == "cpu" ? "for the CPU its model has the device type chorus::Cpu"
-                                   : "for GPUs its model has the device type chorus::Cuda, and nvcc compiles it with "
-                                     "CHORUS_USE_CUDA=1 (CMake: chorus::cuda)");
+                list.kind == "cpu" ? "to use the CPU, give the model the device type chorus::Cpu"
+                                   : "to use GPUs, give the model the device type chorus::Cuda, and compile it by nvcc "
+                                     "with CHORUS_USE_CUDA=1 (CMake: chorus::cuda)");
   if (policy.one_device && list.size() > 1)
-    usage_error("--device %s: policy '%s' has one device, got %d: choose a policy of several, such as dp or ddp",
-                text.c_str(), policy.name, list.size());
+    usage_error("--device %s: expected one device for policy '%s', got %d: dp and ddp take several", text.c_str(),
+                policy.name, list.size());
   try {
     for (const int id : list.ids) policy.require(id);
   } catch (const DeviceError& error) {
@@ -22138,8 +22126,7 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
   usage_error(
-      "--device %s: expected one device for each process of this machine, of which the launcher has started "
-      "%d, got %d",
+      "--device %s: expected one device for each of the %d processes that the launcher started on this machine, got %d",
       options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
@@ -22233,8 +22220,8 @@ inline int call(Run& run, LaunchBody body) {
 inline RunListener listener_to(const LaunchOptions& options) {
   if (options.trace.path.empty()) return {};
   check<UsageError>(run_listener.rank_begins != nullptr,
-                    "launch: a trace is asked for (--trace, CHORUS_TRACE or LaunchOptions::trace), but nothing in this "
-                    "program writes one to '",
+                    "launch: a trace is requested (--trace, CHORUS_TRACE or LaunchOptions::trace), but this program "
+                    "has no code to write it to '",
                     printable(options.trace.path, PATH_MAX), "': include <chorus/trace.hpp>");
   return run_listener;
 }
@@ -22254,9 +22241,10 @@ inline RunListener listener_to(const LaunchOptions& options) {
   if (policy.distributed) {
     auto joined = join(policy, options.devices);
     if (!joined) {
-      check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
+      check<UsageError>(!order,
+                        "launch: this process was started as a rank, but RANK and WORLD_SIZE are no longer set");
       static std::atomic<bool> under_way{false};
-      const FlagScope starting(under_way, "launch: another thread of this process is in a launch of ranks");
+      const FlagScope starting(under_way, "launch: another thread of this process is already in a launch of ranks");
       LaunchOrder next{number, options.asked_devices().value_or(default_devices()), calls.statuses, policy.name};
       next.statuses.resize(static_cast<std::size_t>(number));
       RankGroup group;
@@ -22292,7 +22280,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {
     const std::string unused = run.unused_options();
-    if (!unused.empty()) say("warning: the program has no use for" + printable(unused, 1000));
+    if (!unused.empty()) say("warning: the program does not use" + printable(unused, 1000));
   }
   return status;
 }
@@ -22416,14 +22404,14 @@ class Saved {
  private:
   [[noreturn, gnu::noinline, gnu::cold]] void refuse(const char* operation, std::uint64_t now) const {
     const auto* const writes = tensor_.storage().writes();
-    fail<UsageError>("backward of '", operation, "': it needs ",
-                     writes == nullptr       ? "a tensor"
-                     : writes->name.empty() ? "a parameter or buffer"
-                                            : "'" + writes->name + "'",
-                     " of shape ", tensor_.shape(),
-                     " as it was in the forward pass, at version ", version_,
-                     ", but it has been written since, and is at version ", now,
-                     ": go backward before an optimizer steps or numbers are assigned, or run the forward pass again");
+    fail<UsageError>(
+        "backward of '", operation, "': it needs ",
+        writes == nullptr      ? "a tensor"
+        : writes->name.empty() ? "a parameter or buffer"
+                               : "'" + writes->name + "'",
+        " of shape ", tensor_.shape(), " as it was in the forward pass, at version ", version_,
+        ", but it has been written since, and is at version ", now,
+        ": call backward before an optimizer steps or numbers are assigned, or run the forward pass again");
   }
 
   X tensor_;
@@ -23477,7 +23465,7 @@ class StridedRuns {
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
-                      "; expected as many strides as sizes, at most ", max_rank);
+                      "; expected one stride for each size, at most ", max_rank);
     for (std::size_t axis = shape.size(); axis-- > 0;) {
       if (shape[axis] == 1) continue;
       const std::size_t last = rank_ - 1;
@@ -24484,7 +24472,7 @@ void with_indices(const Call& call) {
 
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   if (count == 0) return;
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
     cuda::launch(device, "pointwise", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
@@ -24496,7 +24484,7 @@ void pointwise_forward(Cuda device, const F& f, Index count, const std::array<co
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   if (count == 0) return;
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
     cuda::launch(device, "pointwise gradient", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
@@ -24509,7 +24497,7 @@ void pointwise_backward(Cuda device, const F& f, Index count, const std::array<c
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cuda device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
     cuda::for_each(device, "pointwise", numel(shape),
                    cuda::StridedPointwise<F, T, K...>{f, cuda::strided_map<N>(shape, in_strides),
@@ -24522,7 +24510,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   const Index count = numel(shape);
   std::array<Index, cuda::most_axes> dense{};
   Index step = 1;
@@ -24805,8 +24793,8 @@ inline thread_local constinit Interceptor* interceptor = nullptr;
 inline Interceptor* interceptor_of(const void* layer, const void*& part) {
   if (first_run != nullptr) [[unlikely]]
     check<UsageError>(first_run->found(layer, 2, interceptor != nullptr) == (interceptor != nullptr),
-                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, where it is not ",
-                      "quantised: expected a model without checkpoints");
+                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, without "
+                      "quantisation: expected a model without checkpoints");
   if (interceptor == nullptr) [[likely]]
     return nullptr;
   part = interceptor->find(layer);
@@ -24968,14 +24956,14 @@ auto elu(const X& x, double alpha = 1) {
 /// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold. Throws UsageError unless beta is positive.
 template <Operand X>
 auto softplus(const X& x, double beta = 1, double threshold = 20) {
-  check<UsageError>(beta > 0, "softplus: beta is positive, got ", beta);
+  check<UsageError>(beta > 0, "softplus: expected a positive beta, got ", beta);
   return detail::pointwise("softplus", functors::Softplus{beta, threshold}, x);
 }
 
 /// x clipped to [min, max]; the gradient is 0 at the limits. Throws UsageError unless min < max.
 template <Operand X>
 auto hardtanh(const X& x, double min = -1, double max = 1) {
-  check<UsageError>(min < max, "hardtanh: the limits are [", min, ", ", max, "]");
+  check<UsageError>(min < max, "hardtanh: expected min < max, got [", min, ", ", max, "]");
   return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
 }
 
@@ -25415,7 +25403,7 @@ namespace chorus::kernels {
 #if CHORUS_USE_CUDA
 template <class T>
 void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, double, const RandomKey&, bool) {
-  fail<UsageError>("dropout: of columns that are shared out it is for the CPU");
+  fail<UsageError>("dropout: columns that are split over ranks need the CPU");
 }
 #endif
 
@@ -25503,7 +25491,7 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
     else if constexpr (Real<T>)
       axpy(device, count, T{1}, from, to);
     else
-      fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
+      fail<UsageError>("concat: cannot accumulate ", dtype<T>);
   }
 }
 
@@ -25694,7 +25682,7 @@ auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
 template <int StartAxis = 1, Operand X>
 auto flatten(const X& x) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis doesn't exist");
+  static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis does not exist");
   const auto& old = value_of(x).shape();
   Shape<StartAxis + 1> shape{};
   shape.back() = 1;
@@ -25781,7 +25769,7 @@ auto plain_concat(Index axis, const First& first, const Rest&... rest) {
     auto expected = parts[0].shape();
     expected[a] = parts[i].shape()[a];
     check<ShapeError>(parts[i].shape() == expected, "concat: shapes ", parts[0].shape(), " and ", parts[i].shape(),
-                      " differ beside axis ", axis);
+                      " differ outside of axis ", axis);
     starts[i] = shape[a];
     shape[a] += expected[a];
   }
@@ -25822,7 +25810,7 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
 /// Joins the operands of a list. Throws UsageError for an empty one.
 template <Operand X>
 X concat(Index axis, std::span<const X> list) {
-  check<UsageError>(!list.empty(), "concat: the list is empty");
+  check<UsageError>(!list.empty(), "concat: expected at least one tensor, got none");
   return detail::joined_list([axis](std::span<const X> xs) { return detail::plain_concat(axis, xs); }, list);
 }
 
@@ -25890,11 +25878,11 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
 template <Operand X>
 X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
   if constexpr (is_graph_variable<X>) {
-    fail<UsageError>("dropout: gradients of gradients don't go through what ranks share");
+    fail<UsageError>("dropout: gradients of gradients do not support values that ranks share");
   } else {
     const auto input = contiguous(value_of(x));
     check<UsageError>(samples_axis(input.shape()) == 0,
-                      "dropout: what ranks share has its samples along the first axis");
+                      "dropout: expected the samples along the first axis of a value that ranks share");
     const auto key = next_random_key(input.size(0));
     const Index samples = input.size(0), numbers = samples * row.count;
     const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
@@ -25919,8 +25907,8 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
 /// 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
-  check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
+  static_assert(tensor_of<X>::rank >= 1, "dropout: expected an input with a batch axis");
+  check<UsageError>(p >= 0 && p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
   // Fake quantisation rounds x first, so that its range is that of evaluation.
@@ -26512,7 +26500,7 @@ auto neg(const X& x) {
 /// UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
-  check<UsageError>(min <= max, "clamp: the limits are [", min, ", ", max, "]");
+  check<UsageError>(min <= max, "clamp: expected min <= max, got [", min, ", ", max, "]");
   return detail::pointwise("clamp", functors::Clamp{min, max}, x);
 }
 
@@ -26624,11 +26612,11 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
       .ceil_mode = options.ceil_mode,
   };
   check<UsageError>(shape.kernel_h > 0 && shape.kernel_w > 0 && shape.stride_h > 0 && shape.stride_w > 0, operation,
-                    ": window and stride are at least 1");
-  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": the dilation is at least 1");
+                    ": expected window and stride of at least 1");
+  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": expected a dilation of at least 1");
   check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
                         2 * shape.padding_w <= shape.kernel_w,
-                    operation, ": the padding is at most half of the window");
+                    operation, ": expected a padding of at most half the window");
   check<ShapeError>(
       shape.height + 2 * shape.padding_h >= shape.span_h() && shape.width + 2 * shape.padding_w >= shape.span_w(),
       operation, ": a window of ", shape.span_h(), " x ", shape.span_w(), " does not fit an input of shape ", input);
@@ -26714,7 +26702,7 @@ auto mean_of_windows(const X& x, const kernels::Pool2dShape& shape) {
 /// padding, which `ceil_mode` reaches, never count. Shapes as for max_pool2d.
 template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
-  check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
+  check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d: expected no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
   const auto input = detail::taken(x);
   const Index window_size = shape.kernel_h * shape.kernel_w;
@@ -28071,7 +28059,7 @@ template <class Operation, Operand X, class Forward, class Backward>
 auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backward backward) {
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "a tensor without axes cannot be reduced along one");
+  static_assert(rank >= 1, "reduction: expected a tensor with at least one axis");
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis(operation_name(operation), axis, rank);
   const auto view = around_axis(input.shape(), a);
@@ -28405,7 +28393,7 @@ struct Dropout : Module {
   double p;
   /// Throws UsageError unless 0 <= probability < 1.
   explicit Dropout(double probability = 0.5) : p(probability) {
-    check<UsageError>(p >= 0 && p < 1, "Dropout: the probability is in [0, 1), got ", p);
+    check<UsageError>(p >= 0 && p < 1, "Dropout: expected a probability in [0, 1), got ", p);
   }
   template <Operand X>
   auto operator()(const X& x) const {
@@ -28676,8 +28664,8 @@ namespace detail {
 /// would draw the same numbers, and threads in any order.
 inline void check_no_pass(const char* function, const char* instead) {
   check<UsageError>(chorus::detail::random_context() == nullptr, "nn::init::", function,
-                    ": makes initial parameters, got called within a forward pass of a policy (layers are made before "
-                    "it); random numbers of a pass are drawn by ch::",
+                    ": it was called in a forward pass of a policy: construct layers before it, and draw random "
+                    "numbers in a pass by ch::",
                     instead);
 }
 }  // namespace detail
@@ -29134,7 +29122,7 @@ template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
                               const T* residual, bool relu) {
-  check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
+  check<ShapeError>(shape.per_channel() != 1, "batch_norm: expected several values per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
   batch_norm_sums(cpu, shape, x, sums);
@@ -29479,7 +29467,7 @@ template <class T, class S>
 void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias,
                               S* running_mean, S* running_var, double momentum, double eps, T* y, S* saved_mean,
                               S* saved_invstd, const T* residual = nullptr, bool relu = false) {
-  check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
+  check<ShapeError>(shape.per_channel() != 1, "batch_norm: expected several values per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_sums(device, shape, x, sums.data());
@@ -29588,7 +29576,7 @@ struct BatchNormRelu : BatchNorm<T, D> {
 namespace detail {
 template <std::size_t N>
 kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
-  static_assert(N >= 2, "batch_norm: the input is [batch, channels, ...]");
+  static_assert(N >= 2, "batch_norm: expected an input [batch, channels, ...]");
   kernels::ChannelShape view{shape[0], shape[1], 1};
   for (std::size_t i = 2; i < N; ++i) view.inner *= shape[i];
   return view;
@@ -29615,7 +29603,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
     check<ShapeError>(!per_channel.defined() || per_channel.numel() == view.channels, name, ": an input of shape ",
                       input.shape(), " does not fit ", per_channel.numel(), " channels");
   check<UsageError>(training || (running_mean.defined() && running_var.defined()), name,
-                    ": there are no running statistics to use in evaluation");
+                    ": evaluation needs running statistics, and they are undefined");
   tensor_of<X> added;
   ((added = contiguous(value_of(residual))), ...);
   check<ShapeError>(!added.defined() || added.shape() == input.shape(), name, ": the residual has shape ",
@@ -29786,9 +29774,9 @@ class BatchGroup {
   virtual void sum(std::span<double> values) = 0;
   /// The largest of all members' numbers, in place. Throws UsageError if no layer sees the whole batch.
   virtual void max(std::span<double>) {
-    fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
-                     "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without SameBits");
+    fail<UsageError>(
+        "QuantizationAware: ranges need the whole batch at once, and Pipeline and SameBits compute parts: expected "
+        "SingleDevice, DataParallel, DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
   /// The factor by which this member's gradients are multiplied before all are summed.
   virtual double weight() = 0;
@@ -29820,7 +29808,7 @@ namespace detail {
 inline thread_local constinit bool computes_part = false;
 
 inline constexpr const char* different_layers =
-    "SyncBatchNorm: the devices' copies of the model have come to different layers";
+    "SyncBatchNorm: expected all devices in the same layer, got different layers";
 }  // namespace detail
 
 /// An operation's place in a pass that is recorded as one graph.
@@ -29999,8 +29987,8 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
     numbers.back() = static_cast<double>(view.per_channel());
     detail::sum_over_group(*group, sums, numbers);
     const double count = numbers.back();
-    check<ShapeError>(count != 1, "sync_batch_norm: training needs more than one value per channel, got one in the ",
-                      "batches of all ranks, here of shape ", input.shape());
+    check<ShapeError>(count != 1, "sync_batch_norm: expected several values per channel, got one in the batches of ",
+                      "all ranks, here of shape ", input.shape());
     const auto mean = Tensor<T, 1, D>::empty({view.channels}, device);
     const auto invstd = Tensor<T, 1, D>::empty({view.channels}, device);
     const double momentum = momentum_of ? momentum_of(count) : options.momentum;
@@ -30186,7 +30174,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   std::optional<double> momentum() const override { return options_.momentum; }
   void set_momentum(std::optional<double> momentum) override {
     check<UsageError>(!momentum || (*momentum >= 0 && *momentum <= 1),
-                      "BatchNorm: momentum is in [0, 1], or nothing for means over all batches, got ",
+                      "BatchNorm: expected momentum in [0, 1], or std::nullopt for means over all batches, got ",
                       momentum.value_or(0));
     options_.momentum = momentum;
   }
@@ -30256,8 +30244,8 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
 
  private:
   void check_evaluates() const {
-    check<UsageError>(!training(), "BatchNorm: it is folded into the layer in front of it, for evaluation alone: call ",
-                      "eval(), or train the model that fold_batch_norm was given");
+    check<UsageError>(!training(),
+                      "BatchNorm: it is folded: call eval(), or train the model that fold_batch_norm was given");
   }
   template <class Element, int Rank>
   static void fill(const Buffer<Element, Rank, D>& buffer, Element number) {
@@ -30274,8 +30262,8 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     if (chorus::detail::first_run == nullptr) return shared;
     const bool was_shared = chorus::detail::first_run->found(this, 1, shared);
     check<UsageError>(shared || !was_shared,
-                      "SyncBatchNorm: a checkpoint computes it again where the other devices are not: let backward or "
-                      "grad begin at what the policy returns");
+                      "SyncBatchNorm: a checkpoint computes it again without the other devices: call backward or grad "
+                      "on the policy's output");
     return shared && was_shared;
   }
 
@@ -31257,9 +31245,8 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
-                          CHORUS_USE_CUDNN ? "cuDNN has no way for it" : "this program was compiled without cuDNN",
-                          "; a direct kernel computes it, many times slower. There may be more of them: this is said "
-                          "once"));
+                          CHORUS_USE_CUDNN ? "cuDNN has no engine for it" : "this program was compiled without cuDNN",
+                          "; a direct kernel computes it, many times slower (this warning appears once)"));
 }
 
 }  // namespace chorus::kernels::cuda
@@ -33770,9 +33757,8 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
-                          CHORUS_USE_CUDNN ? "cuDNN has no way for it" : "this program was compiled without cuDNN",
-                          "; a direct kernel computes it, many times slower. There may be more of them: this is said "
-                          "once"));
+                          CHORUS_USE_CUDNN ? "cuDNN has no engine for it" : "this program was compiled without cuDNN",
+                          "; a direct kernel computes it, many times slower (this warning appears once)"));
 }
 
 }  // namespace chorus::kernels::cuda
@@ -34009,7 +33995,7 @@ class ConvolutionPlan {
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
   /// The name of the engine.
   std::string text() const {
-    if (!usable()) return "cuDNN has no way; a direct kernel";
+    if (!usable()) return "cuDNN has no engine; a direct kernel";
     return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
   }
 
@@ -34273,7 +34259,7 @@ template <Operand X, Operand W, Operand B, class Taps, class Row>
 detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Taps& w, const Row& b,
                                     const Conv2dOptions& options) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(tensor_of<X>::rank == 4, "conv2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4, "conv2d: expected an input [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
   const kernels::Conv2dShape shape{.batch = input.size(0),
                                    .in_channels = input.size(1),
@@ -34291,7 +34277,7 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
                                    .groups = options.groups};
   check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
                         shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    "conv2d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv2d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
                     "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
                     " with ", shape.groups, " groups");
@@ -34780,7 +34766,7 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
     });
     if (std::count(taken, taken + line, true) != picked) twice = true;
   });
-  check<UsageError>(!twice, "scatter: the index gives a position twice");
+  check<UsageError>(!twice, "scatter: the index names a position twice");
 }
 
 }  // namespace chorus::kernels
@@ -34842,7 +34828,7 @@ inline void check_faults(Cuda device) {
   const Fault seen = *fault;
   set.store(Fault::none, std::memory_order_release);
   lock.unlock();
-  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at place ", seen.place, " is not in [0, ",
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at index ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
 
@@ -35214,7 +35200,7 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
 /// of range.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
-  static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
+  static_assert(tensor_of<W>::rank == 2, "embedding: expected a weight [entries, features]");
   const auto flat = contiguous(index).view(Shape<1>{index.numel()});
   Shape<Rank + 1> shape{};
   std::copy(index.shape().begin(), index.shape().end(), shape.begin());
@@ -35250,14 +35236,14 @@ auto gather_along(const X& x, std::size_t axis, const Indices& index) {
 /// other axes the index may be smaller than x. Throws ShapeError if it is larger, UsageError for an index out of range.
 template <Operand X, class D>
 auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
-  static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");
+  static_assert(tensor_of<X>::rank >= 1, "gather: expected an input with at least one axis");
   const auto a = normalize_axis("gather", axis, tensor_of<X>::rank);
   auto narrowed = reshape(x, value_of(x).shape());
   for (std::size_t other = 0; other < index.shape().size(); ++other) {
     const Index size = index.shape()[other];
     if (other == a || size == narrowed.shape()[other]) continue;
     check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(),
-                      " is larger than the input of ", value_of(x).shape(), " beside axis ", axis);
+                      " is larger than the input of ", value_of(x).shape(), " outside of axis ", axis);
     narrowed = slice(narrowed, static_cast<Index>(other), 0, size);
   }
   return detail::gather_along(narrowed, a, index);
@@ -35842,7 +35828,7 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
   using T = typename tensor_of<W>::value_type;
   constexpr std::size_t rank = tensor_of<X>::rank, inner = tensor_of<W>::rank;
   static_assert(inner >= 1 && inner <= rank && inner == tensor_of<B>::rank,
-                "layer_norm: weight and bias have the shape of the input's last axes");
+                "layer_norm: expected weight and bias of the shape of the input's last axes");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
@@ -35893,7 +35879,7 @@ template <Operand X>
 void check_normalizes(const char* operation, const X& x, Index groups) {
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups <= 0 || shape[0] * groups != value_of(x).numel() || value_of(x).numel() == 0, operation,
-                    ": needs more than one value to normalise, got one for each sample and ",
+                    ": expected more than one value to normalise, got one for each sample and ",
                     groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
 }
 
@@ -35918,7 +35904,7 @@ auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bia
 template <Operand X, Operand W, Operand B>
 auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(of_one_type<X, W, B>, "group_norm: operands have one scalar type; to<float>(x) converts one");
+  static_assert(of_one_type<X, W, B>, "group_norm: expected one scalar type; to<float>(x) converts");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
@@ -35957,7 +35943,7 @@ auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias,
 /// or if a group has a single value.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
-  static_assert(tensor_of<X>::rank >= 2, "group_norm: the input is [batch, channels, ...]");
+  static_assert(tensor_of<X>::rank >= 2, "group_norm: expected an input [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
                     " groups do not divide the channels of shape ", shape);
@@ -35980,7 +35966,7 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
 /// Throws as that does.
 template <Operand X, Operand W, Operand B>
 auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  static_assert(tensor_of<X>::rank >= 3, "instance_norm: the input is [batch, channels, ...] with axes to normalise");
+  static_assert(tensor_of<X>::rank >= 3, "instance_norm: expected input [batch, channels, ...] of 3 axes or more");
   detail::check_normalizes("instance_norm", x, value_of(x).size(1));
   return group_norm(x, value_of(x).size(1), weight, bias, eps);
 }
@@ -35989,7 +35975,7 @@ auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5
 /// ShapeError if sizes differ.
 template <Operand X, Operand W>
 auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
-  static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
+  static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: expected a weight [features]");
   check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ",
                     value_of(x).shape(), " does not fit a weight of ", value_of(weight).numel(), " features");
   return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;
@@ -36624,7 +36610,7 @@ auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b)
 template <Operand A, Operand B>
 auto matmul(const A& a, const B& b) {
   constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
-  static_assert(rank_a >= 2 && rank_b >= 2, "matmul: operands are matrices or stacks of matrices");
+  static_assert(rank_a >= 2 && rank_b >= 2, "matmul: expected matrices or stacks of matrices");
   static_assert(of_one_type<A, B>, "matmul: operands have different scalar types; to<float>(x) converts one");
   const auto& shape_a = value_of(a).shape();
   const auto& shape_b = value_of(b).shape();
@@ -36742,7 +36728,7 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
 /// differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
-  static_assert(tensor_of<X>::rank >= 1, "linear: the input has at least one axis");
+  static_assert(tensor_of<X>::rank >= 1, "linear: expected an input with at least one axis");
   static_assert(of_one_type<X, W, B>,
                 "linear: input and weights have different scalar types; to<float>(x) converts one");
   if constexpr (of_one_type<X, W, B>)
@@ -37117,7 +37103,7 @@ struct Conv1dOptions {
 /// out_length = (length + 2 padding - dilation (kernel - 1) - 1) / stride + 1. Throws as conv2d does.
 template <Operand X, Operand W, Operand B>
 auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& options = {}) {
-  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3, "conv1d: the input is [batch, channels, length]");
+  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3, "conv1d: expected input [batch, channels, length]");
   const auto& in = value_of(x).shape();
   const auto& w = value_of(weight).shape();
   const auto y =
@@ -37334,7 +37320,7 @@ inline Index count_labels(Cpu, std::string_view operation, Index batch, Index cl
   for (Index i = 0; i < batch; ++i) {
     if (labels[i] == ignore_index) continue;
     check<UsageError>(labels[i] >= 0 && labels[i] < classes, operation, ": label ", labels[i], " of sample ", i,
-                      " is not in [0, ", classes, "), nor is it ignore_index ", ignore_index);
+                      " is not in [0, ", classes, ") and is not ignore_index ", ignore_index);
     ++counted;
   }
   return counted;
@@ -37846,10 +37832,10 @@ namespace detail {
 template <class T, class D, class Options>
 void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, const Tensor<std::int64_t, 1, D>& labels,
                       const Options& options, Reduction expected) {
-  check<ShapeError>(scores.size(0) == labels.size(0), operation, ": scores of shape ", scores.shape(), " need ",
+  check<ShapeError>(scores.size(0) == labels.size(0), operation, ": scores of shape ", scores.shape(), ", expected ",
                     scores.size(0), " labels, got ", labels.size(0));
   check<UsageError>((options.reduction == Reduction::none) == (expected == Reduction::none), operation,
-                    ": one loss a sample has a function of its own: ", operation, "_per_sample");
+                    ": for one loss per sample call ", operation, "_per_sample");
 }
 
 /// Backward of cross_entropy. `Narrow` logits get a narrow gradient, through the float node that passes it on (see
@@ -37974,9 +37960,8 @@ auto place_of(const X& x) {
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
   const double over = *options.mean_over;
-  check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
-  check<UsageError>(options.reduction == Reduction::mean, operation,
-                    ": mean_over is what a mean is divided by, and there is none");
+  check<UsageError>(over > 0 && std::isfinite(over), operation, ": expected a positive mean_over, got ", over);
+  check<UsageError>(options.reduction == Reduction::mean, operation, ": mean_over needs Reduction::mean");
   return over;
 }
 
@@ -38058,14 +38043,14 @@ Variable<float, 0> cross_entropy(const X&, const Labels&, const Rest&...) {
   using T = typename tensor_of<Labels>::value_type;
   if constexpr (!std::is_same_v<T, std::int64_t>)
     static_assert(std::is_same_v<T, std::int64_t>,
-                  "cross_entropy: labels are a Tensor of std::int64_t, which to<std::int64_t>(labels) makes; "
-                  "probabilities in their place need #include <chorus/ops/class_losses.hpp>");
+                  "cross_entropy: expected labels in a Tensor of std::int64_t; to<std::int64_t>(labels) converts; for "
+                  "probabilities #include <chorus/ops/class_losses.hpp>");
   else if constexpr (axes != labels + 1)
     static_assert(axes == labels + 1,
-                  "cross_entropy: logits [batch, classes] go with labels [batch]; of images [batch, classes, height, "
-                  "width] with [batch, height, width]");
+                  "cross_entropy: expected logits [batch, classes] and labels [batch]; for images [batch, classes, "
+                  "height, width] and [batch, height, width]");
   else
-    static_assert(axes == 2, "cross_entropy: logits of more than two axes need #include <chorus/ops/class_losses.hpp>");
+    static_assert(axes == 2, "cross_entropy: for logits of more than two axes #include <chorus/ops/class_losses.hpp>");
   return {};
 }
 
@@ -38138,7 +38123,7 @@ struct IntegerMul {
 struct NoDivision {
   template <class T>
   CHORUS_HD T operator()(const T&, const T&) const {
-    static_assert(Real<T>, "div: integers are not divided in place, since their quotients are no integers");
+    static_assert(Real<T>, "div: integers can't be divided in place, because quotients are not integers");
     return T();
   }
 };
@@ -38154,11 +38139,11 @@ namespace detail {
 /// x = f(x, y...), with y contiguous and of x's shape.
 template <class F, class T, int Rank, class D, class... Y>
 void assign(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Y&... y) {
-  static_assert(!std::is_same_v<T, bool>, "in place: no arithmetic of truth values");
+  static_assert(!std::is_same_v<T, bool>, "in place: arithmetic of bool is not supported");
   check_defined(operation, value_of(x));
   for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
     check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1, operation,
-                      ": expected a tensor with a place for each element, got an expanded one of shape ", x.shape());
+                      ": expected a tensor with memory for each element, got an expanded one of shape ", x.shape());
   const auto left = contiguous(x);
   if constexpr (Real<T>)
     kernels::pointwise_forward(x.device(), f, x.numel(),
@@ -38173,11 +38158,11 @@ void assign(const char* operation, const F& f, const Tensor<T, Rank, D>& x, cons
 /// x = f(x, y); y broadcasts to x's shape.
 template <class F, class T, int Rank, class D, int RankY>
 void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Tensor<T, RankY, D>& y) {
-  static_assert(RankY <= Rank, "in place: the right side has more axes than the tensor that is written");
+  static_assert(RankY <= Rank, "in place: the right side has more axes than the left side");
   check_defined(operation, value_of(x), value_of(y));
   check_same_device(operation, x, y);
   check<ShapeError>(broadcast_shapes(operation, x.shape(), y.shape()) == x.shape(), operation,
-                    ": expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
+                    ": expected an operand that broadcasts to shape ", x.shape(), ", got shape ", y.shape());
   const auto right = y.expand(x.shape());
   // Copies y if it shares the written memory at other positions.
   const bool same_places = right.data() == x.data() && right.strides() == x.strides();
@@ -38335,7 +38320,7 @@ auto mean_or_sum(const X& losses, Reduction reduction) {
 
 template <Operand X, Operand Y, class F>
 auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
-  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation,
+  check<UsageError>(reduction != Reduction::none, operation, ": for one loss per element call ", operation,
                     "_per_element");
   return mean_or_sum(pointwise(operation, f, x, target), reduction);
 }
@@ -38361,26 +38346,26 @@ CHORUS_LOSS(bce_with_logits, BinaryCrossEntropy)
 /// Quadratic below `beta`, linear above it. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction reduction = Reduction::mean) {
-  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  check<UsageError>(beta > 0, "smooth_l1_loss: expected a positive beta, got ", beta);
   return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
 }
 /// smooth_l1_loss without a reduction. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
-  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  check<UsageError>(beta > 0, "smooth_l1_loss: expected a positive beta, got ", beta);
   return detail::pointwise("smooth_l1_loss", functors::SmoothL1{beta}, x, target);
 }
 
 /// Quadratic up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reduction = Reduction::mean) {
-  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  check<UsageError>(delta > 0, "huber_loss: expected a positive delta, got ", delta);
   return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
 }
 /// huber_loss without a reduction. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
-  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  check<UsageError>(delta > 0, "huber_loss: expected a positive delta, got ", delta);
   return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
 }
 
@@ -38388,7 +38373,7 @@ auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
 /// ...]; summed and divided by the batch size (PyTorch's `batchmean`).
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
-  static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
+  static_assert(tensor_of<X>::rank >= 1, "kl_div: expected an input with a batch axis");
   const auto batch = static_cast<double>(value_of(log_probabilities).size(0));
   return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
                                 batch);
@@ -38520,10 +38505,10 @@ struct Pad2d {
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
   check<UsageError>(padding.left >= 0 && padding.right >= 0 && padding.top >= 0 && padding.bottom >= 0,
-                    "pad2d: padding is at least 0, got left ", padding.left, ", right ", padding.right, ", top ",
-                    padding.top, ", bottom ", padding.bottom);
+                    "pad2d: expected padding of at least 0, got left ", padding.left, ", right ", padding.right,
+                    ", top ", padding.top, ", bottom ", padding.bottom);
   const auto input = contiguous(value_of(x));
   const Index height = input.size(-2), width = input.size(-1);
   const auto inside = [padding, height, width](const auto& whole) {
@@ -38575,7 +38560,7 @@ template <Device D>
 void check_can_draw(std::string_view operation, const RandomKey& key) {
   if constexpr (std::is_same_v<D, Cpu>)
     check<UsageError>(key.replays == nullptr, operation,
-                      ": numbers of the host in a step that is captured for replays would stay what they are");
+                      ": a captured step would replay the same random numbers of the host");
 }
 
 /// The random key for a tensor's shape, and the axis of its rows.
@@ -38588,19 +38573,19 @@ struct RandomRows {
                                               const RandomContext& context) {
   const bool multiple = size % context.samples == 0;
   const bool of_others = context.is_share && context.is_share(size);
-  check<UsageError>(!multiple && !of_others, operation, ": the shape ", shape, " has a size of ", size,
-                    multiple ? ", which could be several rows for each of this device's "
-                             : ", which another device has of samples; this one has ",
-                    context.samples,
-                    " samples, or something that all devices share: expected {.same_on_all = false} or "
-                    "{.same_on_all = true}");
+  check<UsageError>(
+      !multiple && !of_others, operation, ": the shape ", shape, " has a size of ", size,
+      multiple ? ": these may be several rows for each of this device's "
+               : ": another device has that many samples, this device has ",
+      context.samples,
+      " samples, or values that all devices share: expected {.same_on_all = false} or {.same_on_all = true}");
 }
 
 /// Throws UsageError if the shape is ambiguous.
 inline RandomRows random_rows(std::string_view operation, std::span<const Index> shape, const RandomOptions& options) {
   const int rank = static_cast<int>(shape.size());
-  check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation, ": the samples' axis is ",
-                    options.axis, ", got the shape ", shape);
+  check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation,
+                    ": expected an axis of samples in range, got axis ", options.axis, " of shape ", shape);
   auto* context = random_context();
   const auto place = [](int axis) { return static_cast<std::size_t>(axis); };
   int axis = std::max(options.axis, 0);
@@ -38621,7 +38606,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
   const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be that of the samples
   if (both && shape[place(context->dim)] == samples) {
     check<UsageError>(!several || shape[0] != samples || samples == 0, operation, ": two axes of the shape ", shape,
-                      " have this device's number of samples; expected {.axis = ...} to name the samples' one");
+                      " have this device's number of samples; expected {.axis = ...} to name the axis of the samples");
     axis = context->dim;
   }
   const Index rows = shape[place(axis)];
@@ -38726,7 +38711,7 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
 template <std::integral T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
                                     D device = default_device<D>(), const RandomOptions& options = {}) {
-  static_assert(!std::is_same_v<T, bool>, "randint: bool has no range; see bernoulli");
+  static_assert(!std::is_same_v<T, bool>, "randint: bool is not supported; use bernoulli");
   check<UsageError>(low < high, "randint: expected low < high, got ", low, " and ", high);
   check<UsageError>(std::in_range<T>(low) && std::in_range<T>(high - 1), "randint: numbers from ", low, " to ",
                     high - 1, " do not fit into ", dtype<T>);
@@ -38759,7 +38744,7 @@ auto randn_like(const X& x, const RandomOptions& options = {}) {
 template <Operand P>
 auto bernoulli(const P& p, const RandomOptions& options = {}) {
   using T = typename tensor_of<P>::value_type;
-  static_assert(Real<T>, "bernoulli: probabilities are floating-point numbers");
+  static_assert(Real<T>, "bernoulli: expected floating-point probabilities");
   using C = compute_type<T>;
   const auto chance = contiguous(to<C>(detail::defined_value("bernoulli", p)));
   detail::check_numbers(
@@ -38776,8 +38761,8 @@ template <Operand M, Operand S>
 auto normal(const M& mean, const S& std, const RandomOptions& options = {}) {
   const auto& centre = detail::defined_value("normal", mean);
   const auto& spread = detail::defined_value("normal", std);
-  check<ShapeError>(std::ranges::equal(centre.shape(), spread.shape()), "normal: a mean of shape ", centre.shape(),
-                    " and a standard deviation of shape ", spread.shape());
+  check<ShapeError>(std::ranges::equal(centre.shape(), spread.shape()), "normal: expected one shape, got mean ",
+                    centre.shape(), " and deviation ", spread.shape());
   detail::check_deviations(spread);
   return centre + spread * randn_like(spread, detail::options_for<M, S>(options));
 }
@@ -38828,7 +38813,7 @@ template <std::integral T = std::int64_t, Device D = Cpu>
 Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOptions& options = {}) {
   check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
                     dtype<T>, ", got ", n);
-  const auto own = detail::key_of_whole("randperm", n, "an order of them is not one of the batch", options);
+  const auto own = detail::key_of_whole("randperm", n, "an order on one device is not the batch's", options);
   const auto words = philox(own.seed, kernels::dropout_counter(own, own.first_sample, 0));
   const auto order = kernels::permutation(std::uint64_t{words[0]} << 32 | words[1], words[2], n);
   auto out = Tensor<T, 1>::empty({n});
@@ -38882,8 +38867,8 @@ struct Categories {
 template <Operand W>
 auto multinomial(const W& weights, Index num_samples, bool replacement = false, const RandomOptions& options = {}) {
   constexpr int rank = tensor_of<W>::rank;
-  static_assert(rank == 1 || rank == 2, "multinomial: weights are [categories] or [rows, categories]");
-  static_assert(Real<typename tensor_of<W>::value_type>, "multinomial: weights are floating-point numbers");
+  static_assert(rank == 1 || rank == 2, "multinomial: expected weights [categories] or [rows, categories]");
+  static_assert(Real<typename tensor_of<W>::value_type>, "multinomial: expected floating-point weights");
   const auto& given = detail::defined_value("multinomial", weights);
   const auto host = to<double>(to_device(given, Cpu{}));
   const Index rows = rank == 1 ? 1 : host.size(0), categories = host.size(-1);
@@ -38895,10 +38880,9 @@ auto multinomial(const W& weights, Index num_samples, bool replacement = false, 
   shape[0] = rank == 1 ? num_samples : rows;
   if constexpr (rank == 2) shape[1] = num_samples;
   own.axis = 0;
-  const auto key = together
-                       ? detail::key_of_whole("multinomial", num_samples,
-                                              "different ones of a device are not different ones of the batch", own)
-                       : detail::random_rows("multinomial", shape, own).key;
+  const auto key = together ? detail::key_of_whole("multinomial", num_samples,
+                                                   "distinct draws on one device are not distinct in the batch", own)
+                            : detail::random_rows("multinomial", shape, own).key;
   detail::check_can_draw<Cpu>("multinomial", key);
   const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with its own sample's numbers
   const Index inner = replacement ? rows * num_samples / std::max<Index>(lines, 1) : categories;
@@ -39179,8 +39163,8 @@ namespace chorus {
 /// scale is positive.
 template <Operand X>
 auto upsample_nearest2d(const X& x, Size2d scale) {
-  static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: the input is [batch, channels, height, width]");
-  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: the scale is at least 1, got ",
+  static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: expected an input [batch, channels, height, width]");
+  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: expected a scale of at least 1, got ",
                     scale.height, " x ", scale.width);
   const auto [n, c, h, w] = value_of(x).shape();
   const auto pixels = reshape(x, Shape<5>{n * c, h, 1, w, 1});
@@ -39233,9 +39217,9 @@ auto mean_of_parts(const X& x, const AxisParts& rows, const AxisParts& columns) 
 /// size.width]. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
-  static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
-  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height,
-                    " x ", size.width);
+  static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: expected an input [batch, channels, height, width]");
+  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: expected a size of at least 1, got ",
+                    size.height, " x ", size.width);
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::taken(x);
@@ -39743,7 +39727,7 @@ FlatParameters<D>::FlatParameters(Module& model) {
   auto parameters = named_parameters<D>(model);
   for (const auto& named : parameters)
     check<UsageError>(named.parameter->where() == parameters.front().parameter->where(),
-                      "a policy's model lies on one device: its parameter '", named.name, "' is on ",
+                      "policy: expected a model on one device: its parameter '", named.name, "' is on ",
                       named.parameter->where(), ", '", parameters.front().name, "' on ",
                       parameters.front().parameter->where());
   std::vector<NamedParameter<D>> backwards;
@@ -39849,8 +39833,8 @@ namespace chorus::optim::detail {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void raise_not_averaged(const std::string& name) {
   fail<UsageError>("optimizer: the gradient of '", name,
-                   "' has been added up under no_sync and never averaged: let the last backward pass before a step be "
-                   "outside of no_sync (or zero_grad)");
+                   "' was accumulated under no_sync and never averaged: run the last backward pass before a step "
+                   "outside no_sync, or call zero_grad");
 }
 
 /// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local.
@@ -39914,7 +39898,7 @@ class HasLearningRate {
 
  private:
   static void check_rate(double lr) {
-    check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr);
+    check<UsageError>(lr >= 0, "optimizer: expected a learning rate of at least 0, got ", lr);
   }
   double lr_, start_, reduction_ = 1;
   bool scheduled_ = false;
@@ -40001,8 +39985,8 @@ class ReplayNumbers {
     static_assert(std::is_trivially_copyable_v<S>);
     const std::size_t place =
         (used_ + alignof(std::max_align_t) - 1) / alignof(std::max_align_t) * alignof(std::max_align_t);
-    chorus::check<Error>(place + sizeof(S) <= capacity, "a captured step has more than ", capacity,
-                         " bytes of numbers that change from replay to replay");
+    chorus::check<Error>(place + sizeof(S) <= capacity, "captured step: more than ", capacity,
+                         " bytes of numbers change from replay to replay");
     used_ = place + sizeof(S);
     std::memcpy(host_.data() + place, &first, sizeof(S));
     renewals_.push_back([this, place, next = std::move(next)](std::uint32_t replay) {
@@ -40127,8 +40111,8 @@ class ReplayedSteps<Cuda> {
     numbers.need(alive_);
     left_out = nullptr;
     if (unwanted == nullptr) return;
-    check<UsageError>(memory_ && captures_.size() < most, "optimizer: its step is captured in more than ", most,
-                      " graphs, or without an eager one before");
+    check<UsageError>(memory_ && captures_.size() < most, "optimizer: its step was captured in more than ", most,
+                      " graphs, or without an eager step before");
     left_out = counters() + captures_.size();
     captures_.push_back(std::move(steps));
   }
@@ -40275,8 +40259,8 @@ class Optimizer : public HasLearningRate {
   template <class Chosen>
   void set_group(const Chosen& chosen, const GroupOptions& options) {
     check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
-                      "optimizer: a group's lr_scale and weight_decay are at least 0, got ", options.lr_scale, " and ",
-                      options.weight_decay.value_or(0));
+                      "optimizer: expected lr_scale and weight_decay of a group of at least 0, got ", options.lr_scale,
+                      " and ", options.weight_decay.value_or(0));
     bool any = false;
     for (Entry& entry : entries_)
       if (chosen(std::as_const(entry.named))) {
@@ -40284,7 +40268,7 @@ class Optimizer : public HasLearningRate {
         any = true;
       }
     numbers_ = Ledger::mixed(Ledger::mixed(numbers_, options.lr_scale), options.weight_decay.value_or(-1));
-    check<UsageError>(any, "optimizer: no parameter is in the group");
+    check<UsageError>(any, "optimizer: the group has no parameters");
   }
   /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.
   void no_decay_on_biases_and_norms() { set_group(IsBiasOrNorm{}, {.weight_decay = 0}); }
@@ -40336,7 +40320,7 @@ class Optimizer : public HasLearningRate {
   void refuse_capture([[maybe_unused]] const char* name) const {
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
-      check<UsageError>(cuda::replay_numbers() == nullptr, name, ": a step of it cannot be captured");
+      check<UsageError>(cuda::replay_numbers() == nullptr, name, ": its step can't be captured");
 #endif
   }
 
@@ -40359,7 +40343,7 @@ class Optimizer : public HasLearningRate {
       detail::check_averaged(entry.named);
       if (walk.each_alone)
         nn::check_whole("optimizer", entry.named,
-                        "this one needs the norm of whole parameters: use one that steps each number, as Adam and Sgd");
+                        "it needs the norm of whole parameters: use an element-wise optimizer, such as Adam or Sgd");
     }
     make_state();
     Range range{};
@@ -40435,10 +40419,10 @@ class Optimizer : public HasLearningRate {
     if (std::any_of(entries_.begin(), entries_.end(), sent) ||
         (!wanted && std::any_of(entries_.begin(), entries_.end(), elsewhere)) || std::exchange(warned_, true))
       return;
-    chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
-                            " parameters ('", entries_.front().named.name, "', ...), and changes nothing",
-                            wanted ? ": was backward called, on a loss that they are part of, after zero_grad?"
-                                   : ": none of them wants one"));
+    chorus::detail::say(cat("warning: optimizer: a step found no gradient in its ", entries_.size(), " parameters ('",
+                            entries_.front().named.name, "', ...) and changed nothing",
+                            wanted ? ": call backward on a loss that depends on them after zero_grad"
+                                   : ": no parameter requires a gradient"));
   }
 
   // Reports the step to the policies of these parameters; a skipped step if ranks may differ in it.
@@ -40542,7 +40526,7 @@ template <Device D>
 Optimizer<D>::Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers)
     : HasLearningRate(lr) {
   for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
-  check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
+  check<UsageError>(!parameters.empty(), "optimizer: expected at least one parameter");
   for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
 }
 
@@ -40591,8 +40575,8 @@ class Adam : public Optimizer<D> {
         options_(options),
         decoupled_(decoupled) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Adam: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Adam: eps and weight_decay are at least 0, got ",
+                      "Adam: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Adam: expected eps, weight_decay >= 0, got ",
                       options.eps, " and ", options.weight_decay);
   }
 
@@ -40943,9 +40927,9 @@ inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda
   if (grads.empty()) return 0;
   const Cuda device = grads.device();
   const bool captured = cuda::is_capturing(cuda::current_stream(device));
-  check<UsageError>(!captured || !check_norm,
-                    "clip_grad_norm: error_if_nonfinite in a step that is captured, where the device alone knows the "
-                    "norm");
+  check<UsageError>(
+      !captured || !check_norm,
+      "clip_grad_norm: error_if_nonfinite is not supported in a captured step, where only the device knows the norm");
   const kernels::cuda::Scratch<kernels::cuda::GradNorm> norm(device, 1);
   kernels::cuda::grad_norm(device, grads.f32(), grads.f64(), max_norm, norm.data());
   const auto read = [&] {
@@ -41006,7 +40990,7 @@ template <Device D>
 }
 [[noreturn, gnu::cold]] inline void raise_not_finite(double norm, const std::string& first) {
   fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
-                       "; the first one that is not finite is that of ", first);
+                       "; the first non-finite gradient belongs to ", first);
 }
 /// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
 template <Device D>
@@ -41096,8 +41080,7 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   const auto ranks = detail::ranks_of(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    check<UsageError>(ranks.empty(),
-                      "clip_grad_norm: of parameters that ranks share out it is for the CPU");
+    check<UsageError>(ranks.empty(), "clip_grad_norm: parameters that are split over ranks need the CPU");
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
     return detail::clip_grad_norm_on_device(parameters, max_norm,
                                             [&](double norm) { detail::check_finite(parameters, norm); });
@@ -41170,7 +41153,7 @@ class Schedule {
   }
   /// Throws UsageError for a negative epoch.
   void set_epoch(int epoch) {
-    check<UsageError>(epoch >= 0, "schedule: epochs are counted from 0, got ", epoch);
+    check<UsageError>(epoch >= 0, "schedule: expected an epoch of at least 0, got ", epoch);
     set(rate(epoch));
     epoch_ = epoch;
   }
@@ -41203,7 +41186,7 @@ struct StepDecay {
   int step_size = 30;
   double gamma = 0.1;
   double operator()(double start, int epoch) const {
-    check<UsageError>(step_size > 0, "StepDecay: step_size is at least 1, got ", step_size);
+    check<UsageError>(step_size > 0, "StepDecay: expected step_size of at least 1, got ", step_size);
     return start * std::pow(gamma, epoch / step_size);
   }
   static double lowest() { return 0; }
@@ -41233,7 +41216,7 @@ struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
   double operator()(double start, int epoch) const {
-    check<UsageError>(total > 0, "LinearRamp: total is at least 1, got ", total);
+    check<UsageError>(total > 0, "LinearRamp: expected total of at least 1, got ", total);
     const double done = static_cast<double>(std::min(epoch, total)) / total;
     return start * (start_factor + (end_factor - start_factor) * done);
   }
@@ -41246,7 +41229,7 @@ struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
   double operator()(double start, int epoch) const {
-    check<UsageError>(t_max > 0, "CosineAnnealing: t_max is at least 1, got ", t_max);
+    check<UsageError>(t_max > 0, "CosineAnnealing: expected t_max of at least 1, got ", t_max);
     return eta_min + (start - eta_min) * (1 + std::cos(std::numbers::pi * epoch / t_max)) / 2;
   }
   double lowest() const { return eta_min; }
@@ -41260,7 +41243,7 @@ struct Warmup {
   int steps = 5;
   double start_factor = 0;
   double operator()(double start, int epoch) const {
-    check<UsageError>(steps > 0, "Warmup: steps is at least 1, got ", steps);
+    check<UsageError>(steps > 0, "Warmup: expected steps of at least 1, got ", steps);
     if (epoch >= steps) return then(start, epoch - steps);
     return start * (start_factor + (1 - start_factor) * epoch / steps);
   }
@@ -41278,8 +41261,8 @@ Warmup(Formula, int, double) -> Warmup<Formula>;
 /// The linear scaling rule (Goyal et al. 2017): a batch k times as large needs a rate k times as large, after a warm-up
 /// of about 5 epochs. Throws UsageError unless all are positive.
 inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
-  check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: a rate and batches are positive, got ",
-                    base_lr, ", ", base_batch, " and ", batch);
+  check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: expected positive numbers, got ", base_lr,
+                    ", ", base_batch, " and ", batch);
   return base_lr * static_cast<double>(batch) / static_cast<double>(base_batch);
 }
 
@@ -41316,8 +41299,8 @@ class ReduceOnPlateau {
       : optimizer_(optimizer), options_(options) {
     check<UsageError>(options.factor > 0 && options.factor < 1 && options.patience >= 0 && options.threshold >= 0 &&
                           options.cooldown >= 0 && options.min_lr >= 0 && options.eps >= 0,
-                      "ReduceOnPlateau: the factor is in (0, 1), got ", options.factor,
-                      "; patience, threshold, cooldown, min_lr and eps are at least 0");
+                      "ReduceOnPlateau: expected a factor in (0, 1), got ", options.factor,
+                      ", and patience, threshold, cooldown, min_lr and eps of at least 0");
   }
 
   /// An epoch's loss or score. NaN is no improvement. Neither is the infinite value that is the worst possible one.
@@ -41445,7 +41428,7 @@ Sgd<D>::Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& opt
                    {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
       options_(options) {
   check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
-                    "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
+                    "Sgd: expected momentum and weight_decay of at least 0, got ", options.momentum, " and ",
                     options.weight_decay);
   check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
                     "Sgd: Nesterov needs momentum above 0 and no dampening");
@@ -41563,8 +41546,8 @@ class BackwardNode : public Node {
       for (auto& device : returns_) device.clear();
   }
   BackwardRunner& runner() const {
-    check<UsageError>(!alive_.expired(), "backward: the policy that made this output is gone; it has to outlive ",
-                      "the losses made through it");
+    check<UsageError>(!alive_.expired(),
+                      "backward: the policy of this output was destroyed; it must outlive the losses that use it");
     return runner_;
   }
 
@@ -41880,7 +41863,7 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
   } else if constexpr (is_vector<X>) {
     for (std::size_t i = 1; i < values.size(); ++i)
       check<ShapeError>(values[i]->size() == first.size(), "DataParallel: replica ", i, " returned ", values[i]->size(),
-                        " values where replica 0 returned ", first.size());
+                        " values, expected those of replica 0, ", first.size());
     const auto element = [&](std::size_t i) { return at([i](const X& x) -> const auto& { return x[i]; }); };
     std::vector<decltype(element(0))> out;
     for (std::size_t i = 0; i < first.size(); ++i) out.push_back(element(i));
@@ -41897,8 +41880,7 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
   } else if constexpr (is_optional<X>) {
     for (std::size_t i = 1; i < values.size(); ++i)
       check<ShapeError>(values[i]->has_value() == first.has_value(), "DataParallel: replica ", i,
-                        first ? " returned none where replica 0 returned a value"
-                              : " returned a value where replica 0 returned none");
+                        first ? " returned none, replica 0 a value" : " returned a value, replica 0 none");
     const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
     return first ? std::optional(value()) : std::optional<decltype(value())>();
   } else {
@@ -41906,8 +41888,8 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
     const auto field = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
       using Field = std::remove_cvref_t<std::tuple_element_t<I, decltype(out.fields())>>;
       static_assert(!F::template adds_axis<Field>,
-                    "DataParallel: a field of a struct that the model returns has no axes, where a number for each "
-                    "device would go: return a tuple in the struct's place, or give the field one axis, of size 1");
+                    "DataParallel: a field of the struct that the model returns has no axis for a number per device: "
+                    "return a tuple, or give the field one axis of size 1");
       if constexpr (holds_operands<Field> && !F::template adds_axis<Field>) {
         const auto member = [](const X& x) -> const auto& { return member_of<I>(x); };
         if constexpr (F::looks_only)
@@ -41963,7 +41945,7 @@ Index samples_of(int dim, const Inputs&... inputs) {
     auto& known = says_batch_axis<X> ? said : first;
     if (!known) known = size;
     if constexpr (says_batch_axis<X>)
-      check<ShapeError>(known == size, "inputs that say batch_axis have ", *known, " and ", size, " samples");
+      check<ShapeError>(known == size, "inputs with batch_axis have ", *known, " and ", size, " samples");
   };
   (for_each_tensor(inputs, look), ...);
   return said ? *said : first.value_or(1);
@@ -42022,9 +42004,9 @@ template <Operand Part>
 std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
   const int dim = detail::batch_axis_of<Part>(split.dim);
   if constexpr (detail::said_axis<Part> == detail::no_axis) {
-    check<ShapeError>(parts.size() == 1, "DataParallel: an output that is whole(...), of shape ",
-                      value_of(*parts[0]).shape(), ", belongs to no sample, so that those of ", parts.size(),
-                      " devices can't be joined: return what the caller does not have");
+    check<ShapeError>(parts.size() == 1, "DataParallel: an output whole(...) of shape ", value_of(*parts[0]).shape(),
+                      " belongs to the whole batch, so the outputs of ", parts.size(),
+                      " devices can't be joined: return only outputs of samples");
     return 0;
   }
   const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
@@ -42037,16 +42019,15 @@ std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& spli
   };
   if constexpr (detail::says_batch_axis<Part>) {
     const bool right = on_all([&](const auto& shape, Index samples) { return shape[axis] == samples; });
-    check<ShapeError>(right, "DataParallel: an output says that its samples lie along axis ", dim, ": replica 0's, of ",
+    check<ShapeError>(right, "DataParallel: expected the samples of an output along axis ", dim, ": replica 0's, of ",
                       split.size(0), " samples, has shape ", first);
   } else if (const Index rows = first[axis] / split.size(0);
              rows == 0 || !on_all([&](const auto& shape, Index samples) { return shape[axis] == rows * samples; })) {
     for (std::size_t other = 0; other < first.size(); ++other)
       if (other != axis && on_all([&](const auto& shape, Index samples) { return shape[other] == samples; }))
         fail<ShapeError>("DataParallel: replica 0's output of shape ", first, " has its ", split.size(0),
-                         " samples along axis ", other, ", and outputs are joined along axis ", dim,
-                         ": let the model return batch_axis<", other, ">(output), or numbers of each device with one ",
-                         "axis alone");
+                         " samples along axis ", other, ", but outputs are joined along axis ", dim,
+                         ": return batch_axis<", other, ">(output) from the model, or a vector from each device");
   }
   for (std::size_t i = 1; i < parts.size(); ++i) {
     auto expected = first;
@@ -42193,8 +42174,8 @@ CHORUS_INLINE void LossTerms::find(Node& root, std::uint64_t outside) {
 
 CHORUS_INLINE void LossTerms::check_linear(std::string_view policy) const {
   check<UsageError>(nonlinear_ == nullptr, policy, ": the loss goes through '", nonlinear_,
-                    "', which is not linear in a mean or a sum over the batch: a part of the batch gives another "
-                    "number there. Expected sums of means and sums, times numbers, or ",
+                    "', which is not linear in a mean or a sum over the batch: a part of the batch gives a different "
+                    "value. Expected sums of means and sums, times numbers, or ",
                     whole_batch_line);
 }
 
@@ -42527,14 +42508,13 @@ struct WholeLoss {
 
 /// The error for a `mean_over` that can't be the whole batch's.
 inline constexpr const char* one_divisor =
-    ": expected what counts in the whole batch, on all ranks and in all passes whose gradients are added up, the same "
-    "number on each rank; to divide a sum by another one: cross_entropy(scores, labels, {.reduction = "
-    "ch::Reduction::sum}) / number";
+    ": expected the count in the whole batch, over all ranks and all accumulated passes, the same on each rank; to "
+    "divide a sum by another number: cross_entropy(scores, labels, {.reduction = ch::Reduction::sum}) / number";
 /// The error for a sum whose divisor may be that of a mean.
 inline constexpr const char* own_mean =
-    ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or "
-    "cross_entropy(scores, "
-    "labels, {.mean_over = what counts in the whole batch}), or a product with a number in place of the quotient";
+    ", which may be the count of this part of the batch or of the whole: expected ch::mean(x), or "
+    "cross_entropy(scores, labels, {.mean_over = the count in the whole batch}), or a product with a number instead of "
+    "the quotient";
 
 }  // namespace chorus::detail
 
@@ -42581,11 +42561,11 @@ CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::s
                           ? share.has_factor() == example.has_factor() && share.has_divisor() == example.has_divisor()
                           : share.is_mean(),
                       "backward: a part of ", who, ' ', first, "'s loss is a ", is_sum ? "sum" : "mean",
-                      " over the batch, of ", who, ' ', rank, "'s it is another, or is divided otherwise");
+                      " over the batch, of ", who, ' ', rank, "'s it differs, or has another divisor");
     of_rank[rank] = is_sum ? 1 : share.over();
     if (example.has_divisor())
-      check<UsageError>(share.divisor() == example.divisor(), "mean_over is ", example.divisor(), " on ", who, ' ',
-                        first, " and ", share.divisor(), " on ", who, ' ', rank, one_divisor);
+      check<UsageError>(share.divisor() == example.divisor(), "backward: mean_over is ", example.divisor(), " on ", who,
+                        ' ', first, " and ", share.divisor(), " on ", who, ' ', rank, one_divisor);
   }
   if (example.has_factor()) add_products(of_ranks, samples);
   sum = std::accumulate(of_rank.begin(), of_rank.end(), 0.0);
@@ -42661,8 +42641,8 @@ class LossShares {
       const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
       if (gathered != nullptr && scalars.empty()) scalars = gathered->scalars();
       check<UsageError>(gathered != nullptr || node.form() == Node::Form::linear || node.form() == Node::Form::product,
-                        "DataParallel::mean_loss: '", node.operation(), "' of what the net has returned: expected ",
-                        "the devices' losses, or a number times them");
+                        "DataParallel::mean_loss: '", node.operation(),
+                        "' of the net's output: expected the devices' losses, or a number times them");
       return gathered != nullptr;
     });
     LossShares out;
@@ -42684,9 +42664,9 @@ class LossShares {
       devices[i].find(*scalars[i]);
       devices[i].check_linear("DataParallel::mean_loss");
       check<UsageError>(devices[i].all().size() == devices.front().all().size(),
-                        "DataParallel::mean_loss: the devices' losses are made of ", devices.front().all().size(),
+                        "DataParallel::mean_loss: the devices' losses consist of ", devices.front().all().size(),
                         " and of ", devices[i].all().size(),
-                        " means and sums over the batch: expected the same of all");
+                        " means and sums over the batch: expected the same number on all");
       const double own = scalars[i]->number(), times = own == 0 || std::isnan(own) ? 1 : values[i] / own;
       value_of[i] = devices[i].values(*scalars[i], values[i] / times);
       for (double& each : value_of[i]) each *= times;
@@ -42712,8 +42692,8 @@ class LossShares {
     for (std::size_t i = 0; i < devices.size(); ++i) {
       const char* const product = devices[i].needs_alike();
       check<UsageError>(alike || product == nullptr, "DataParallel::mean_loss: '", product == nullptr ? "" : product,
-                        "' of a sum of means or sums that devices divide in different ways, and of what a gradient ",
-                        "goes to: expected one of each of them, or ", whole_batch_line);
+                        "' of terms that devices divide differently, and of a value with a gradient: ",
+                        "expected one of each, or ", whole_batch_line);
       value += weights[i] * values[i];
       for (std::size_t k = 0; k < whole.size() && !alike; ++k) {
         if (whole[k].sum == 0) continue;
@@ -42732,9 +42712,8 @@ class GatheredScalars {
   void begin_pass(const dp::Split& split, bool scalars) {
     if (pending_ && !known_) {
       known_ = true;
-      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
-              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
-              "mean over the batch out of losses"));
+      say(cat("warning: DataParallel: the model returns scalars, which are gathered into a vector for the ",
+              shares_.size(), " devices. Its mean is not the batch's if shares differ: mean_loss computes that mean"));
     }
     pending_ = scalars && split.devices > 1;
     shares_.clear();
@@ -42744,8 +42723,8 @@ class GatheredScalars {
   /// Throws ShapeError if there are not as many losses as in the last forward pass.
   void check_count(Index losses) const {
     known_ = true;
-    check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ", losses,
-                      " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: expected ",
+                      shares_.size(), " losses, one for each device of the last forward pass, got ", losses);
   }
   /// See DataParallel::mean_loss.
   template <Real T, Device D>
@@ -43326,23 +43305,22 @@ CHORUS_INLINE void ThreadMeeting::fail_alone(std::size_t member, bool in_time) {
   change_.notify_all();
   if (!in_time) {
     members_[member] = Member::gave_up;
-    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(), " ms");
+    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not join within ", timeout_.count(), " ms");
   }
   members_[member] = Member::turned_away;
   const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
-  check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
+  check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without calling this layer");
   check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
-  fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
+  fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " timed out on ", names_of(Member::at_work));
 }
 
 CHORUS_INLINE void ThreadMeeting::await_first(std::unique_lock<std::mutex>& lock) {
   const auto back = [&] { return members_[0] != Member::at_work; };
   if (back()) return;
-  detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
-                  " ms; the error is thrown when it has come to an end"));
+  detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not join within ", timeout_.count(),
+                  " ms; the error is thrown when it ends"));
   if (change_.wait_for(lock, patience * timeout_, back)) return;
-  detail::say(cat("error: DataParallel: ", names_[0],
-                  ", in the thread that called, does not come to an end: so the process ", "ends"));
+  detail::say(cat("error: DataParallel: ", names_[0], ", in the calling thread, does not end: the process exits"));
   std::terminate();
 }
 
@@ -43355,8 +43333,8 @@ CHORUS_INLINE std::string ThreadMeeting::names_of(Member state) const {
 
 CHORUS_INLINE void ThreadBatchGroup::sum(std::span<double> values) {
   check<UsageError>(is_here(),
-                    "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
-                    "devices' threads: let backward or grad begin at what the policy returns");
+                    "SyncBatchNorm under DataParallel: one thread runs backward through this layer without the other "
+                    "devices: call backward or grad on the policy's output");
   meeting_->sum(member_, values);
 }
 
@@ -43421,8 +43399,8 @@ class ParallelApply {
     threads_.await(timeout_);
     const auto late = threads_.at_work();
     if (late.empty()) return;
-    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
-                       "which was given up; waited ", timeout_.count(), " ms more");
+    fail<TimeoutError>("DataParallel: ", names_of(late), " has not returned from an earlier pass; waited ",
+                       timeout_.count(), " ms more");
   }
 
   /// Calls `task(i)` for the first `used` devices. For the library's own code, which always ends.
@@ -43468,11 +43446,11 @@ class ParallelApply {
     } catch (const std::exception& error) {
       reason = error.what();
     } catch (...) {
-      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
+      reason = cat("; ", names_[*culprit], " threw an exception of another type than std::exception");
     }
-    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
-                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
-                       "model can be saved, and the next pass waits for the thread");
+    fail<TimeoutError>("DataParallel: ", names_of(late), " did not return within ", timeout_.count(),
+                       " ms of the first device", reason,
+                       "; its thread can't be stopped: the model can be saved, and the next pass waits for the thread");
   }
 
   std::string names_of(const std::vector<std::size_t>& devices) const {
@@ -43948,7 +43926,7 @@ inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSiz
     if (sizes.empty() || (*weakest).*size >= 0.75 * (*strongest).*size) return "";
     const auto id = [&](auto at) { return ids[static_cast<std::size_t>(at - sizes.begin())]; };
     return cat("DataParallel: device ", id(weakest), " has less than 75 % of the ", what, " of device ", id(strongest),
-               ", and gets as large a share of each batch: all will wait for it. Leave it out of device_ids");
+               ", and gets the same share of each batch, so the others wait for it: remove it from device_ids");
   };
   const auto text = compare("memory", &DeviceSize::memory);
   return text.empty() ? compare("processors", &DeviceSize::processors) : text;
@@ -44050,7 +44028,7 @@ DataParallelOptions settled(DataParallelOptions options) {
   if (!options.timeout) options.timeout = std::chrono::seconds(60);
   CachingAllocator<D>::of(D{options.output_device});  // throws if it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
-  check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
+  check<UsageError>(options.dim >= 0, "DataParallel: expected dim of at least 0, got ", options.dim);
   return options;
 }
 
@@ -44161,13 +44139,13 @@ CHORUS_INLINE void InputRoles::end(const Look& now) const {
   const int doubt = now.further == 1 && now.doubt < 3 ? now.doubt - 1 : now.doubt;
   if (doubt <= 0) return;
   const auto text = [&] {
-    return cat(now.policy, ": it is not known whether an input of shape ", now.doubtful, " beside the first one of ",
-               "shape ", now.first, " belongs to the batch's ", now.batch, " samples: let it be whole(input) if it ",
-               "does not, as a mask or weights, else batch_axis<0>(input), or another axis");
+    return cat(now.policy, ": an input of shape ", now.doubtful, " next to the first one of shape ", now.first,
+               " may be ", now.batch, " samples or not: pass whole(input) if not, as for a mask or weights, else ",
+               "batch_axis<0>(input), or another axis");
   };
   if (doubt > 1) fail<ShapeError>(text());
   static std::atomic<bool> said{false};
-  if (!said.exchange(true)) detail::say(cat("warning: ", text(), "; it is cut as if it did"));
+  if (!said.exchange(true)) detail::say(cat("warning: ", text(), "; it is split as samples"));
 }
 
 }  // namespace chorus::dp
@@ -44321,8 +44299,7 @@ CHORUS_INLINE void UnlistedParameters::saw(const void* parameter, Node&, std::sp
 CHORUS_INLINE void UnlistedParameters::say_what_was_seen() const {
   if (!unlisted_.empty())
     say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
-            ": the policy neither trains nor averages them, no file has them, and all copies of the model share "
-            "them"));
+            ": the policy does not train, average or save them, and all copies of the model share them"));
 }
 
 CHORUS_INLINE WatchScope::~WatchScope() {
@@ -44461,7 +44438,7 @@ void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
   }
   (std::make_integer_sequence<int, 6>{});
   check<UsageError>(known, "DataParallel: a parameter of ", original.extents().size(),
-                    " axes can't be copied to devices for GraphVariables: 5 are the most");
+                    " axes can't be copied to devices for GraphVariables, expected at most 5");
 }
 
 /// MakeShare that turns Variables into GraphVariables.
@@ -44677,16 +44654,16 @@ class ModelHandles final : public nn::detail::Walker {
   void check_kept(nn::Module& model) {
     next_ = 0;
     walk(model);
-    check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
-                      " parameters and buffers since the policy took it");
+    check<UsageError>(next_ == nodes_.size(), "policy: the model lost ", nodes_.size() - next_,
+                      " parameters and buffers after the policy took it");
   }
   /// Also throws if another policy has moved them out of `flat`.
   template <class Flat>
   void check_kept(nn::Module& model, const Flat& flat) {
     check_kept(model);
     if (const auto* entry = flat.taken_away())
-      fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
-                       "made of the same model: give each policy a model of its own, such as nn::copy_of(model)");
+      fail<UsageError>("policy: the model's '", entry->named.name,
+                       "' now belongs to another policy: give each policy its own model, such as nn::copy_of(model)");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
@@ -44695,8 +44672,8 @@ class ModelHandles final : public nn::detail::Walker {
   void look(std::string_view name, const Ref<Node>& node) {
     if (!taken_) return nodes_.push_back(node);
     if (next_ == nodes_.size() || nodes_[next_] != node)
-      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, ",
-                       "and would not take part: write numbers into the one that was there");
+      fail<UsageError>("policy: the model's '", path(name),
+                       "' was added or replaced after the policy took the model: write values into the original");
     ++next_;
   }
 
@@ -44959,8 +44936,8 @@ struct HeldModel {
 template <class Model, class Base = PolicyOn<typename nn::detail::DeviceOfModel<Model>::type>>
 class Policy : protected HeldModel<Model>, public Base {
   static_assert(
-      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
-  static_assert(!std::is_void_v<typename Base::device_type>, "a policy needs a model with parameters");
+      requires { typename Model::device_type; }, "policy: expected a model that lists its members by CHORUS_MODULE");
+  static_assert(!std::is_void_v<typename Base::device_type>, "policy: expected a model with parameters");
 
  public:
   using model_type = Model;
@@ -45517,27 +45494,25 @@ void SameProgram<D, Communicator>::find_difference(std::span<const Said> all, co
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::refuse(const std::string& what) const {
   fail<UsageError>(policy_, ": ", what,
-                   ". All ranks run one program: what decides otherwise has to be the same on each (net.mean), or "
-                   "net.let_ranks_differ() says that it is wanted");
+                   "; all ranks must take the same decisions: base them on the same values (net.mean), or call "
+                   "net.let_ranks_differ() to allow it");
 }
 
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::compare_passes(const Said& said, std::size_t rank, const Said& first,
                                                   std::size_t one) const {
   if (said.together != first.together)
-    refuse(cat("rank ", said.together ? rank : one, " is in eval() or gathered(), which all ranks call, where rank ",
-               said.together ? one : rank, " is in a pass: has it left out a batch, or the rest of the loop?"));
+    refuse(cat("rank ", said.together ? rank : one, " is in eval() or gathered(), which all ranks must call, and rank ",
+               said.together ? one : rank, " is in a pass: it may have skipped a batch or the rest of the loop"));
   const bool further = said.batch > first.batch;
   if (!said.together && said.batch != 0 && first.batch != 0 && said.batch != first.batch)
-    refuse(cat("rank ", further ? rank : one, " has left out a batch: it is at ",
-               place(further ? said.batch : first.batch), ", and rank ", further ? one : rank, " at ",
-               place(further ? first.batch : said.batch)));
+    refuse(cat("rank ", further ? rank : one, " skipped a batch: it is at ", place(further ? said.batch : first.batch),
+               ", and rank ", further ? one : rank, " at ", place(further ? first.batch : said.batch)));
   if (said.passes != first.passes) {
     const bool more = said.passes > first.passes;
-    refuse(cat("rank ", more ? rank : one, " has left out a batch: ", std::max(said.passes, first.passes),
-               " forward passes since ranks compared last, and rank ", more ? one : rank, " ",
-               std::min(said.passes, first.passes),
-               " (a forward pass that backward doesn't follow goes under NoGrad)"));
+    refuse(cat("rank ", more ? rank : one, " skipped a batch: ", std::max(said.passes, first.passes),
+               " forward passes since the last comparison, and rank ", more ? one : rank, " ",
+               std::min(said.passes, first.passes), " (run a forward pass without backward under NoGrad)"));
   }
 }
 
@@ -45549,18 +45524,17 @@ void SameProgram<D, Communicator>::compare_steps(const Said& said, std::size_t r
   const std::int32_t own = comparable ? said.steps : said.most_steps;
   const std::int32_t other = comparable ? first.steps : first.most_steps;
   if (own != other)
-    refuse(cat("rank ", own < other ? rank : one, " has left out a step: ", std::min(own, other),
-               " since ranks compared last, and rank ", own < other ? one : rank, " ", std::max(own, other)));
+    refuse(cat("rank ", own < other ? rank : one, " skipped a step: ", std::min(own, other),
+               " since the last comparison, and rank ", own < other ? one : rank, " ", std::max(own, other)));
   if (alike_.zero_grad && said.forgot != first.forgot)
-    refuse(cat("rank ", said.forgot ? rank : one, " has called zero_grad where rank ", said.forgot ? one : rank,
-               " has not"));
+    refuse(
+        cat("rank ", said.forgot ? rank : one, " called zero_grad, and rank ", said.forgot ? one : rank, " did not"));
   if (!comparable || said.numbers == first.numbers) return;
   if (said.lr != first.lr)
-    refuse(cat("rank ", rank, " stepped with lr ", said.lr, " where rank ", one, " had ", first.lr));
-  refuse(
-      cat("rank ", rank, "'s optimizers stepped with other numbers than rank ", one,
-          "'s: the lr of one of several, momentum, betas, weight decay, groups, numbers of earlier steps (state that "
-          "one rank alone has loaded), or another type or order"));
+    refuse(cat("rank ", rank, " stepped with lr ", said.lr, ", and rank ", one, " with ", first.lr));
+  refuse(cat("rank ", rank, "'s optimizers differ from rank ", one,
+             "'s: in an lr, momentum, betas, weight decay, groups, the number of earlier steps (a state loaded on one "
+             "rank only), type or order"));
 }
 
 template <Device D, class Communicator>
@@ -45568,8 +45542,8 @@ void SameProgram<D, Communicator>::compare_writes(const Said& said, std::size_t 
                                                   std::size_t one) const {
   const auto wrote = [&](bool own, bool other, const char* what) {
     if (own != other && !(alike_.rank_0_writes && other))
-      refuse(
-          cat("rank ", own ? rank : one, " has written ", what, " by hand where rank ", own ? one : rank, " has not"));
+      refuse(cat("rank ", own ? rank : one, " wrote ", what, " outside of an optimizer, and rank ", own ? one : rank,
+                 " did not"));
   };
   if (!alike_.contents) wrote(said.parameters_written != 0, first.parameters_written != 0, "parameters");
   wrote(said.buffers_written != 0, first.buffers_written != 0, "buffers");
@@ -45586,10 +45560,9 @@ void SameProgram<D, Communicator>::compare_contents(std::span<const Said> all) {
       if (of_all[rank * own.size() + i] == of_all[i] || !all[rank].compares || !all[0].compares) continue;
       const auto wrote = [&](std::size_t r) { return all[r].parameters_written != 0 || all[r].found_writes; };
       if (wrote(rank) && wrote(0))
-        refuse(cat("rank ", rank, " has written other numbers into parameters by hand than rank 0 has ('",
-                   parameters_[i].name, "')"));
-      refuse(cat("rank ", wrote(rank) ? rank : 0, " has written parameters by hand where rank ", wrote(rank) ? 0 : rank,
-                 " has not ('", parameters_[i].name, "')"));
+        refuse(cat("rank ", rank, " wrote other values into parameters than rank 0 ('", parameters_[i].name, "')"));
+      refuse(cat("rank ", wrote(rank) ? rank : 0, " wrote parameters outside of an optimizer, and rank ",
+                 wrote(rank) ? 0 : rank, " did not ('", parameters_[i].name, "')"));
     }
 }
 
@@ -45685,11 +45658,11 @@ class BatchShares {
   static constexpr std::int32_t has_refused = -1;
   static constexpr std::int64_t not_asked = -1;
   static constexpr std::string_view of_recorded =
-      "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
-      "numbers: all have to be in one that records gradients";
+      "; ranks exchange batch sizes when backward begins, or earlier in a forward pass that draws random numbers: all "
+      "ranks must run a pass that records gradients";
   static constexpr std::string_view of_aside =
-      "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
-      "have to be in one";
+      "; ranks exchange batch sizes in a forward pass without gradients that draws random numbers: all ranks must run "
+      "it";
 
   const std::vector<Message>& told() const { return aside_ ? all_aside_ : all_; }
   void begin_anew() { aside_ = known_ = decided_ = false; }
@@ -45798,8 +45771,8 @@ std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossSha
   while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
   if (refused) return {};
   for (std::size_t rank = 0; rank < all_.size(); ++rank)
-    check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank, " refuses its loss, which is not of the same ",
-                      "operations as this rank's");
+    check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank,
+                      " refused its loss, whose operations differ from this rank's");
   if (as_they_are_)
     scales_.assign(losses.size(), 1);
   else
@@ -45903,7 +45876,7 @@ void BatchShares<Communicator>::compare_programs() {
     check<UsageError>(all_[rank].kind != Kind::recorded || all_[rank].pass.sync == own_.pass.sync, "rank ",
                       own_.pass.sync ? static_cast<int>(rank) : communicator_.rank(), " is in no_sync where rank ",
                       own_.pass.sync ? communicator_.rank() : static_cast<int>(rank),
-                      " averages gradients: expected as many passes under no_sync on all ranks");
+                      " averages gradients: expected the same number of passes under no_sync on all ranks");
 }
 
 template <class Communicator>
@@ -45995,8 +45968,8 @@ void BatchShares<Communicator>::gather_losses() {
     if (all_[rank].kind == Kind::joined) continue;
     if (first == ranks) first = rank;
     check<UsageError>(all_[rank].numbers == all_[first].numbers, "backward: the losses of rank ", first, " and rank ",
-                      rank, " are not made of the same means and sums over the batch: expected the same operations on ",
-                      "all ranks, also of a share in which nothing counts");
+                      rank,
+                      " differ in means and sums: expected the same operations on all ranks, also if nothing counts");
   }
   const auto count = first < ranks ? static_cast<std::size_t>(all_[first].numbers) : 0;
   const bool apart = count > own_.losses.size();
@@ -46027,7 +46000,7 @@ void BatchShares<Communicator>::gather_losses() {
       const double counted = counted_[made];
       if (own_.pass.sync || counted > example.divisor() * (1 + 1e-9)) counted_[made] = 0;
       check<UsageError>(counted <= example.divisor() * (1 + 1e-9), "mean_over is ", example.divisor(), ", and ",
-                        counted, " have counted on all ranks", one_divisor);
+                        counted, " counted on all ranks", one_divisor);
     }
     at += example.numbers().size();
   }
@@ -46314,7 +46287,7 @@ struct DistributedDataParallelOptions {
   template <Device D>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(nn::Module& model) const {
     const auto check_cap = [](double cap) {
-      check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
+      check<UsageError>(cap >= 0, "DistributedDataParallel: expected a bucket cap of at least 0 MiB, got ", cap);
     };
     check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
@@ -46325,8 +46298,8 @@ struct DistributedDataParallelOptions {
     const auto buffers = nn::named_buffers<D>(model);
     for (const auto& wanted : parameters_and_buffers_to_ignore)
       check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
-                        "DistributedDataParallel: the model has no parameter or buffer '", wanted,
-                        "', which parameters_and_buffers_to_ignore names");
+                        "DistributedDataParallel: parameters_and_buffers_to_ignore names '", wanted,
+                        "', which the model does not have");
     return *this;
   }
 
@@ -46511,12 +46484,12 @@ class Core {
   }
   [[noreturn, gnu::cold]] void refuse_second_arrival(std::size_t i) const {
     fail<UsageError>(where(), name(i),
-                     " got its gradient in several parts in one backward pass (backward within backward); if it "
+                     " received its gradient in several parts in one backward pass (backward within backward); if it "
                      "always does, set static_graph");
   }
   [[noreturn, gnu::cold]] void refuse_missing() const {
-    fail<UsageError>("DistributedDataParallel: on rank ", ranks.rank(), " no gradient came for ", fill_missing(),
-                     ". If they are not always used, set find_unused_parameters; if never, set_requires_grad(false)");
+    fail<UsageError>("DistributedDataParallel: on rank ", ranks.rank(), " no gradient arrived for ", fill_missing(),
+                     "; set find_unused_parameters if some passes skip them, set_requires_grad(false) if all do");
   }
   /// Cuts the buckets anew.
   [[gnu::cold]] void cut_buckets() {
@@ -47119,7 +47092,7 @@ template <class Communicator>
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const auto [theirs, first] = first_difference(all[rank], all[0]);
-    fail<UsageError>(policy, ": the ranks' models differ: rank ", rank, " has ", theirs, " where rank 0 has ", first);
+    fail<UsageError>(policy, ": expected one model: rank ", rank, " has ", theirs, ", and rank 0 has ", first);
   }
 }
 
@@ -47536,7 +47509,7 @@ class NonFiniteGradients final : public Extension<D> {
     for (std::size_t rank = 0; rank < bad.size(); ++rank)
       if (bad[rank] != none) from += cat(from.empty() ? "" : ", ", core_.name(bad[rank]), " on rank ", rank);
     fail<NonFiniteError>("DistributedDataParallel: the averaged gradient of ", core_.name(averaged),
-                         " is not finite; it came from ", from.empty() ? "a sum that overflowed" : from);
+                         " is not finite; its source: ", from.empty() ? "a sum that overflowed" : from);
   }
 
   Core<D, Communicator>& core_;
@@ -47873,14 +47846,14 @@ class StaticGraph final : public Extension<D> {
       ++arrivals_[core_.number_of(i)];
     else
       check<UsageError>(uses(i).here > 0 || core_.options.ignores(core_.name(i)), core_.where(), core_.name(i),
-                        " got a gradient, but did not in the first backward pass: with static_graph all passes use the "
-                        "same parameters");
+                        " received a gradient, but not in the first backward pass: with static_graph all passes must "
+                        "use the same parameters");
   }
   void backward_ended() override {
     if (!known()) return learn();
     const auto missing = core_.fill_missing();
-    check<UsageError>(missing.empty(), core_.where(), "no gradient, or not all of it, came for ", missing,
-                      ", but did in the first backward pass: with static_graph all passes use the same parameters");
+    check<UsageError>(missing.empty(), core_.where(), "no gradient, or only a part, arrived for ", missing,
+                      ", unlike in the first backward pass: with static_graph all passes must use the same parameters");
   }
 
  private:
@@ -48108,10 +48081,9 @@ class UnusedParameters final : public Extension<D> {
     constexpr int passes = 10;
     found_ = found_ || !all;
     if (found_ || ++complete_ != passes || core_.ranks.rank() != 0) return;
-    detail::say(cat(
-        "warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
-        " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
-        "If later passes leave parameters out, it is needed."));
+    detail::say(cat("warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
+                    " backward passes every parameter got a gradient on every rank; without it a step has one "
+                    "collective less. Keep it if later passes leave parameters out."));
   }
 
   Core<D, Communicator>& core_;
@@ -48393,9 +48365,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     }
     bool right = !has_sums;
     for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
-    check<UsageError>(right, "a distributed policy: backward goes through a sum over the batch, or several losses ",
-                      "that are means over different numbers, and not through a forward pass of the net in this "
-                      "thread: call the net, not its module()");
+    check<UsageError>(right,
+                      "policy: backward found a sum over the batch, or losses that are means over different counts, "
+                      "but no forward pass of the net in this thread: call the net, not its module()");
   }
   /// Whether this thread's current backward run has its weights.
   bool weighed() const { return whole_passes_ || weighed_run_ == backward_run(); }
@@ -48447,14 +48419,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     void max(std::span<double> values) override {
       const auto& net = of_living();
       check<UsageError>(!net.joining_ || net.throw_early_ || net.communicator_.size() == 1, net.title_,
-                        "::join: QuantizationAware's ranges are the global batch's, and a rank that has run out of ",
-                        "batches takes no part in them: expected throw_on_early_termination");
+                        "::join: QuantizationAware needs the batches of all ranks, and a rank has run out of batches: "
+                        "set throw_on_early_termination");
       of_living().operators_send_ = true;
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
     PolicyOfRanks& of_living() {
-      check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+      check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
       return *policy;
     }
     PolicyOfRanks* policy;
@@ -48480,15 +48452,15 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   }
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);
-    check<UsageError>(terms_.needs_alike() == nullptr || shares_.counted_alike(), title_, ": '", terms_.needs_alike(),
-                      "' of a sum of means or sums that ranks divide in different ways, and of what a gradient goes "
-                      "to: expected one of each of them, or ",
-                      detail::whole_batch_line);
+    check<UsageError>(
+        terms_.needs_alike() == nullptr || shares_.counted_alike(), title_, ": '", terms_.needs_alike(),
+        "' of terms that ranks divide differently, and of a value with a gradient: expected one of each, or ",
+        detail::whole_batch_line);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       Node& node = *terms_.all()[i].node;
       if (node.scale() == scales[i]) continue;
       check<UsageError>(node.scale() == 1,
-                        "backward: two nets whose batches are divided in different ways have one loss");
+                        "backward: one loss has two nets whose batches are divided in different ways");
       scale_in_backward(node, scales[i]);
     }
   }
@@ -48532,10 +48504,9 @@ PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string
       buffers_(nn::named_buffers<D>(model)),
       handles_(model) {
   if constexpr (!std::is_same_v<D, Cpu>)
-    check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
-                      " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                      communicator.backend());
-  check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ",
+                      D::kind, ", such as comm::NcclCommunicator, got ", communicator.backend());
+  check<UsageError>(dim >= 0, title, ": expected dim of at least 0, got ", dim);
   shares_.compare(program_);
   program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
   this->random_.dim = dim;
@@ -48566,7 +48537,7 @@ void PolicyOfRanks<Where, Communicator>::when_backward_ends(std::function<void()
 
 template <Device Where, class Communicator>
 void PolicyOfRanks<Where, Communicator>::begin_join(const detail::JoinFacts& facts) {
-  check<UsageError>(!joining_, title_, "::join: inside another join");
+  check<UsageError>(!joining_, title_, "::join: it is already inside join");
   joining_ = true;
   throw_early_ = facts.throw_early;
   passes_of_others_ = 0;
@@ -48577,9 +48548,8 @@ template <Device Where, class Communicator>
 void PolicyOfRanks<Where, Communicator>::check_evaluates_rank_0s() {
   const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
   check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
-                    " evaluates with buffers (running statistics) of its own, which no file ",
-                    "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
-                    "net.module().eval()");
+                    " evaluates with its own buffers (running statistics), which a file does not store: call "
+                    "net.eval() on all ranks, which copies rank 0's, not net.module().eval()");
 }
 
 template <Device Where, class Communicator>
@@ -48650,8 +48620,8 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
-                      "DistributedDataParallel: no parameter of the model wants a gradient",
-                      options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
+                      "DistributedDataParallel: the model has no parameter that requires a gradient",
+                      options.parameters_and_buffers_to_ignore.empty() ? "" : " and that ranks share");
     if (this->communicator_.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
     auto shared = this->flat_.parameters();
@@ -48764,7 +48734,7 @@ std::span<const double> PolicyWithOptions<D, Hook, Communicator>::weigh(std::spa
 template <Device D, class Hook, class Communicator>
 void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFacts& facts) {
   check<UsageError>(!Traits::averages_parameters,
-                    "DistributedDataParallel::join: the hook averages parameters by itself");
+                    "DistributedDataParallel::join: the hook averages parameters itself, so join is not supported");
   Base::begin_join(facts);
   if (passes_of_others() == nullptr) add<PassesOfOthers>();
 }
@@ -48869,10 +48839,10 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     const auto& options = core().options;
     check<UsageError>(!step || options.non_finite == NonFinite::propagate,
-                      "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
+                      "DistributedDataParallel: an optimizer that steps in backward needs NonFinite::propagate");
     check<UsageError>(!step || !averages_in_parts,
                       "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
-                      "hook leaves each rank a part");
+                      "hook gives each rank a part");
     using Steps = ddp::StepInBackward<D, Communicator>;
     auto* steps = core().template find<Steps>();
     const bool at_the_end = Traits::several_rounds || (options.find_unused_parameters && !options.static_graph);
@@ -49697,7 +49667,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
-    check<UsageError>(!grouping_, "nccl: a group inside of a group");
+    check<UsageError>(!grouping_, "nccl: a group of calls inside another group");
     group_ = {};
     group_.grouped = true;
     return launch_together(group_, [&] {
@@ -49876,7 +49846,7 @@ class NcclDeviceGroup final : public DeviceGroup {
   NcclDeviceGroup(std::span<const int> devices, std::chrono::milliseconds timeout, Api api = {})
       : api_(std::move(api)), devices_(devices.begin(), devices.end()), timeout_(timeout), queues_(devices.size()) {
     const int code = api_.unique_id(id_);
-    check<CommError>(code == Api::success, "nccl: no id for the group: ", api_.nccl_error(code, {}));
+    check<CommError>(code == Api::success, "nccl: ncclGetUniqueId failed: ", api_.nccl_error(code, {}));
   }
 
   void join(int rank) override {
@@ -49991,12 +49961,12 @@ class NcclEngine final : public Engine {
             api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
             [&control] { return Failure{control.engine().trouble()}; }, members)) {
     check<UsageError>(control.engine().all_reduce() == Algorithm::automatic, "rank ", rank, ": all-reduce ",
-                      control.engine().all_reduce(), " is none of nccl's, which can do: auto");
+                      control.engine().all_reduce(), " is unknown to nccl, expected auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id, so they must learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
-    check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
+    check<CommError>(code == Api::success, "rank 0: nccl: ncclGetUniqueId failed: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
     queue_->join(size, id);
   }
@@ -50932,7 +50902,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
-    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+    check<UsageError>(options.dim >= 0, "SingleDevice: expected dim of at least 0, got ", options.dim);
     this->random_.dim = options.dim;
   }
   /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.
@@ -51360,7 +51330,7 @@ CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
   const std::string place(first.text.view());
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
+                   std::span(group.members), " meet, is unreachable: ", printable(place, sizeof first.text));
   group.master_addr = place;
   group.master_port = static_cast<int>(first.port);
   group.listen_fd = listener.release();
@@ -51776,8 +51746,8 @@ class StoreTable {
         }
         if (request.code == StoreCode::wait) break;
         bytes = reply_bytes(texts);
-        check<UsageError>(bytes <= most_message_bytes, "these values have more than ", most_message_bytes,
-                          " bytes together");
+        check<UsageError>(bytes <= most_message_bytes, "expected values of at most ", most_message_bytes,
+                          " bytes in total");
         take(room, bytes + texts.size() * sizeof(std::string));
         for (const auto& key : texts) reply.texts.push_back(values_.find(key)->second);
         break;
@@ -51818,7 +51788,7 @@ class StoreTable {
     for (std::size_t i = 0; i < texts.size(); ++i) {
       if (is_key(code, i)) {
         key = &texts[i];
-        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key of ", key->size(),
+        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key has ", key->size(),
                           " bytes, expected 1 to ", most_key_bytes);
       } else {
         check_value(*key, texts[i].size());
@@ -51826,8 +51796,8 @@ class StoreTable {
     }
   }
   static void check_value(const std::string& key, std::size_t bytes) {
-    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes, " bytes, at most ",
-                      most_value_bytes, " are possible");
+    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes,
+                      " bytes, expected at most ", most_value_bytes);
   }
 
   std::int64_t sum(const std::string& key, std::int64_t amount) const {
@@ -51836,9 +51806,9 @@ class StoreTable {
     std::int64_t value = 0, result = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool whole = text.empty() || (error == std::errc{} && end == text.data() + text.size());
-    check<UsageError>(whole, "'", printable(key), "' holds no whole number");
+    check<UsageError>(whole, "'", printable(key), "' is not a whole number");
     check<UsageError>(!__builtin_add_overflow(value, amount, &result), "'", printable(key), "' holds ", value, ", and ",
-                      amount, " more is no number of 64 bits");
+                      amount, " more exceeds 64 bits");
     return result;
   }
 
@@ -51853,8 +51823,8 @@ class StoreTable {
       bytes += at == values_.end() ? key.size() + size : size - at->second.size();
     }
     check<UsageError>(bytes <= most_store_bytes && keys <= most_store_keys, "the store is full: it holds ",
-                      values_.size(), " keys and ", bytes_, " bytes, at most ", most_store_keys, " and ",
-                      most_store_bytes, " are possible");
+                      values_.size(), " keys and ", bytes_, " bytes, expected at most ", most_store_keys, " and ",
+                      most_store_bytes);
     for (std::size_t i = 0; i < pairs.size(); i += 2) values_[pairs[i]] = std::move(pairs[i + 1]);
     bytes_ = bytes;
     changed_.notify_all();
@@ -52067,11 +52037,10 @@ class StoreLink {
     return socket;
   }
   const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
-  why = "it took the connection and gave no answer";
+  why = "it accepted the connection and did not answer";
   Challenge challenge;
   if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
-  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
-                   address);
+  check<CommError>(challenge.magic == store_magic, "store: expected a store of this version at ", address);
   follow(challenge, socket, check_token(token, address), token, "store", address);
   StoreHello hello;
   hello.key = key;
@@ -52082,8 +52051,8 @@ class StoreLink {
   check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
   if (!heard) return Socket();
   check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
-                   " refuses this process: it does not know the job's token");
-  check<CommError>(proves(answer, hello.nonce, token), "store: who answers at ", address,
+                   " refused this process, which does not know the job's token");
+  check<CommError>(proves(answer, hello.nonce, token), "store: the process at ", address,
                    " does not know the job's token");
   socket.no_delay();
   return socket;
@@ -52115,7 +52084,8 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   const auto visit = [=](Deadline until) {
     std::string why;
     auto socket = detail::visit_store(address, token, key, until, why);
-    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address, " has gone: ", why);
+    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address,
+                             " is unreachable: ", why);
     return socket;
   };
   Socket first;
@@ -52123,7 +52093,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   while (
       !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may start later than this process
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
+    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server answered at ", address, ": ", why);
   }
   auto link = std::make_shared<detail::StoreLink>(cat("at ", address), visit);
   link->give_back(std::move(first));
@@ -52138,20 +52108,20 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   using detail::StoreCode;
   const bool waits = code == StoreCode::get || code == StoreCode::wait;
   const auto patience = waits ? std::chrono::milliseconds(number) : timeout_;
-  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": a timeout of ", patience.count(), " ms");
+  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": expected a timeout of at least 0 ms, got ",
+                            patience.count(), " ms");
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (!is_key(code, i)) continue;
     const auto bytes = prefix_.size() + texts[i].size();
-    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code), ": a key of ",
-                              bytes, " bytes, expected 1 to ", detail::most_key_bytes);
+    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code),
+                              ": a key has ", bytes, " bytes, expected 1 to ", detail::most_key_bytes);
     texts[i].insert(0, prefix_);
   }
   const detail::StoreMessage request{code, number, std::move(texts)};
   chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
-                            body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
+                            body_bytes(request), " bytes, expected at most ", detail::most_message_bytes);
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
-                            request.texts.size(), " keys and values, at most ", detail::most_message_texts,
-                            " are possible");
+                            request.texts.size(), " keys and values, expected at most ", detail::most_message_texts);
   // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
@@ -52160,8 +52130,8 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   if (!reply && Clock::now() >= deadline)
     fail<TimeoutError>("store.", name(code), ": the server ", link_->where(), " did not answer within ",
                        patience.count(), " ms");
-  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone",
-                           socket.trouble());
+  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(),
+                           " closed the connection", socket.trouble());
   link_->give_back(std::move(socket));
   if (reply->code == StoreCode::timed_out)
     fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts, reply->number),
@@ -52199,13 +52169,13 @@ CHORUS_INLINE void Store::append(std::string_view key, std::string_view value) {
 }
 CHORUS_INLINE std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
   auto reply = ask(detail::StoreCode::get, keys, timeout_.count());
-  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " answers ",
+  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " returned ",
                            reply.texts.size(), " values, expected ", keys.size());
   return std::move(reply.texts);
 }
 CHORUS_INLINE void Store::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
-  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(), " keys, but ",
-                            values.size(), " values");
+  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(),
+                            " keys, expected the same number of values, got ", values.size(), " values");
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < keys.size(); ++i) texts.insert(texts.end(), {keys[i], values[i]});
   ask(detail::StoreCode::multi_set, std::move(texts));
@@ -54198,8 +54168,8 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
 /// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
-  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
+  check<UsageError>(tensor.part == nullptr, "io::save, io::load: '", tensor.name,
+                    "' is split by TensorParallel, and this rank has a part: pass the net, on all ranks");
 }
 
 /// Invalidates replicas and 16-bit copies after a model's numbers have changed.
@@ -54394,8 +54364,8 @@ class DataHash {
 
 /// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
-  check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
-                   data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
+  check<FileError>(noted == hash, who, ": the file is damaged: its data changed after it was written (", data_hash_key,
+                   " says ", printable(noted), ", the data give ", hash, ")");
 }
 
 /// The same for a whole file.
@@ -54477,7 +54447,7 @@ class TensorsOfAll {
         }
         const Item& first = items_[found->second];
         check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ",
-                          name, " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
+                          name, " as ", dtype, " ", std::span(shape), ", and another rank has ", first.view.dtype, " ",
                           std::span(first.shape));
       }
     for (const auto& place : places)
@@ -54776,8 +54746,7 @@ Tensor<T, Rank, D> part_of(const Tensor<T, Rank, D>& x, const SharedAxis& shared
 template <Operand X>
 void check_first_order() {
   if constexpr (is_graph_variable<X>)
-    fail<UsageError>("gradients of gradients go through one device's layers alone: expected Variables in what ",
-                     "TensorParallel shares out");
+    fail<UsageError>("TensorParallel: gradients of gradients are not supported in split layers: expected Variables");
 }
 
 /// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
@@ -54921,7 +54890,7 @@ inline constexpr bool no_columns = false;
 template <class A, class B>
 void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
   check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
-                    " are shared out in different ways");
+                    " are split in different ways");
 }
 }  // namespace detail
 
@@ -55015,9 +54984,9 @@ CHORUS_MIXES_COLUMNS(mean)
 /// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
 template <class X>
 auto dropout(const Columns<X>& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
+  static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const auto columns = x.range();
   return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
@@ -55025,8 +54994,8 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
 /// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
 template <class X, std::size_t NewRank>
 auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
-  check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
-                    x.width(), " as its size, got ", shape);
+  check<ShapeError>(shape.back() == x.width(), "reshape: split columns must stay the last axis: expected ", x.width(),
+                    " as its size, got ", shape);
   shape.back() = x.range().count;
   return x.with(reshape(x.part(), shape));
 }
@@ -55081,7 +55050,7 @@ class SequencePart {
 /// and each rank works on its own positions in between.
 template <Operand X>
 auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
-  static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
+  static_assert(tensor_of<X>::rank >= 2, "split_sequence: expected a value [batch, length, ...]");
   auto part = scatter_axis(x, 1, 1, group);
   return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
 }
@@ -55095,7 +55064,7 @@ auto gather_sequence(const SequencePart<X>& x) {
 template <class A, class B>
 auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
   check<ShapeError>(a.length() == b.length() && a.group() == b.group(), "+: sequences of shapes ", a.shape(), " and ",
-                    b.shape(), " are shared out in different ways");
+                    b.shape(), " are split in different ways");
   return a.with(a.part() + b.part());
 }
 
@@ -55103,7 +55072,7 @@ auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
 template <class X>
 auto dropout(const SequencePart<X>& x, double p, bool training = true) {
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const auto& value = value_of(x.part());
   const Index samples = value.size(0), count = value.size(1);
   const Index inner = samples * count == 0 ? 0 : value.numel() / (samples * count);
@@ -55123,8 +55092,8 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
   check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
-                    " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
-                    "see TensorParallel::gathered for a whole model");
+                    " entries are split over ranks, and this rank has a part: call the net, not its module(); "
+                    "TensorParallel::gathered gives a whole model");
   return group;
 }
 
@@ -56197,7 +56166,7 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 /// The mask as matrices: one for each matrix of scores, or one for all.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
-  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
+  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
@@ -56227,9 +56196,9 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
                     "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
                     keys.shape(), " and values of shape ", values.shape(), " do not fit");
   check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention: the probability of dropout is in [0, 1), got ", options.dropout);
+                    "scaled_dot_product_attention: expected a dropout probability in [0, 1), got ", options.dropout);
   check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
-                    "scaled_dot_product_attention: dropout needs a batch axis, got queries of shape ", queries.shape());
+                    "scaled_dot_product_attention: expected a batch axis for dropout, got shape ", queries.shape());
   if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
     auto scores = queries.shape();
     const auto same_batch = [&](const auto& other) {
@@ -56377,13 +56346,13 @@ auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOpti
 template <Operand X, class... Mask>
 auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&... mask) {
   static_assert(tensor_of<X>::rank == 5,
-                "scaled_dot_product_attention_packed: qkv is [batch, length, 3, heads, features]");
+                "scaled_dot_product_attention_packed: expected qkv [batch, length, 3, heads, features]");
   const auto shape = value_of(qkv).shape();
   const auto [batch, length, three, heads, features] = shape;
   check<ShapeError>(three == 3,
                     "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got ", shape);
   check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
+                    "scaled_dot_product_attention_packed: expected a dropout probability in [0, 1), got ",
                     options.dropout);
   if constexpr (has_stacked_attention<X, X, X>) {
     const Shape<4> scores{batch, heads, length, length};
@@ -56585,7 +56554,7 @@ class MultiheadAttention : public Module {
   // [batch, length, features] -> [batch, length, this rank's heads, features / heads]
   template <Operand X, Operand W>
   auto project(const X& x, const W& whole, Index part, Index head) const {
-    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
+    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: expected inputs [batch, length, features]");
     const Index columns = in_proj_weight.shape()[0] / 3;
     const auto weight = slice(whole, 0, part * columns, (part + 1) * columns);
     const auto lines = [&] {
@@ -56634,12 +56603,12 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
   static_assert(tensor_of<X>::rank == 5 && tensor_of<W>::rank == 5,
-                "conv3d: the input is [batch, channels, depth, height, width]");
+                "conv3d: expected an input [batch, channels, depth, height, width]");
   const auto [batch, channels, depth, height, width] = value_of(x).shape();
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
@@ -56697,16 +56666,16 @@ template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4,
-                "conv_transpose2d: the input is [batch, channels, height, width]");
+                "conv_transpose2d: expected an input [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
   check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
                         padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: output_padding is at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
@@ -56800,7 +56769,7 @@ auto as_sequence(const Y& y) {
 template <Operand X, Operand W>
 auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions& options = {}) {
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
-                "conv_transpose1d: the input is [batch, channels, length]");
+                "conv_transpose1d: expected an input [batch, channels, length]");
   return detail::as_sequence(
       conv_transpose2d(detail::as_image(x), detail::as_image(weight), detail::as_images(options)));
 }
@@ -56808,7 +56777,7 @@ auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions&
 template <Operand X, Operand W, Operand B>
 auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTranspose1dOptions& options = {}) {
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
-                "conv_transpose1d: the input is [batch, channels, length]");
+                "conv_transpose1d: expected an input [batch, channels, length]");
   return detail::as_sequence(
       conv_transpose2d(detail::as_image(x), detail::as_image(weight), bias, detail::as_images(options)));
 }
@@ -57459,11 +57428,11 @@ struct Scheme {
 template <class S>
 constexpr Scheme scheme_of() {
   static_assert(S::averaging > 0 && S::averaging <= 1 && S::weight_averaging > 0 && S::weight_averaging <= 1,
-                "a scheme's averaging is in (0, 1]");
+                "scheme: expected averaging in (0, 1]");
   static_assert(S::activations.least == 0 && S::activations.most > 0 && S::activations.most <= 255,
-                "a scheme's activations are integers in [0, most], most at most 255");
+                "scheme: expected activations in [0, most], most at most 255");
   static_assert(S::weights.least < 0 && S::weights.least >= -128 && S::weights.most > 0 && S::weights.most <= 127,
-                "a scheme's weights are integers in [-128, 127], of both signs");
+                "scheme: expected weights in [-128, 127], of both signs");
   return {S::activations,
           S::weights,
           S::symmetric_activations,
@@ -57539,7 +57508,7 @@ CHORUS_INLINE bool ActivationSite::observe(const float* numbers, Index count, fl
     seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
   }
   check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
-                        "': a NaN or an infinity came, which no integer stands for");
+                        "': got a NaN or an infinity, expected finite numbers");
   if (seen.empty()) return false;
   set_range(observed(range(), seen, share));
   return true;
@@ -57629,7 +57598,7 @@ CHORUS_INLINE void LayerRanges::observe_weights(const float* weights, Index coun
     Range seen;
     kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
     check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
-                          "' has a NaN or an infinity, which no integer stands for");
+                          "': got a NaN or an infinity, expected finite numbers");
     const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
     min.data()[i] = now.min;
     max.data()[i] = now.max;
@@ -57701,15 +57670,15 @@ detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Leve
                                          const std::string& what) {
   using T = typename tensor_of<X>::value_type;
   static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
-                "fake_quantize: it is for float tensors on the CPU");
+                "fake_quantize: expected a float tensor on the CPU");
   if constexpr (is_graph_variable<X>) {
-    fail<UsageError>("fake_quantize: gradients of gradients don't go through rounding");
+    fail<UsageError>("fake_quantize: gradients of gradients are not supported");
   } else {
     const auto input = contiguous(value_of(x));
     const auto shape = channels_along(input.shape(), axis);
     auto out = tensor_of<X>::empty(input.shape(), input.device());
     check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
-                          ": a NaN came, which no integer stands for");
+                          ": got a NaN, expected numbers");
     operations::FakeQuantize operation{levels, axis};
     return record(
         std::move(operation), std::move(out),
@@ -57769,7 +57738,7 @@ Tensor<Q, Rank, Cpu> quantize(const char* name, const Tensor<float, Rank, Cpu>& 
   auto out = Tensor<Q, Rank, Cpu>::empty(input.shape());
   for (Index i = 0; i < input.numel(); ++i) {
     const float number = input.data()[i];
-    check<NonFiniteError>(!std::isnan(number), name, ": a NaN came, which no integer stands for");
+    check<NonFiniteError>(!std::isnan(number), name, ": got a NaN, expected numbers");
     const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
     out.data()[i] = static_cast<Q>(levels[channel].level(number));
   }
@@ -58203,7 +58172,7 @@ namespace detail {
 template <int... Ranks, class F>
 void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
   const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
-  check<UsageError>(known, "QuantizationAware: a layer's numbers have ", rank, " axes, more than it knows");
+  check<UsageError>(known, "QuantizationAware: a layer's input has ", rank, " axes, which is not supported");
 }
 inline constexpr std::make_integer_sequence<int, 9> any_rank{};
 }  // namespace detail
@@ -58215,7 +58184,7 @@ CHORUS_INLINE const void* Pass::find(const void* layer) const {
 
 CHORUS_INLINE void Pass::refuse_numbers(const void* part) const {
   fail<UsageError>("QuantizationAware: '", of(part).ranges->name,
-                   "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
+                   "' has an input of another type, or computes gradients of gradients: expected float on the CPU, and "
                    "no MixedPrecision");
 }
 
@@ -58297,8 +58266,8 @@ CHORUS_INLINE void Pass::norm_takes(const void* norm, const void* part, const St
   const auto found = values_.find(key(x));
   check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
                     "' is listed after '", place.ranges->name,
-                    "' and folded into it, but takes something else: list batch norms behind the layers that they ",
-                    "take the results of, and others elsewhere");
+                    "' and folded into it, but has another input: list each batch norm directly after the layer whose "
+                    "output it takes");
   taken_product_ = found->second.product;
 }
 
@@ -58308,8 +58277,8 @@ CHORUS_INLINE const ActivationSite* Pass::site_of(const Storage<Cpu>& storage, c
   Value& value = found->second;
   if (value.awaits != nullptr)
     fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
-                     "', which is listed after it, but something else takes its result: list batch norms behind the ",
-                     "layers that they take the results of, and others elsewhere");
+                     "', which is listed after it, but its output goes to another layer: list each batch norm directly "
+                     "after the layer whose output it takes");
   if (value.rounded) return nullptr;
   if (observes_ && !value.observed)
     saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
@@ -58344,9 +58313,9 @@ CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands
   if (last == nullptr) return false;
   for (const auto& x : operands)
     if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
-  check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
-                    "which it computes again after the forward pass, where they are not quantised: expected a model ",
-                    "without checkpoints");
+  check<UsageError>(chorus::detail::first_run == nullptr,
+                    "QuantizationAware: a checkpoint computes layers again after the forward pass, without "
+                    "quantisation: expected a model without checkpoints");
   joint_ = {&joint_of(how, *last), last->place, last->call};
   taken_joints_.insert(joint_.site);
   for (const auto& x : operands)
@@ -58565,8 +58534,9 @@ class KeptPhases {
       }
       group->max(ends);
       for (std::size_t i = 0; i < mine.size(); ++i)
-        check<UsageError>(ends[2 * i] == -ends[2 * i + 1], "QuantizationAware: ranks differ in their phases; this one ",
-                          "has ", own, ": call observe, fake_quantize and freeze_norms alike on all ranks");
+        check<UsageError>(ends[2 * i] == -ends[2 * i + 1],
+                          "QuantizationAware: expected the same phases on all ranks, got ", own,
+                          " here: call observe, fake_quantize and freeze_norms with the same values");
     }
     called_ = false;
     return own;
@@ -58630,8 +58600,7 @@ template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
   using device_type = typename Model::device_type;
-  static_assert(std::is_same_v<device_type, Cpu>,
-                "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
+  static_assert(std::is_same_v<device_type, Cpu>, "QuantizationAware: expected a model on the CPU");
 
   QuantizationAware() : QuantizationAware(Model{}) {}
   /// `scheme`: replaces the type's numbers. Throws UsageError if the model has no layer with weights.
@@ -58647,8 +58616,8 @@ class QuantizationAware : public Module {
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
-                      "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
-    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: a model of another one");
+                      "QuantizationAware: TensorParallel, which splits a layer's channels, is not supported");
+    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: nesting is not supported");
     const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
     const auto& layers = places_.of(model_, quantization_.layers);
     if (phases.norms_frozen)
@@ -59521,7 +59490,7 @@ std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index
 template <std::size_t N, Operand X>
 auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  static_assert(N >= 1 && N <= rank, "reduction: expected 1 to rank axes");
   const auto chosen = chosen_axes<N, rank>(operation, axes);
   Shape<tensor_of<X>::rank> order{};
   std::array<Index, rank - N + 1> shape{};
@@ -59543,7 +59512,7 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
 template <std::size_t N, Operand X, class Reduce>
 auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  static_assert(N >= 1 && N <= rank, "reduction: expected 1 to rank axes");
   const auto chosen = chosen_axes<N, rank>(operation, axes);
   const auto& shape = value_of(x).shape();
   std::array<Index, rank - N> left{};
@@ -59711,14 +59680,14 @@ auto norm_keeping(const X& x, double p, Index axis) {
 template <Operand X>
 auto norm(const X& x, double p, Index axis, KeepAxis) {
   check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
-                    "norm: p is positive, or -inf for the smallest element, got ", p);
+                    "norm: expected a positive p, or -inf for the smallest element, got ", p);
   if constexpr (NarrowOperand<X>) {
     return to<typename tensor_of<X>::value_type>(norm(to<float>(x), p, axis, keep_axis));
   } else {
     const auto a = normalize_axis("norm", axis, tensor_of<X>::rank);
     if (value_of(x).shape()[a] == 0) {
       check<UsageError>(p < std::numeric_limits<double>::infinity() && p > 0, "norm: an axis of a tensor of shape ",
-                        value_of(x).shape(), " has no element that could be the largest or smallest");
+                        value_of(x).shape(), " has no elements");
       return sum(x, axis, keep_axis);
     }
     return detail::norm_keeping(x, p, axis);
@@ -59815,7 +59784,7 @@ auto unsqueeze(const X& x, Index axis) {
 template <Operand X>
 auto squeeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "squeeze: the tensor has no axes");
+  static_assert(rank >= 1, "squeeze: expected at least one axis");
   const auto a = normalize_axis("squeeze", axis, rank);
   const auto& old = value_of(x).shape();
   check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
@@ -59829,7 +59798,7 @@ auto squeeze(const X& x, Index axis) {
 template <Operand X, std::size_t N>
 auto repeat(const X& x, const std::array<Index, N>& times) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= rank, "repeat: a number for each axis, got less");
+  static_assert(N >= rank, "repeat: expected a number for each axis, got fewer");
   check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
                     "repeat: expected numbers of at least 0, got ", times);
   std::array<Index, N> shape{};
@@ -59856,7 +59825,7 @@ auto tile(const X& x, const std::array<Index, N>& times) {
 /// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
 template <Operand X, std::size_t N>
 auto flip(const X& x, const std::array<Index, N>& axes) {
-  static_assert(N >= 1, "flip: names at least one axis");
+  static_assert(N >= 1, "flip: expected at least one axis");
   const auto one = [](const auto& y, Index axis) {
     const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
     std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
@@ -59949,8 +59918,8 @@ auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, st
 template <Operand A, Operand B>
 auto cdist(const A& a, const B& b, double p = 2) {
   constexpr int rank = tensor_of<A>::rank;
-  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: the operands are stacks of vectors, of one rank");
-  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected as many features, got shapes ",
+  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: expected two stacks of vectors of the same rank");
+  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected equal last sizes, got shapes ",
                     value_of(a).shape(), " and ", value_of(b).shape());
   return norm(unsqueeze(a, rank - 1) - unsqueeze(b, rank - 2), p, -1);
 }
@@ -60050,7 +60019,7 @@ auto selu(const X& x) {
 /// x, or alpha (exp(x / alpha) - 1) for x <= 0. Throws UsageError if alpha is 0.
 template <Operand X>
 auto celu(const X& x, double alpha = 1) {
-  check<UsageError>(alpha != 0, "celu: alpha is 0");
+  check<UsageError>(alpha != 0, "celu: expected an alpha other than 0");
   return detail::pointwise("celu", functors::Celu{alpha}, x);
 }
 /// x / (1 + |x|).
@@ -60084,7 +60053,7 @@ template <Operand X, Operand W>
 auto prelu(const X& x, const W& slope) {
   constexpr int rank = tensor_of<X>::rank;
   static_assert(rank >= 2 && tensor_of<W>::rank == 1,
-                "prelu: the input is [batch, channels, ...], the slope [channels]");
+                "prelu: expected an input [batch, channels, ...] and a slope [channels]");
   Shape<rank - 1> per_channel{};
   per_channel.fill(1);
   per_channel[0] = value_of(slope).numel();
@@ -60097,7 +60066,7 @@ auto prelu(const X& x, const W& slope) {
 template <Operand X>
 auto glu(const X& x, Index axis = -1) {
   const Index size = value_of(x).size(axis);
-  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has no two halves");
+  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has an odd size");
   return slice(x, axis, 0, size / 2) * sigmoid(slice(x, axis, size / 2, size));
 }
 
@@ -60239,8 +60208,8 @@ struct WeightedBinaryCrossEntropy {
 namespace detail {
 template <Operand X>
 auto reduce_losses(const char* operation, const X& losses, Reduction reduction) {
-  check<UsageError>(reduction != Reduction::none, operation, ": for losses that are not reduced there is a function ",
-                    operation, "_per_...");
+  check<UsageError>(reduction != Reduction::none, operation, ": for losses without reduction call ", operation,
+                    "_per_...");
   return mean_or_sum(losses, reduction);
 }
 
@@ -60481,7 +60450,7 @@ namespace detail {
 
 template <Operand X, Operand W>
 void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
-  static_assert(tensor_of<X>::rank == 3, "a recurrent layer's input is [batch, time, features]");
+  static_assert(tensor_of<X>::rank == 3, "recurrent: expected an input [batch, time, features]");
   const auto& in = value_of(x).shape();
   const auto& ih = value_of(weight_ih).shape();
   const auto& hh = value_of(weight_hh).shape();
@@ -60506,7 +60475,7 @@ auto time_step(const X& sequence, Index t) {
 template <Operand X, Operand W, Operand H>
 void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
   const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
-  check<ShapeError>(value_of(state).shape() == expected, operation, ": a first state of shape ",
+  check<ShapeError>(value_of(state).shape() == expected, operation, ": an initial state has shape ",
                     value_of(state).shape(), ", expected ", expected);
 }
 
@@ -60700,8 +60669,8 @@ class Lars final : public Optimizer<D> {
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
         options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
-                      "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
-                      ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
+                      "Lars: expected momentum, weight_decay and eps of at least 0, trust above 0; got ",
+                      options.momentum, ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
   }
 
   void step() override {
@@ -60767,8 +60736,8 @@ class Lamb final : public Optimizer<D> {
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
+                      "Lamb: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: expected eps, weight_decay >= 0, got ",
                       options.eps, " and ", options.weight_decay);
   }
 
@@ -60847,8 +60816,8 @@ class Lion final : public Optimizer<D> {
       : Optimizer<D>(std::move(parameters), options.lr, {options.beta1, options.beta2, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);
+                      "Lion: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.weight_decay >= 0, "Lion: expected weight_decay >= 0, got ", options.weight_decay);
   }
 
   void step() override {
@@ -60934,9 +60903,9 @@ class RmsProp final : public Optimizer<D> {
             std::move(parameters), options.lr,
             {options.alpha, options.eps, options.weight_decay, options.momentum, options.centered ? 1.0 : 0.0}),
         options_(options) {
-    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
+    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha: expected [0, 1), got ", options.alpha);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
-                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",
+                      "RmsProp: expected eps, weight_decay and momentum of at least 0, got ", options.eps, ", ",
                       options.weight_decay, " and ", options.momentum);
   }
 
@@ -61301,9 +61270,9 @@ namespace chorus::same_bits {
   check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
                     shares);
   check<UsageError>(devices <= shares, "SameBits: each of ", devices,
-                    " devices takes whole shares: expected at least as many, got ", shares);
+                    " devices needs at least one share: expected at least that many, got ", shares);
   check<UsageError>(dim == 0, "SameBits: a batch is cut along its first axis: expected dim = 0, got ", dim,
-                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+                    "; for samples along another axis pass batch_axis<1>(input)");
   return static_cast<std::size_t>(shares);
 }
 
@@ -61398,7 +61367,7 @@ CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
     if (shares == nullptr) return true;
     const auto& cut = shares->cut;
     check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
-                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      "canonical shares: a loss combines two outputs whose batches are cut in different ways: ",
                       found ? found->samples() : 0, " and ", cut->samples(), " samples in ",
                       found ? found->run().count() : 0, " and ", cut->run().count(), " shares");
     found = cut;
@@ -61419,15 +61388,14 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
   for (const Node* const node : under.all())
     check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
                       "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+                      " outside of the net's forward pass: use it in the model");
   detail::FoundNodes beside;  // inputs of nodes other than means
   for (const Ref<Node>& node : nodes)
     if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
   for (const Node* const node : beside.all())
     check<UsageError>(!is_cut(*node) && !under.has(*node),
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
+                      "canonical shares: backward does not begin at a mean over the batch: expected mean(), "
+                      "cross_entropy(), mse_loss() or another loss of the library, of the net's output for samples");
 }
 
 CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
@@ -61446,7 +61414,7 @@ CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, st
     const auto expected = share_begin(batch, shares_, i + 1) - share_begin(batch, shares_, i);
     check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
                       shares_, " shares, share ", i, " has ", samples[i], ", expected ", expected,
-                      ": each process takes its shares of the batch, as the policy's sampler gives them");
+                      ": use the policy's sampler, which gives each process its shares");
   }
   const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares_)));
   return {add_shares(of_shares(0).first(used)), add_shares(of_shares(1).first(used))};
@@ -61601,7 +61569,7 @@ template <Device D>
 void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
   auto& p = flat_.entries()[i].parameter();
   check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
-                    " got its gradient in several parts in one backward pass (backward within backward)");
+                    " received its gradient in several parts in one backward pass (backward within backward)");
   while (taken_[i] < share) carry_none(i, taken_[i]++);
   if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
   carry(i, taken_[i]++);
@@ -61797,9 +61765,9 @@ namespace chorus::same_bits {
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
-                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
-                     "the model had when the policy took it");
+    fail<UsageError>(
+        "canonical shares: a layer needs the whole batch, and shares are computed one after the other: expected "
+        "BatchNorm, which uses each share's statistics, or a SyncBatchNorm that the model had when the policy took it");
   }
   double weight() override { return 1; }
 };
@@ -61857,8 +61825,8 @@ class ShareTurns {
   template <class Complete>
   void meet(std::size_t i, const Complete& complete) {
     check<UsageError>(i < ended_.size() && turn_ == i,
-                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
-                      "backward begin at what the policy returns");
+                      "canonical shares: a layer over the whole batch runs backward outside of the shares: call "
+                      "backward on the policy's output");
     const std::size_t round = round_;
     ++arrived_;
     leave(i);
@@ -62082,7 +62050,7 @@ void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::
 
 template <Device D>
 void SideBySide<D>::Group::sum(std::span<double> values) {
-  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
   shares->sum(i, values);
 }
 
@@ -62403,7 +62371,7 @@ namespace chorus {
 /// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
-  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
+  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: expected 1 to 64 shares, or 0 for a run-time number");
 
  public:
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;
@@ -62484,18 +62452,18 @@ std::vector<double> mean_over_of_shares(Node& losses) {
       known = known && !of_share.empty() && of_share.size() == over.front().size();
     }
     if (known) break;
-    check<UsageError>(only_losses,
-                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
-                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
-                      "number for each sample, [batch]");
+    check<UsageError>(
+        only_losses,
+        "canonical shares: the model returns a scalar that is not a mean over the share: expected cross_entropy(), "
+        "mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]");
   }
   std::vector<double> out;
   for (const auto& of_share : over) {
     out.push_back(of_share.front());
     for (std::size_t i = 1; i < of_share.size(); ++i)
       check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
-                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+                        "canonical shares: the model's loss adds means over different numbers of tokens, samples or "
+                        "elements, so its shares have no common weight: return each loss separately");
   }
   return out;
 }
@@ -62605,7 +62573,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
     });
   }
   void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    fail<UsageError>("canonical shares: grad() does not support a policy's forward pass: expected backward()");
   }
 
   same_bits::DeviceSums<Model> sums_;
@@ -62798,8 +62766,7 @@ struct JoinShares : dp::JoinOutputs<D> {
       if constexpr (requires(const X& x) { x == x; })
         for (const X* output : outputs)
           check<UsageError>(*output == *outputs[0],
-                            "canonical shares: the model returns something other than tensors, which differs from "
-                            "share to share");
+                            "canonical shares: an output that is not a tensor differs between shares");
       return *outputs[0];
     }
   }
@@ -62812,8 +62779,8 @@ struct JoinShares : dp::JoinOutputs<D> {
       if (losses.node()) return mean_of_share_losses(losses, cut);
     }
     check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a number without axes for each share, and none of them is "
-                      "the batch's: expected one for each sample, [batch]");
+                      "canonical shares: the model returns a scalar for each share, not for the batch: expected one "
+                      "value for each sample, [batch]");
     return *outputs[0];
   }
 };
@@ -62900,7 +62867,7 @@ class ModelShares final : private dp::BackwardRunner {
     if constexpr (AnyVariable<X>)
       check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
                         "canonical shares: an input without samples, of shape ", value_of(x).shape(),
-                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+                        ", requires a gradient, which each process has in part: make it a parameter of the model");
   }
   void backward(const dp::Roots& roots, bool keep) override {
     earlier_.take(flat_);
@@ -62914,7 +62881,7 @@ class ModelShares final : private dp::BackwardRunner {
       if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
   }
   void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    fail<UsageError>("canonical shares: grad() does not support a policy's forward pass: expected backward()");
   }
   void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
     for (const auto& entry : flat_.entries())
@@ -63013,11 +62980,11 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
-    check<UsageError>(default_hook,
-                      "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
-                      "AllReduce");
+    check<UsageError>(
+        default_hook,
+        "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
     const auto refuse = [](bool chosen, const char* option) {
-      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " don't go together");
+      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " can't be combined");
     };
     refuse(core.options.static_graph, "static_graph");
     refuse(core.options.non_finite != NonFinite::propagate,
@@ -63057,7 +63024,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(this->communicator_.size() == 1, this->title_,
-                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+                      "::join: canonical shares cut each batch for all ranks: expected equally many batches on each");
     Base::begin_join(facts);
   }
   void weigh_losses(std::span<const Ref<Node>> nodes) override {
@@ -63299,7 +63266,7 @@ std::string summary(Model& model, const Index (&shape)[Rank]) {
 template <Real T = float, class Model, std::size_t Rank>
 std::string summary(Model& model, const std::array<Index, Rank>& shape) {
   for (const Index extent : shape)
-    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
+    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": expected sizes of at least 1");
   const auto device = detail::device_for_summary<typename Model::device_type>(model);
   const trace::PeakKept peak(trace_slot(device));  // includes the zeros
   return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));

@@ -21,7 +21,7 @@ namespace ch = chorus;
 namespace lab {
 
 /// Marks the place of a student's code.
-[[noreturn]] inline void hole(const char* what) { ch::fail<ch::UsageError>("there is a hole: write ", what); }
+[[noreturn]] inline void hole(const char* what) { ch::fail<ch::UsageError>("lab: incomplete code: write ", what); }
 
 /// One run of a lab. Predictions are compared with measurements that don't depend on the student's code; results of
 /// that code with their expected values. Wrong lines say what is wrong without the answer.
@@ -31,9 +31,9 @@ class Lab {
   /// nothing.
   Lab(std::string title, const std::string& predictions) : text_(title + "\n") {
     std::ifstream file(predictions);
-    ch::check<ch::UsageError>(bool(file), "there are no predictions: '", predictions, "' cannot be read");
+    ch::check<ch::UsageError>(bool(file), "lab: can't read the predictions: '", predictions, "'");
     predictions_ = nlohmann::json::parse(file, nullptr, false);
-    ch::check<ch::UsageError>(predictions_.is_object(), "'", predictions, "' is no JSON object");
+    ch::check<ch::UsageError>(predictions_.is_object(), "'", predictions, "': expected a JSON object");
     std::string missing;
     for (const auto& [key, value] : predictions_.items())
       if (!value.is_number() && !value.is_boolean()) missing += "\n  " + key;

@@ -111,8 +111,8 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
       return false;
   }
   static X made(const Header& header, D device) {
-    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, " takes ",
-                      dtype<T>, " with ", rank, " axes, and got ", header.dtype, " with ", int{header.rank},
+    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, ": expected ",
+                      dtype<T>, " with ", rank, " axes, got ", header.dtype, " with ", int{header.rank},
                       ": do all ranks run the same program?");
     Shape<rank> shape{};
     std::copy_n(header.extents.begin(), rank, shape.begin());

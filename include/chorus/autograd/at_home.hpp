@@ -108,9 +108,9 @@ class AtHome {
     if (is_part()) return;
     check_here();
     const auto* const writes = storage().writes();
-    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
-                     "' is in parts, one on each rank: its numbers are here while the net computes with them, and "
-                     "while net.gathered() lives, which all ranks call");
+    fail<UsageError>("parameter '", writes == nullptr ? "" : writes->name,
+                     "': it is sharded, and this rank holds one part: read it within the net's forward pass, or while "
+                     "net.gathered() lives, which all ranks call");
   }
   /// Moves the values to new memory on another device.
   void move_numbers(D device) const {

@@ -150,10 +150,10 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
                       "pass retain_graph = true to that one");
     for (const auto& [node, version] : saved_->seen) {
       const auto now = node->numbers_version();
-      check<UsageError>(now == version, "backward of 'checkpoint': it has to compute again with '",
-                        node->numbers_name(), "' as it was in the forward pass, at version ", version,
+      check<UsageError>(now == version, "backward of 'checkpoint': it must compute again with '", node->numbers_name(),
+                        "' as it was in the forward pass, at version ", version,
                         ", but it has been written since, and is at version ", now,
-                        ": go backward before an optimizer steps or numbers are assigned");
+                        ": call backward before an optimizer steps or numbers are assigned");
     }
     const auto dy = this->take_grad();
     const auto leaves = std::apply([](const auto&... x) { return std::tuple{fresh_leaf(x)...}; }, saved_->inputs);
@@ -163,8 +163,8 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       const BatchGroupScope scope(group && group->is_here() ? group : nullptr);
       const TensorGroupScope layers(saved_->layers);
       const auto again = saved_->random.run([&] { return std::apply(saved_->function, leaves); });
-      check<UsageError>(again.requires_grad() && again.shape() == dy.shape(), "checkpoint: the function gave shape ",
-                        dy.shape(), " at first and then shape ", again.shape());
+      check<UsageError>(again.requires_grad() && again.shape() == dy.shape(),
+                        "checkpoint: the function returned shape ", dy.shape(), " and then ", again.shape());
       again.node()->add(dy);
       const Ref<Node> root = again.node();
       run_backward({&root, 1}, {.hooks = false});

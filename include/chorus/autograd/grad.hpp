@@ -32,7 +32,7 @@ class GradPath {
   GradPath(const Ref<Node>& root, const std::vector<Node*>& inputs, bool allow_unused)
       : inputs_(inputs.begin(), inputs.end()) {
     check<UsageError>(inputs_.size() == inputs.size() && !inputs_.contains(nullptr),
-                      "grad: inputs are different values that require a gradient; one does not, or is given twice");
+                      "grad: expected different inputs that require a gradient; one does not, or appears twice");
     add(*root);
     const Node* freed = nullptr;
     for (std::size_t next = 0; next < nodes_.size(); ++next) {
@@ -68,7 +68,7 @@ class GradPath {
     for (const auto& node : nodes_)
       check<UsageError>(
           !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
-          "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
+          "' adds gradients to parameters itself; call grad inside the function that it runs, or call backward");
     // Only direct inputs: nodes behind them may be on another thread's path.
     for (const auto& node : nodes_)
       if (leads_on(*node))
@@ -158,7 +158,7 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
 ///   const auto [dx, dw] = ch::grad(loss, std::tie(x, layer.weight));
 template <AnyVariable Y, class... Inputs>
 auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
-  static_assert(tensor_of<Y>::rank == 0, "grad: the value is a scalar; of another one take sum(value * seed)");
+  static_assert(tensor_of<Y>::rank == 0, "grad: expected a scalar; of another value take sum(value * seed)");
   check<UsageError>(!options.create_graph, "grad: create_graph is for GraphVariables: begin the computation with ",
                     "GraphVariable(x), of <chorus/ops/higher_order.hpp>");
   return std::apply([&](const auto&... x) { return detail::grad_tensors(value, options, node_of(x)...); }, inputs);

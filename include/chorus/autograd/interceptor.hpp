@@ -92,8 +92,8 @@ inline thread_local constinit Interceptor* interceptor = nullptr;
 inline Interceptor* interceptor_of(const void* layer, const void*& part) {
   if (first_run != nullptr) [[unlikely]]
     check<UsageError>(first_run->found(layer, 2, interceptor != nullptr) == (interceptor != nullptr),
-                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, where it is not ",
-                      "quantised: expected a model without checkpoints");
+                      "QuantizationAware: a checkpoint computes a layer again after the forward pass, without "
+                      "quantisation: expected a model without checkpoints");
   if (interceptor == nullptr) [[likely]]
     return nullptr;
   part = interceptor->find(layer);

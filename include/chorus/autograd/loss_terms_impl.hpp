@@ -22,8 +22,8 @@ CHORUS_INLINE void LossTerms::find(Node& root, std::uint64_t outside) {
 
 CHORUS_INLINE void LossTerms::check_linear(std::string_view policy) const {
   check<UsageError>(nonlinear_ == nullptr, policy, ": the loss goes through '", nonlinear_,
-                    "', which is not linear in a mean or a sum over the batch: a part of the batch gives another "
-                    "number there. Expected sums of means and sums, times numbers, or ",
+                    "', which is not linear in a mean or a sum over the batch: a part of the batch gives a different "
+                    "value. Expected sums of means and sums, times numbers, or ",
                     whole_batch_line);
 }
 

@@ -128,17 +128,16 @@ class ParameterOn : public detail::AtHome<D> {
  private:
   [[noreturn, gnu::noinline, gnu::cold]] void raise_grad_in_parts() const {
     const auto* const writes = this->storage().writes();
-    fail<UsageError>("the gradient of '", writes == nullptr ? "" : writes->name,
-                     "' is in parts, one on each rank: net.parameters() of FullyShardedDataParallel has this rank's, "
-                     "and under DistributedDataParallel a ShardedOptimizer, by optimizer.clip_grad_norm(max), "
-                     "scaler.unscale(optimizer) and step()");
+    fail<UsageError>(
+        "gradient of '", writes == nullptr ? "" : writes->name,
+        "': it is sharded over the ranks: under FullyShardedDataParallel net.parameters() has this rank's part; under "
+        "DistributedDataParallel use the ShardedOptimizer: clip_grad_norm(max), step(), and scaler.unscale(optimizer)");
   }
   [[noreturn, gnu::noinline, gnu::cold]] void raise_part() const {
     const auto* const writes = this->storage().writes();
-    fail<UsageError>("'", writes == nullptr ? "" : writes->name,
-                     "' is this rank's part of a parameter that ranks share out, with which its layer alone can "
-                     "compute: read and write the whole one in net.gathered([](auto& model) { ... }), which all ranks "
-                     "call");
+    fail<UsageError>("parameter '", writes == nullptr ? "" : writes->name,
+                     "': it is split over the ranks, and only its layer can compute with this rank's part: read and "
+                     "write all of it in net.gathered([](auto& model) { ... }), which all ranks call");
   }
   bool grad_sent_ = false, counts_ = true;
   std::uint32_t local_at_ = 0, parts_at_ = 0;  // times_forgotten() + 1 when it was set
@@ -285,7 +284,7 @@ class AnyParameter {
 template <Real T, int Rank, Device D = Cpu>
 class Parameter : public AnyParameter {
   static_assert(std::floating_point<T>,
-                "parameters are float or double: bf16 and half copies of them come from to<bf16>() in forward");
+                "parameter: expected float or double: bf16 and half copies of them come from to<bf16>() in forward");
 
  public:
   using value_type = T;
@@ -359,7 +358,7 @@ class Parameter : public AnyParameter {
   const Tensor<T, Rank, D>& described() const { return node_ ? typed().described() : nothing(); }
   ParameterNode<T, Rank, D>& typed() const {
     check<UsageError>(node_.get() != nullptr,
-                      "Parameter: it is empty (that of a layer without bias, say), so it has no gradient");
+                      "Parameter: it is empty (for example the bias of a layer without bias), so it has no gradient");
     return static_cast<ParameterNode<T, Rank, D>&>(*node_);
   }
 };

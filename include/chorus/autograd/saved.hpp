@@ -50,14 +50,14 @@ class Saved {
  private:
   [[noreturn, gnu::noinline, gnu::cold]] void refuse(const char* operation, std::uint64_t now) const {
     const auto* const writes = tensor_.storage().writes();
-    fail<UsageError>("backward of '", operation, "': it needs ",
-                     writes == nullptr       ? "a tensor"
-                     : writes->name.empty() ? "a parameter or buffer"
-                                            : "'" + writes->name + "'",
-                     " of shape ", tensor_.shape(),
-                     " as it was in the forward pass, at version ", version_,
-                     ", but it has been written since, and is at version ", now,
-                     ": go backward before an optimizer steps or numbers are assigned, or run the forward pass again");
+    fail<UsageError>(
+        "backward of '", operation, "': it needs ",
+        writes == nullptr      ? "a tensor"
+        : writes->name.empty() ? "a parameter or buffer"
+                               : "'" + writes->name + "'",
+        " of shape ", tensor_.shape(), " as it was in the forward pass, at version ", version_,
+        ", but it has been written since, and is at version ", now,
+        ": call backward before an optimizer steps or numbers are assigned, or run the forward pass again");
   }
 
   X tensor_;

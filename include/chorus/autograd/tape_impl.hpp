@@ -52,15 +52,15 @@ struct BackwardWatchers {
 }
 /// Runs a node and throws NonFiniteError if it sends a non-finite gradient to an input.
 [[gnu::noinline, gnu::cold]] inline void backward_with_checks(Node& node, bool keep) {
-  check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient by the output of '",
-                        node.operation(), "': that with which backward began, or what a hook made of it");
+  check<NonFiniteError>(node.gradient_is_finite(), "anomaly: a NaN or an infinity in the gradient of the output of '",
+                        node.operation(), "': the seed of backward or a hook has it");
   std::vector<Ref<Node>> inputs;
   node.for_each_input([](Node& input, void* list) { static_cast<std::vector<Ref<Node>>*>(list)->emplace_back(&input); },
                       &inputs);
   node.backward(keep);
   for (const auto& input : inputs)
     check<NonFiniteError>(input->gradient_is_finite(), "anomaly: backward of '", node.operation(),
-                          "' made a NaN or an infinity in the gradient by what '", input->operation(), "' gave it");
+                          "' made a NaN or an infinity in the gradient of the output of '", input->operation(), "'");
 }
 }  // namespace detail
 

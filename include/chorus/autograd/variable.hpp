@@ -74,8 +74,7 @@ class Variable {
   /// The same for a value of any shape; `seed` is the gradient w.r.t. this value.
   [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");
-    check<ShapeError>(seed.shape() == shape(), "backward: the seed's shape is ", seed.shape(), ", the value's is ",
-                      shape());
+    check<ShapeError>(seed.shape() == shape(), "backward: expected a seed of shape ", shape(), ", got ", seed.shape());
     node_->add(contiguous(seed));
     const Ref<Node> root = node_;
     run_backward({&root, 1}, {.retain_graph = retain_graph});
@@ -301,7 +300,7 @@ template <class Operation, class Value, class... Inputs>
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
-                "operands lie on different kinds of devices: use to_device(x, device)");
+                "operands: expected one kind of device; to_device(x, device) copies");
   ++detail::operations_ended;
   if (detail::operation_watch != nullptr) [[unlikely]]
     detail::tell_watch(operation, value, inputs...);

@@ -31,7 +31,7 @@ class WideLater final : public Residence {
     const std::lock_guard lock(mutex_);
     if (present(0)) return;
     check<UsageError>(narrow_.storage().version() == version_, "to: a float copy of ", dtype<T>, " of shape ",
-                      narrow_.shape(), " is read after the numbers were written in place: read it before");
+                      narrow_.shape(), " is read after the numbers were written in place: read it before the write");
     const Storage<D> wide(narrow_.device(), static_cast<std::size_t>(narrow_.numel()) * sizeof(float));
     kernels::convert(narrow_.device(), narrow_.numel(), narrow_.data(), static_cast<float*>(wide.data()));
     Storage<D>::move_home(home_, wide, wide.data());

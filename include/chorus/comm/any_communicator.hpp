@@ -168,11 +168,11 @@ class AnyCommunicator {
   }
 
   void check_move(Op op, int peer, const CollectiveOptions& options) const {
-    check<UsageError>(options.scale == 1, name(op), ": scale ", options.scale, " needs an operation that reduces");
+    check<UsageError>(options.scale == 1, name(op), ": scale ", options.scale, " needs a reducing operation");
     check<UsageError>(peer >= 0 && peer < size(), name(op), ": rank ", peer, " is not in [0, ", size(), ")");
   }
   void check_peer(std::string_view what, int peer) const {
-    check<UsageError>(peer != rank(), what, ": rank ", peer, " is this rank itself");
+    check<UsageError>(peer != rank(), what, ": rank ", peer, " is this rank, expected another rank");
   }
   void check_chunk(std::string_view what, std::size_t all, std::size_t mine) const {
     check<UsageError>(all == mine * static_cast<std::size_t>(size()), what, ": all has ", all, " numbers, expected ",

@@ -47,7 +47,7 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
   check<UsageError>(backend <= Backend::hierarchical || maker, "connect: this program was built without backend ",
                     backend, ": include <chorus/comm/", backend, ".hpp> and link its library");
   check<UsageError>(world.all_reduce == Algorithm::automatic || !maker, "rank ", world.rank, ": all-reduce ",
-                    world.all_reduce, " is none of ", backend, "'s, which can do: auto");
+                    world.all_reduce, " is unknown to ", backend, ", expected auto");
   if (world.size == 1) return {};
   if (backend == Backend::thread) return join_thread_group(world);
   listener.release();
@@ -66,15 +66,14 @@ CHORUS_INLINE AnyCommunicator connect(const World& world, const ConnectOptions& 
 CHORUS_INLINE Backend backend_of(std::string_view text) {
   for (int i = 0; i <= static_cast<int>(Backend::nccl); ++i)
     if (name(static_cast<Backend>(i)) == text) return static_cast<Backend>(i);
-  fail<UsageError>("backend '", printable(text),
-                   "' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+  fail<UsageError>("backend: expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl, got '", printable(text),
+                   "'");
 }
 
 CHORUS_INLINE Algorithm all_reduce_of(std::string_view text) {
   for (const auto& choice : detail::all_reduce_choices)
     if (name(choice.algorithm) == text) return choice.algorithm;
-  fail<UsageError>("all-reduce '", printable(text),
-                   "' is unknown, expected auto, ring, direct, in_place or hierarchical");
+  fail<UsageError>("all-reduce: expected auto, ring, direct, in_place or hierarchical, got '", printable(text), "'");
 }
 
 CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {

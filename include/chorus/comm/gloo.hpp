@@ -47,7 +47,7 @@ class GatheredStore final : public gloo::rendezvous::Store {
   }
   std::vector<char> get(const std::string& key) override {
     const auto found = values_.find(key);
-    check<CommError>(found != values_.end(), "no rank has set '", key, "'");
+    check<CommError>(found != values_.end(), "gloo: no rank has set '", key, "'");
     return found->second;
   }
   void wait(const std::vector<std::string>&) override {}

@@ -158,12 +158,12 @@ class MpiEngine final : public QueuedEngine {
     const auto patience = Clock::now() + timeout_;
     if (rank != 0) {
       const auto question = hear_from(leader, leader, patience);
-      check<TimeoutError>(question != 0, "rank ", rank, ": mpi: rank ", leader, " of the job did not come within ",
+      check<TimeoutError>(question != 0, "rank ", rank, ": mpi: rank ", leader, " of the job did not arrive within ",
                           timeout_.count(), " ms");
       say_to(leader, leader, question);
       const auto verdict = hear_from(leader, leader, Clock::now() + timeout_ + std::chrono::seconds(1));
       return check<CommError>(verdict == question, "rank ", rank, ": mpi: rank ", leader,
-                              " of the job gave up before all had come");
+                              " of the job gave up before all ranks had arrived");
     }
     std::vector<int> others, missing;
     for (int other = 1; other < size; ++other)
@@ -177,7 +177,7 @@ class MpiEngine final : public QueuedEngine {
     }
     for (const int other : others) say_to(other, leader, missing.empty() ? question : -question);
     check<TimeoutError>(missing.empty(), "rank 0: mpi: ranks ", std::span<const int>(missing),
-                        " of the job did not come within ", timeout_.count(), " ms");
+                        " of the job did not arrive within ", timeout_.count(), " ms");
   }
 
   /// The tag of messages between ranks of the job that will form a group with this leader.

@@ -66,7 +66,7 @@ CHORUS_INLINE World split(AnyCommunicator& parent, const World& world, int color
   const auto& first = all[static_cast<std::size_t>(ranks.front())];
   const std::string place(first.text.view());
   check<CommError>(group.size == 1 || first.port != 0, "split: rank ", ranks.front(), ", where ranks ",
-                   std::span(group.members), " were to meet: ", printable(place, sizeof first.text));
+                   std::span(group.members), " meet, is unreachable: ", printable(place, sizeof first.text));
   group.master_addr = place;
   group.master_port = static_cast<int>(first.port);
   group.listen_fd = listener.release();

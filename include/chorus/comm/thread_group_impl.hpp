@@ -45,13 +45,13 @@ class ThreadRendezvous {
     const bool again = waiting && !waiting->failure.empty() && rank < waiting->came.size() && waiting->came[rank];
     if (!waiting || again) waiting = std::make_shared<Group>(world);
     const auto group = waiting;
-    check<CommError>(group->came.size() == static_cast<std::size_t>(world.size), "rank ", world.rank,
-                     ": says that there are ", world.size, " ranks, another thread says ", group->came.size());
-    check<CommError>(!group->came[rank], "rank ", world.rank, ": a thread of this rank is there already");
+    check<CommError>(group->came.size() == static_cast<std::size_t>(world.size), "rank ", world.rank, ": expects ",
+                     world.size, " ranks, another thread expects ", group->came.size());
+    check<CommError>(!group->came[rank], "rank ", world.rank, ": another thread has this rank");
     group->came[rank] = true;
     if (world.all_reduce != group->all_reduce && group->failure.empty())
-      group->failure = cat("rank ", world.rank, " asks for all-reduce ", world.all_reduce, ", another thread for ",
-                           group->all_reduce);
+      group->failure =
+          cat("rank ", world.rank, " uses all-reduce ", world.all_reduce, ", another thread uses ", group->all_reduce);
     const bool last = ++group->present == world.size;
     if (last && group->failure.empty()) {
       try {
@@ -69,7 +69,7 @@ class ThreadRendezvous {
         if (!group->came[i]) missing += cat(missing.empty() ? "" : ", ", i);
       group->came[rank] = false;
       if (--group->present == 0) waiting_.erase(world.master_port);
-      fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not come within ",
+      fail<TimeoutError>("rank ", world.rank, ": ranks ", missing, " of ", world.size, " did not arrive within ",
                          world.timeout.count(), " ms");
     }
     check<CommError>(group->failure.empty(), "rank ", world.rank, ": ", group->failure);

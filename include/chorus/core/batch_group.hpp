@@ -22,9 +22,9 @@ class BatchGroup {
   virtual void sum(std::span<double> values) = 0;
   /// The largest of all members' numbers, in place. Throws UsageError if no layer sees the whole batch.
   virtual void max(std::span<double>) {
-    fail<UsageError>("QuantizationAware: the ranges of activations are the global batch's, and here its parts are ",
-                     "computed one after the other (Pipeline, SameBits): expected SingleDevice, DataParallel, ",
-                     "DistributedDataParallel or FullyShardedDataParallel without SameBits");
+    fail<UsageError>(
+        "QuantizationAware: ranges need the whole batch at once, and Pipeline and SameBits compute parts: expected "
+        "SingleDevice, DataParallel, DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
   /// The factor by which this member's gradients are multiplied before all are summed.
   virtual double weight() = 0;
@@ -56,7 +56,7 @@ namespace detail {
 inline thread_local constinit bool computes_part = false;
 
 inline constexpr const char* different_layers =
-    "SyncBatchNorm: the devices' copies of the model have come to different layers";
+    "SyncBatchNorm: expected all devices in the same layer, got different layers";
 }  // namespace detail
 
 /// An operation's place in a pass that is recorded as one graph.

@@ -13,7 +13,7 @@ namespace chorus::detail {
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {
-    check<UsageError>(!alive.expired(), who, ": the net that it was made for is gone");
+    check<UsageError>(!alive.expired(), who, ": its net was destroyed");
     return call(std::forward<decltype(arguments)>(arguments)...);
   };
 }

@@ -40,12 +40,11 @@ CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
 }
 
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
-  check<FileError>(file_exists(folder), "Cifar10: there is no folder ", folder, "; CIFAR-10 is ",
-                   detail::cifar10_source);
+  check<FileError>(file_exists(folder), "Cifar10: no such folder: ", folder, "; CIFAR-10 is ", detail::cifar10_source);
   require_folder("Cifar10", folder);
   const std::string place = find(folder), other = advice(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
-                   " has neither data_batch_1.bin nor test_batch.bin, nor has ", "cifar-10-batches-bin in it",
+                   " (or cifar-10-batches-bin in it) lacks data_batch_1.bin and test_batch.bin",
                    other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", what_is_there(folder), other);
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {

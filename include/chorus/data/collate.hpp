@@ -127,8 +127,7 @@ B none_of(const B& batch) {
         "DataLoader: this rank's share of a batch is empty, and the collate function's tensor for one "
         "sample has shape ",
         batch.shape(),
-        ", expected a first axis of 1: leave out small batches "
-        "(.drop_last), or take batches of at least one sample for each rank");
+        ", expected a first axis of 1: set .drop_last, or use batches of at least one sample for each rank");
   } else if constexpr (HasFields<B>) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       return B{none_of<std::remove_cvref_t<decltype(field<I>(batch))>>(field<I>(batch))...};

@@ -52,7 +52,7 @@ concept HasFields = TupleLike<X> ||
 template <class X>
 auto tied(const X& x) {
   constexpr std::size_t count = field_count<X>;
-  static_assert(!takes<X>(std::make_index_sequence<9>()), "a sample that is a struct has at most 8 members");
+  static_assert(!takes<X>(std::make_index_sequence<9>()), "DataLoader: expected a sample struct of at most 8 members");
   if constexpr (count == 1) {
     const auto& [a] = x;
     return std::tie(a);

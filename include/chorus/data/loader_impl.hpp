@@ -24,8 +24,8 @@ CHORUS_INLINE void check_loader(Index dataset_size, const Sampler& sampler, cons
 
 CHORUS_INLINE void refuse_image_options(const LoaderOptions& options) {
   check<UsageError>(options.transforms.empty() && options.views == 1,
-                    "DataLoader: transforms and views are for datasets of images; one of other samples takes its "
-                    "random numbers in get(i, RandomStream&)");
+                    "DataLoader: transforms and views need a dataset of images; other datasets draw their random "
+                    "numbers in get(i, RandomStream&)");
 }
 
 CHORUS_INLINE void warn_of_one_order(const Sampler& sampler) {

@@ -78,7 +78,7 @@ void Loader<B>::skip(Index batches) {
 
 template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
-  check<UsageError>(plan_ != nullptr, "DataLoader: this loader has been moved away");
+  check<UsageError>(plan_ != nullptr, "DataLoader: this loader was moved from");
   const auto epoch = epoch_.lock();
   // A pass inside another one is no second epoch; neither is a pass after one that read only the first batch.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
@@ -115,7 +115,7 @@ typename Loader<B>::Iterator Loader<B>::begin() {
 
 template <class B>
 B& Loader<B>::Iterator::operator*() const {
-  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, there is no batch");
+  check<UsageError>(pass_->current.has_value(), "DataLoader: the pass has ended, no batch is left");
   return pass_->current->batch;
 }
 

@@ -99,7 +99,7 @@ std::vector<std::string> of_all_ranks(Net& net, const std::vector<std::string>& 
 template <class... Kept, Device D>
 void check_kept(const SafetensorsReader& file, const TensorPlace<D>& place, std::span<const std::byte> bytes) {
   const auto require = [&](bool sane) {
-    check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has a number that makes no sense");
+    check<FileError>(sane, "resuming from ", file.path(), ": tensor ", place.name, " has an invalid number");
   };
   if (!place.device && place.dtype == DType::i64) {
     std::int64_t steps = 0;

@@ -78,8 +78,8 @@ class DataHash {
 
 /// Throws FileError, with the name `who`, if a checksum differs from the file's.
 inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
-  check<FileError>(noted == hash, who, ": the file is damaged: its data have changed since it was written (",
-                   data_hash_key, " says ", printable(noted), ", the data give ", hash, ")");
+  check<FileError>(noted == hash, who, ": the file is damaged: its data changed after it was written (", data_hash_key,
+                   " says ", printable(noted), ", the data give ", hash, ")");
 }
 
 /// The same for a whole file.

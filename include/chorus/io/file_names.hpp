@@ -84,8 +84,8 @@ class FileTensors {
       }
       const auto [there, is_new] = tensors_.emplace(name, &entry);
       check<FileError>(is_new, "loading ", file.path(), ": the tensors ", Quoted{there->second->name}, " and ",
-                       Quoted{entry.name}, " both stand for the model's ", Quoted{name},
-                       "; a LoadOptions::rename that gives \"\" for one of them leaves it out");
+                       Quoted{entry.name}, " both match the model's ", Quoted{name},
+                       "; a LoadOptions::rename that returns \"\" for one of them leaves it out");
     }
     // Python's save_model writes tied tensors once, and records their other names in the metadata.
     for (const auto& [name, other] : file.metadata())

@@ -19,11 +19,11 @@ inline constexpr std::size_t foreign_bytes = 4096;
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
   constexpr std::string_view from_torch =
-      "Nothing of it is read here, for a pickle can run code. Convert it once in Python: import torch; "
-      "from safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
-      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (a checkpoint may hold the numbers one "
-      "level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; "
-      "a TorchScript file: torch.jit.load(\"FILE\").state_dict())";
+      "chorus does not read it, because a pickle can run code. Convert it once in Python: import torch; from "
+      "safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
+      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (in a checkpoint the tensors may be "
+      "one level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; a TorchScript file: "
+      "torch.jit.load(\"FILE\").state_dict())";
   using namespace std::string_view_literals;
   const std::string_view text(reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), foreign_bytes));
   const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
@@ -33,11 +33,11 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("compressed with ", kind, ": unpack it first (", command, ")");
   };
 
-  if (text.empty()) return is("empty: was it downloaded, or written, to its end?");
+  if (text.empty()) return is("empty: check that it was downloaded or written completely");
   if (std::ranges::all_of(text, [](char c) { return c == '\0'; }))
-    return is("zeros from its first byte on: was it downloaded, or written, to its end?");
+    return is("zeros from its first byte on: check that it was downloaded or written completely");
   if (starts("version https://git-lfs"sv))
-    return is("a pointer that git-lfs left in the file's place: fetch the file itself with git lfs pull");
+    return is("a git-lfs pointer in place of the file: fetch the file itself with git lfs pull");
   if (starts("PK\3\4"sv, "PK\5\6"sv)) {
     if (has("data.pkl") || has("/constants.pkl") || has("/code/"))
       return is("a file of PyTorch's torch.save (a zip archive with a pickle). ", from_torch);
@@ -76,16 +76,14 @@ inline constexpr std::size_t foreign_bytes = 4096;
   const auto blanks = text.find_first_not_of(" \t\r\n\xEF\xBB\xBF");
   const auto word = text.substr(std::min(blanks, text.size()));
   if (word.starts_with('<'))
-    return is(
-        "an HTML or XML page, such as a server sends in place of a file (an error, a login): download the file "
-        "itself, and look at what came");
+    return is("an HTML or XML page, perhaps a server's error or login page: download the file itself, and check it");
   if (word.starts_with('{') && (has("\"weight_map\"") || path.ends_with(".index.json")))
     return is(
-        "the list of a model that lies in several files: put them together once in Python: import json; from "
-        "safetensors.torch import load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))"
-        "[\"weight_map\"].values()) for k, v in load_file(f).items()}, \"model.safetensors\")");
+        "the index of a model in several files: join them once in Python: import json; from safetensors.torch import "
+        "load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))[\"weight_map\"].values()) for k, "
+        "v in load_file(f).items()}, \"model.safetensors\")");
   if (word.starts_with('{') || word.starts_with('['))
-    return is("a JSON text (a configuration?): the numbers lie in a file beside it");
+    return is("JSON (perhaps a configuration): the numbers are in another file next to it");
 
   // Protocol buffers have no signature. ONNX begins with its version, then the producer's name or the graph.
   const bool onnx =
@@ -99,7 +97,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("a TensorFlow Lite model: read its tensors in Python, and write them with safetensors.numpy.save_file");
   for (const std::string_view end : {".msgpack", ".ckpt", ".pb", ".pt", ".pth", ".bin"})
     if (path.ends_with(end))
-      return is("no file of a format that is known here, though its name ends in ", end,
+      return is("not a file of a known format, though its name ends in ", end,
                 ": load it with the library that wrote it, and write it with safetensors.numpy.save_file in Python");
   return "";
 }

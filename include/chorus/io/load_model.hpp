@@ -76,10 +76,10 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
   for (const auto& x : report.mismatched) {
     if (!convertible(x.got, x.expected) && same_shape(x.got_shape, x.expected_shape))
       hints += cat("; ", x.got, " is not converted to ", x.expected, " (floating-point numbers are to each other, ",
-                   "integers to each other): convert ", x.name, " in Python, if that is what it means");
+                   "integers to each other): convert ", x.name, " in Python if that is correct");
     else if (x.got_shape.size() == 2 && x.expected_shape.size() == 2 && x.got_shape[0] == x.expected_shape[1] &&
              x.got_shape[1] == x.expected_shape[0])
-      hints += cat("; ", x.name, " is transposed there: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
+      hints += cat("; ", x.name, " is transposed in the file: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
                    "PyTorch and chorus [outputs, inputs]: transpose it in Python (also square ones, which fit)");
     else
       continue;
@@ -87,7 +87,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
   }
   if (const auto of = file.path().rfind("-of-"); !report.missing.empty() && of != std::string::npos)
     hints += cat("; the name ", Quoted{file.path().substr(file.path().rfind('/') + 1)},
-                 " says that the model lies in several files: put them together in Python");
+                 " says that the model is in several files: join them in Python");
   return hints;
 }
 
@@ -144,9 +144,9 @@ inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const D
     if (entry == sources.front())
       first = std::move(numbers);
     else
-      check<FileError>(numbers == first, who, " has other numbers than ", Quoted{sources.front()->name},
-                       ", and the model's ", to.names[0], " is to be both of them, for they are tied there; a ",
-                       "LoadOptions::rename that gives \"\" for one of them leaves it out");
+      check<FileError>(numbers == first, who, " has other values than ", Quoted{sources.front()->name},
+                       ", and the model's ", to.names[0],
+                       " is tied to both; a LoadOptions::rename that returns \"\" for one of them leaves it out");
   }
   return first;
 }
@@ -239,7 +239,7 @@ LoadReport load(Model& model, const std::string& path, const LoadOptions& option
   if constexpr (std::is_base_of_v<nn::Module, Model>) {
     return detail::load_model<typename Model::device_type>(model, path, options);
   } else {
-    static_assert(detail::IsNet<Model>, "io::load fills a model, or that of a policy");
+    static_assert(detail::IsNet<Model>, "io::load: expected a model or a policy's net");
     if constexpr (detail::keeps_parts<Model>)
       return detail::load_parts(model, path, options);
     else

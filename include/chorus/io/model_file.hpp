@@ -28,7 +28,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 /// written once; the metadata list their other names, like safetensors' `save_model`. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
-  static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
+  static_assert(std::is_base_of_v<nn::Module, Model>, "io::save: expected a model; under a policy save net.module()");
   detail::save_module<typename Model::device_type>(model, path, metadata);
 }
 

@@ -23,7 +23,7 @@ namespace chorus::io {
 
 namespace detail {
 
-static_assert(std::endian::native == std::endian::little, ".npy files are written little-endian");
+static_assert(std::endian::native == std::endian::little, "npy: expected a little-endian machine");
 
 /// NumPy's name of a dtype, without the byte order; empty for bf16, which NumPy does not have.
 constexpr std::string_view numpy_name(DType type) {
@@ -65,7 +65,7 @@ class NpyHeader {
     }
     check<FileError>(seen[0] && seen[1] && seen[2], who_, ": the header lacks 'descr', 'fortran_order' or 'shape'");
     skip();
-    check<FileError>(at_ == text_.size(), who_, ": the header goes on after its dictionary");
+    check<FileError>(at_ == text_.size(), who_, ": the header has data after its dictionary");
     return out;
   }
 
@@ -83,9 +83,9 @@ class NpyHeader {
   std::string_view quoted() {
     skip();
     const char mark = at_ < text_.size() ? text_[at_] : '\0';
-    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a text in quotes");
+    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a string in quotes");
     const auto end = text_.find(mark, ++at_);
-    check<FileError>(end != std::string_view::npos, who_, ": the header ends in a text");
+    check<FileError>(end != std::string_view::npos, who_, ": the header ends inside a string");
     const auto out = text_.substr(at_, end - at_);
     at_ = end + 1;
     return out;
@@ -114,7 +114,7 @@ class NpyHeader {
       at_ += word.size();
       return value;
     }
-    fail<FileError>(who_, ": 'fortran_order' is neither True nor False");
+    fail<FileError>(who_, ": expected True or False for 'fortran_order'");
   }
   std::vector<Index> sizes() {
     std::vector<Index> out;
@@ -132,7 +132,7 @@ class NpyHeader {
       out.push_back(size);
       if (!take(',')) {
         expect(')');
-        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is no tuple");
+        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is not a tuple");
         break;
       }
     }
@@ -153,7 +153,7 @@ inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who
                    " of the format is not supported");
   const std::size_t prefix = version == 1 ? 10 : 12;
   std::uint32_t length = 0;
-  check<FileError>(text.size() >= prefix, who, ": the file ends in its header");
+  check<FileError>(text.size() >= prefix, who, ": the file ends inside its header");
   std::memcpy(&length, bytes.data() + 8, prefix - 8);
   check<FileError>(length <= 65535 && length <= text.size() - prefix, who, ": a header of ", length,
                    " bytes in a file of ", text.size());
@@ -181,7 +181,7 @@ Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
                    dtype<T>, " with ", Rank, " axes, got ", array.dtype, " ", std::span<const Index>(array.shape));
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(array.dtype != DType::boolean || std::none_of(array.data.begin(), array.data.end(), is_odd), who,
-                   ": a BOOL is neither 0 nor 1");
+                   ": a BOOL is not 0 or 1");
   Shape<Rank> shape{}, backwards{};
   for (std::size_t i = 0; i < shape.size(); ++i) {
     shape[i] = array.shape[array.fortran_order ? shape.size() - 1 - i : i];

@@ -150,7 +150,7 @@ inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string
     fail<FileError>(who, ": compressed, and chorus was built without zlib");
 #endif
   }
-  check<FileError>(crc32_of(out) == entry.crc, who, ": the check sum is wrong");
+  check<FileError>(crc32_of(out) == entry.crc, who, ": the checksum is wrong");
   return out;
 }
 
@@ -197,7 +197,7 @@ class NpzWriter {
   template <Scalar T, int Rank, Device D>
   void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
     check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
-                      "saving a .npz file: the name '", name, "' is empty, too long, or there already");
+                      "saving a .npz file: the name '", name, "' is empty, too long, or already in use");
     std::string array = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", name));
     const auto dense = contiguous(tensor);
     const std::size_t begin = array.size();

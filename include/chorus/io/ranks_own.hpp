@@ -109,19 +109,19 @@ struct Opened {
     if (ranks[rank].found == 0) without += cat(without.empty() ? "" : ", ", rank);
   const bool nobody = std::none_of(ranks.begin(), ranks.end(), [](const Opened& rank) { return rank.found != 0; });
   check<FileError>(!nobody, why_not);
-  check<FileError>(without.empty(), "loading ", path, ": rank ", without, " can't read the file, as others can",
-                   why_not.empty() ? "" : cat(" (", why_not, ")"), ": all ranks have to read the same");
+  check<FileError>(without.empty(), "loading ", path, ": rank ", without, " can't read the file, and other ranks can",
+                   why_not.empty() ? "" : cat(" (", why_not, ")"), ": all ranks must read the same file");
   for (std::size_t rank = 1; rank < ranks.size(); ++rank)
     check<FileError>(ranks[rank].step == ranks[0].step && ranks[rank].fingerprint == ranks[0].fingerprint, "loading ",
-                     path, ": rank ", rank, " has another file, of step ", ranks[rank].step, ", than rank 0, of step ",
-                     ranks[0].step, ": all ranks have to read the same");
+                     path, ": rank ", rank, " has a different file, of step ", ranks[rank].step,
+                     ", than rank 0, of step ", ranks[0].step, ": all ranks must read the same file");
 }
 
 /// A number in the file's metadata, from 0 to `most`. Throws FileError if there is none.
 inline std::int64_t number_in(const SafetensorsReader& file, const std::string& key,
                               std::int64_t most = std::int64_t{1} << 53) {
   const auto found = file.metadata().find(key);
-  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file holds a model, but no ",
+  check<FileError>(found != file.metadata().end(), "resuming from ", file.path(), ": the file has a model, but not ",
                    key, ": it is not a checkpoint of a training run (io::load fills a model from it)");
   std::int64_t value = 0;
   const auto& text = found->second;
@@ -148,10 +148,10 @@ inline constexpr const char* canonical_shares_key = "training/canonical_shares";
   const auto found = file.metadata().find(canonical_shares_key);
   const bool has = found != file.metadata().end();  // absent for a run without shares
   const auto of_run = has ? number_in(file, canonical_shares_key, most_shares) : 0;
-  check<UsageError>(of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
-                    of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
-                    ": sums over samples would be rounded in another way than in either run; io::load takes the model "
-                    "alone, for a new run");
+  check<UsageError>(
+      of_run == shares, "resuming from ", file.path(), ": expected the run's canonical_shares, ", of_run,
+      of_run == 0 ? " (none)" : "", ", got ", shares, shares == 0 ? " (none)" : "",
+      ": with others, sums over samples are rounded differently; for a new run io::load loads the model alone");
 }
 
 /// Compares the file's checksum; ranks share the work. All throw FileError if one can't read, or if the checksum
@@ -210,8 +210,8 @@ template <class Net, class StepIn>
     for (std::size_t rank = 0; rank < ranks.size(); ++rank)
       check<UsageError>(seed->second == cat(static_cast<std::uint64_t>(ranks[rank].seed)), "resuming from ", path,
                         ": expected the run's seed, ", printable(seed->second),
-                        ", for dropout and samplers follow it, got ",
-                        static_cast<std::uint64_t>(ranks[rank].seed), ranks.size() > 1 ? cat(" on rank ", rank) : "");
+                        ", which dropout and samplers depend on, got ", static_cast<std::uint64_t>(ranks[rank].seed),
+                        ranks.size() > 1 ? cat(" on rank ", rank) : "");
   check_same_shares(*file, shares_of(net));
   check_data_hash_of_all(*file, net);
   return std::move(*file);
@@ -279,9 +279,8 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& p
   try {
     add_of_ranks(out, net.communicator(), own);
   } catch (const CommError& error) {
-    fail<CommError>(
-        "save_checkpoint: under LocalSgd, or a communication hook that remembers something, all ranks call it: ",
-        error.what());
+    fail<CommError>("save_checkpoint: under LocalSgd, or a communication hook with state, all ranks must call it: ",
+                    error.what());
   }
   return net.communicator().rank() == 0;
 }

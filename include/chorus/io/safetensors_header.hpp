@@ -119,7 +119,7 @@ class SafetensorsHeaderEvents {
   }
 
   bool end_array() {
-    check<FileError>(place_ == Place::shape || offset_count_ == 2, who(), "data_offsets must hold two numbers, got ",
+    check<FileError>(place_ == Place::shape || offset_count_ == 2, who(), "expected two numbers in data_offsets, got ",
                      offset_count_);
     place_ = Place::tensor;
     return true;
@@ -145,9 +145,9 @@ class SafetensorsHeaderEvents {
   }
 
   void finish_tensor() {
-    check<FileError>((seen_ & bit(Field::dtype)) != 0, who(), "no dtype");
-    check<FileError>((seen_ & bit(Field::shape)) != 0, who(), "no shape");
-    check<FileError>((seen_ & bit(Field::offsets)) != 0, who(), "no data_offsets");
+    check<FileError>((seen_ & bit(Field::dtype)) != 0, who(), "dtype is missing");
+    check<FileError>((seen_ & bit(Field::shape)) != 0, who(), "shape is missing");
+    check<FileError>((seen_ & bit(Field::offsets)) != 0, who(), "data_offsets is missing");
     const auto [begin, end] = offsets_;
     check<FileError>(begin <= end, who(), "data_offsets [", begin, ", ", end, "] end before they begin");
     const std::size_t bytes = tensor_bytes<FileError>(entry_.dtype, entry_.shape, who());
@@ -175,11 +175,11 @@ class SafetensorsHeaderEvents {
         if (field_ == Field::dtype) fail<FileError>(who(), "dtype must be a string, got ", got);
         fail<FileError>(who(), field_ == Field::shape ? "shape" : "data_offsets", " must be an array, got ", got);
       case Place::shape:
-        fail<FileError>(who(), "a size in shape must be a whole number of 64 bits, got ", got);
+        fail<FileError>(who(), "expected a 64-bit integer as a size in shape, got ", got);
       case Place::offsets:
         break;
     }
-    fail<FileError>(who(), "data_offsets must hold two whole numbers of 64 bits, got ", got);
+    fail<FileError>(who(), "expected two 64-bit integers in data_offsets, got ", got);
   }
 
   std::string_view path_;
@@ -203,7 +203,7 @@ inline void check_layout(std::string_view path, std::vector<TensorEntry>& entrie
   std::size_t end = 0;
   for (const TensorEntry& entry : entries) {
     check<FileError>(entry.begin == end, TensorOfFile{path, entry.name}, "data begin at ", entry.begin, ", ",
-                     entry.begin < end ? "inside the tensor before, which ends at " : "after a hole that begins at ",
+                     entry.begin < end ? "inside the previous tensor, which ends at " : "after a gap that begins at ",
                      end);
     end += entry.bytes;
   }

@@ -22,8 +22,7 @@
 
 namespace chorus::io {
 
-static_assert(std::endian::native == std::endian::little,
-              "safetensors files are little-endian, and so must this machine be");
+static_assert(std::endian::native == std::endian::little, "safetensors: expected a little-endian machine");
 
 /// An open safetensors file: the list of its tensors, and their bytes on demand. Several threads may read it. If
 /// `write_safetensors` replaces an open file, the old content stays readable.
@@ -70,13 +69,14 @@ class SafetensorsReader {
   /// belongs to another file, and FileError if the file can't be read or has been truncated since.
   void read(const TensorEntry& entry, std::span<std::byte> to) const {
     check<UsageError>(to.size() == entry.bytes, loading_, ": tensor ", Quoted{entry.name}, " has ", entry.bytes,
-                      " bytes, but the place to read it to has ", to.size());
+                      " bytes, but the destination has ", to.size());
     read(entry, to, 0);
   }
   /// Copies a tensor's bytes from byte `begin` on, until `to` is full. Throws UsageError if the tensor has fewer.
   void read(const TensorEntry& entry, std::span<std::byte> to, std::uint64_t begin) const {
     check<UsageError>(begin <= entry.bytes && to.size() <= entry.bytes - begin, loading_, ": tensor ",
-                      Quoted{entry.name}, " has ", entry.bytes, " bytes, got ", to.size(), " from ", begin, " on");
+                      Quoted{entry.name}, " has ", entry.bytes, " bytes, expected a range within them, got ", to.size(),
+                      " from ", begin, " on");
     check<UsageError>(entry.begin <= size_ - data_begin_ && entry.bytes <= size_ - data_begin_ - entry.begin, loading_,
                       ": tensor ", Quoted{entry.name}, " is not of this file");
     read_at(data_begin_ + entry.begin + begin, to, &entry);
@@ -87,7 +87,7 @@ class SafetensorsReader {
   std::uint64_t data_bytes() const { return size_ - data_begin_; }
   void read_data(std::uint64_t begin, std::span<std::byte> to) const {
     check<UsageError>(begin <= data_bytes() && to.size() <= data_bytes() - begin, loading_, ": the data have ",
-                      data_bytes(), " bytes, got ", to.size(), " from ", begin, " on");
+                      data_bytes(), " bytes, expected a range within them, got ", to.size(), " from ", begin, " on");
     read_at(data_begin_ + begin, to, nullptr);
   }
 
@@ -95,7 +95,7 @@ class SafetensorsReader {
   void read_header(const ReaderLimits& limits) {
     std::array<std::byte, 8> prefix{};
     check<FileError>(size_ >= prefix.size(), loading_, ": not a safetensors file: ", size_,
-                     " bytes are too few for the 8 that give the header's size");
+                     " bytes are too few for the 8-byte size of the header");
     read_at(0, prefix, nullptr);
     const auto length = std::bit_cast<std::uint64_t>(prefix);
     const bool none = length == 0 && size_ > prefix.size();
@@ -106,7 +106,7 @@ class SafetensorsReader {
                      " bytes; the format allows ", format_header_bytes);
     check<FileError>(length <= limits.header_bytes, loading_, ": a header of ", length, " bytes; the limit is ",
                      limits.header_bytes, " (ReaderLimits::header_bytes)");
-    check<FileError>(length <= size_ - prefix.size(), loading_, ": cut short: the header should have ", length,
+    check<FileError>(length <= size_ - prefix.size(), loading_, ": cut short: expected a header of ", length,
                      " bytes, but the file has ", size_, " in all");
     data_begin_ = prefix.size() + length;
 
@@ -151,7 +151,7 @@ namespace detail {
 inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
-                   file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is neither 0 nor 1");
+                   file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is not 0 or 1");
 }
 
 }  // namespace detail

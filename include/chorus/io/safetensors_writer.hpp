@@ -14,8 +14,7 @@
 
 namespace chorus::io {
 
-static_assert(std::endian::native == std::endian::little,
-              "safetensors files are little-endian, and so must this machine be");
+static_assert(std::endian::native == std::endian::little, "safetensors: expected a little-endian machine");
 
 /// A tensor to be written: its row-major elements, which must outlive the call.
 struct TensorView {

@@ -49,7 +49,7 @@ CHORUS_INLINE std::string safetensors_header(std::string_view path, std::vector<
     const TensorOfFile who{saving, tensor->name};
     check_tensor_name<UsageError>(who, ReaderLimits{}.name_bytes);
     check<UsageError>(valid_utf8(tensor->name), who, "its name is not valid UTF-8");
-    check<UsageError>(tensor->name != "__metadata__", who, "the format keeps that name for itself");
+    check<UsageError>(tensor->name != "__metadata__", who, "the format reserves that name");
     check<UsageError>(tensor->shape.size() <= ReaderLimits{}.rank, who, "shape ", tensor->shape, " has more than ",
                       ReaderLimits{}.rank, " axes");
     const std::size_t bytes = tensor_bytes<UsageError>(tensor->dtype, tensor->shape, who);

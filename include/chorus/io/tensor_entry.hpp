@@ -126,7 +126,7 @@ std::size_t tensor_bytes(FileDType dtype, std::span<const Index> shape, TensorOf
     bits *= factor;
   }
   if (empty) return 0;
-  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, which are no whole bytes");
+  check<Kind>(bits % 8 == 0, who, "shape ", shape, " of ", dtype, " is ", bits, " bits, expected a multiple of 8");
   return static_cast<std::size_t>(bits / 8);
 }
 

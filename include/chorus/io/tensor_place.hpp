@@ -149,8 +149,8 @@ std::vector<TensorPlace<D>> places_in_parts(Net& net) {
 /// Throws UsageError if the tensor is only one rank's part.
 template <Device D>
 void check_whole(const TensorPlace<D>& tensor) {
-  check<UsageError>(tensor.part == nullptr, "a model's file: '", tensor.name, "' is this rank's part of what ",
-                    "TensorParallel shares out: io::save and io::load take the net, and all ranks call them");
+  check<UsageError>(tensor.part == nullptr, "io::save, io::load: '", tensor.name,
+                    "' is split by TensorParallel, and this rank has a part: pass the net, on all ranks");
 }
 
 /// Invalidates replicas and 16-bit copies after a model's numbers have changed.

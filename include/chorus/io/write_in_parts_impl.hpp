@@ -85,7 +85,7 @@ class TensorsOfAll {
         }
         const Item& first = items_[found->second];
         check<UsageError>(first.view.dtype == file_dtype(dtype) && first.shape == shape, "saving: rank ", rank, " has ",
-                          name, " as ", dtype, " ", std::span(shape), ", and another rank as ", first.view.dtype, " ",
+                          name, " as ", dtype, " ", std::span(shape), ", and another rank has ", first.view.dtype, " ",
                           std::span(first.shape));
       }
     for (const auto& place : places)

@@ -29,29 +29,29 @@ Tensor<T, Rank, D> contiguous(const Tensor<T, Rank, D>& x) {
 template <Scalar T, int Rank, Device D, class Y>
 void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
   if constexpr (std::is_arithmetic_v<Y>) {
-    static_assert(Real<T> || std::is_integral_v<Y>, "x[i] = number: a tensor of integers takes no fractions");
+    static_assert(Real<T> || std::is_integral_v<Y>, "x[i] = number: expected an integer for a tensor of integers");
     write_through(x, Tensor<T, 0, D>::full({}, static_cast<T>(y), x.defined() ? x.device() : D{}));
   } else if constexpr (!AnyTensor<Y>) {
-    static_assert(AnyTensor<Y>, "x[i] = y: a Tensor takes a Tensor or a number; of a Variable use value()");
+    static_assert(AnyTensor<Y>, "x[i] = y: expected a Tensor or a number; for a Variable use value()");
   } else if constexpr (!std::is_same_v<typename Y::value_type, T>) {
     static_assert(std::is_same_v<typename Y::value_type, T>,
-                  "x[i] = y: both have one scalar type; to<float>(y) converts");
+                  "x[i] = y: expected one scalar type; to<float>(y) converts");
   } else if constexpr (!std::is_same_v<typename Y::device_type, D>) {
     static_assert(std::is_same_v<typename Y::device_type, D>,
-                  "x[i] = y: both are on one kind of device; to_device(y, device) copies");
+                  "x[i] = y: expected one kind of device; to_device(y, device) copies");
   } else {
-    static_assert(Y::rank <= Rank, "x[i] = y: the right side has more axes than what is written");
+    static_assert(Y::rank <= Rank, "x[i] = y: the right side has more axes than the left side");
     detail::check_defined("x[i] = y", x, y);
-    check<UsageError>(x.storage().owners() > 1, "x[i] = y: nobody has the memory that is written, of shape ", x.shape(),
-                      ": expected a view of a tensor, as x[i] or x.slice(...), which what functions compute is not");
+    check<UsageError>(x.storage().owners() > 1, "x[i] = y: the left side is a temporary of shape ", x.shape(),
+                      ": expected a view of a named tensor, as x[i] or x.slice(...)");
     bool fits = true;
     for (std::size_t axis = 0; axis < x.shape().size(); ++axis) {
-      check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1, "x[i] = y: expected a tensor with a place for ",
-                        "each element, got an expanded one of shape ", x.shape());
+      check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1,
+                        "x[i] = y: expected memory for each element, got an expanded tensor of shape ", x.shape());
       const std::size_t begin = x.shape().size() - y.shape().size();
       if (axis >= begin) fits = fits && (y.shape()[axis - begin] == x.shape()[axis] || y.shape()[axis - begin] == 1);
     }
-    check<ShapeError>(fits, "x[i] = y: expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
+    check<ShapeError>(fits, "x[i] = y: expected y to broadcast to shape ", x.shape(), ", got shape ", y.shape());
     // A source that shares the written memory, or is on another device, is copied first.
     const bool apart = y.storage().memory().block() != x.storage().memory().block();
     auto right = contiguous((apart ? y : clone(y)).expand(x.shape()));
@@ -71,10 +71,10 @@ void write_through(const Tensor<T, Rank, D>& x, const Y& y) {
 /// The compile error if `y` can't be assigned to a Tensor.
 template <Scalar T, int Rank, Device D, class Y>
 void refuse_assignment(const Tensor<T, Rank, D>&, const Y&) {
-  static_assert(std::is_same_v<Y, void>,
-                "x = y: a name for a Tensor takes a Tensor of the same scalar type, rank and device. A Variable, which "
-                "records, needs the name of a Variable: begin with Variable(x), or auto. x.slice(0, 0, n) = y writes "
-                "into x's memory, and parameter.assign(y) into a parameter's");
+  static_assert(
+      std::is_same_v<Y, void>,
+      "x = y: expected a Tensor of the same scalar type, rank and device. Declare x as auto or Variable(x) to assign a "
+      "Variable; x.slice(0, 0, n) = y writes into x's memory, and parameter.assign(y) into a parameter's");
 }
 
 }  // namespace chorus

@@ -11,7 +11,7 @@ namespace chorus::kernels {
 #if CHORUS_USE_CUDA
 template <class T>
 void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, double, const RandomKey&, bool) {
-  fail<UsageError>("dropout: of columns that are shared out it is for the CPU");
+  fail<UsageError>("dropout: columns that are split over ranks need the CPU");
 }
 #endif
 

@@ -27,7 +27,7 @@ class StridedRuns {
   StridedRuns(std::span<const Index> shape, std::span<const Index> strides) {
     check<ShapeError>(shape.size() == strides.size() && shape.size() <= static_cast<std::size_t>(max_rank),
                       "kernels: shape ", shape, " with strides ", strides,
-                      "; expected as many strides as sizes, at most ", max_rank);
+                      "; expected one stride for each size, at most ", max_rank);
     for (std::size_t axis = shape.size(); axis-- > 0;) {
       if (shape[axis] == 1) continue;
       const std::size_t last = rank_ - 1;

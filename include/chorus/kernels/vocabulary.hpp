@@ -9,7 +9,7 @@ namespace chorus::kernels {
 /// Not available on GPUs: use gather_columns.
 template <class T>
 void vocabulary_maximum(Cuda, Index, const Vocabulary&, const T*, T*) {
-  fail<UsageError>("cross_entropy: of classes that ranks share it is for the CPU; use gather_columns(logits)");
+  fail<UsageError>("cross_entropy: classes that are split over ranks need the CPU; use gather_columns(logits)");
 }
 template <class T>
 void vocabulary_sums(Cuda, Index, const Vocabulary&, const T*, const std::int64_t*, const CrossEntropyOptions&,

@@ -37,8 +37,8 @@ struct DeviceList {
 };
 
 [[gnu::cold]] inline void DeviceList::check(std::string_view what) const {
-  chorus::check<UsageError>(kind.empty() || kind == "cpu" || kind == "cuda", what, ": the kind of device '",
-                            printable(kind), "' is unknown, expected cpu or cuda, as in cpu:0,1");
+  chorus::check<UsageError>(kind.empty() || kind == "cpu" || kind == "cuda", what,
+                            ": expected the kind cpu or cuda, as in cpu:0,1, got '", printable(kind), "'");
   for (auto id = ids.begin(); id != ids.end(); ++id) {
     chorus::check<UsageError>(*id >= 0 && *id < most, what, ": expected numbers of devices from 0 to ", most - 1,
                               ", got ", *id);
@@ -71,7 +71,7 @@ struct DeviceList {
     const auto* const end = entry.data() + entry.size();
     const auto read = std::from_chars(entry.data(), end, id);
     if (read.ptr != end || (read.ec != std::errc{} && read.ec != std::errc::result_out_of_range))
-      refuse(": '", printable(entry), "' is no whole number");
+      refuse(": '", printable(entry), "' is not a whole number");
     if (read.ec != std::errc{}) refuse(": ", printable(entry), " is not from 0 to ", most - 1);
     list.ids.push_back(id);
     if (entry.size() == rest.size()) break;

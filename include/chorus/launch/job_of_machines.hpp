@@ -36,18 +36,18 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
     const int restarts = group.restart, nodes = group.nodes;
     const bool first = !machines.took_part();
-    if (!first) console.say("waiting for the machines to come together again");
+    if (!first) console.say("waiting for the other machines");
     try {
       if (!machines.form(group)) {
-        console.say("the job has ended well without this machine");
+        console.say("the job has succeeded without this machine");
         return console.status_after(0);
       }
       if (group.restart > restarts)
         console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
       else if (!first && group.nodes <= nodes)
-        console.say(detail::format("going on with %d of %d machines", group.nodes, nodes));
+        console.say(detail::format("continuing with %d of %d machines", group.nodes, nodes));
       else if (!first)
-        console.say(detail::format("going on with %d machines instead of %d", group.nodes, nodes));
+        console.say(detail::format("continuing with %d machines instead of %d", group.nodes, nodes));
     } catch (const Error& error) {
       if (first) throw;
       console.say(error.what());

@@ -48,7 +48,7 @@ inline Failure current_failure() {
   } catch (const std::exception& error) {
     return {1, error.what()};
   } catch (...) {
-    return {1, "an exception that is no std::exception"};
+    return {1, "an exception of another type than std::exception"};
   }
 }
 
@@ -123,14 +123,14 @@ struct LaunchOrder {
       from.remove_prefix(std::min(end + 1, from.size()));
       return word;
     };
-    const char* what = "environment variable CHORUS_LAUNCH, which is chorus' own launcher's to set,";
+    const char* what = "environment variable CHORUS_LAUNCH, which only chorus' launcher sets,";
     order.call = to_number<int>(what, cut(rest, ' '));
     order.devices = to_number<int>(what, cut(rest, ' '));
     for (auto list = cut(rest, ' '); !list.empty() && list != "-";)
       order.statuses.push_back(to_number<int>(what, cut(list, ',')));
     order.policy = rest;
     if (order.call < 0 || order.statuses.size() != static_cast<std::size_t>(order.call))
-      usage_error("%s makes no sense, got '%s'", what, printable(text).c_str());
+      usage_error("%s must be an order of the launcher, got '%s'", what, printable(text).c_str());
     return order;
   }
 };
@@ -183,7 +183,7 @@ class FlagScope {
 /// Throws UsageError if main has reached another call than the process that started this one.
 inline void check_order(const LaunchOrder& order, LaunchedPolicy policy, const LaunchOptions& options) {
   const char* advice =
-      "; main has to take the same way in all processes, whatever files, environment or time it goes by";
+      "; main must take the same path in all processes, also where it depends on files, environment or time";
   if (order.policy != policy.name)
     usage_error("launch: this process was started as a rank of policy '%s', but its main launches '%s'%s",
                 printable(order.policy).c_str(), policy.name, advice);
@@ -198,14 +198,14 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
   const auto& list = *options.device_ids;
   const std::string text = list.text();
   if (!list.kind.empty() && list.kind != policy.device_kind)
-    usage_error("--device %s: this program is built for %s, got %s; %s", text.c_str(), policy.device_kind,
+    usage_error("--device %s: expected %s, the device of this program, got %s; %s", text.c_str(), policy.device_kind,
                 list.kind.c_str(),
-                list.kind == "cpu" ? "for the CPU its model has the device type chorus::Cpu"
-                                   : "for GPUs its model has the device type chorus::Cuda, and nvcc compiles it with "
-                                     "CHORUS_USE_CUDA=1 (CMake: chorus::cuda)");
+                list.kind == "cpu" ? "to use the CPU, give the model the device type chorus::Cpu"
+                                   : "to use GPUs, give the model the device type chorus::Cuda, and compile it by nvcc "
+                                     "with CHORUS_USE_CUDA=1 (CMake: chorus::cuda)");
   if (policy.one_device && list.size() > 1)
-    usage_error("--device %s: policy '%s' has one device, got %d: choose a policy of several, such as dp or ddp",
-                text.c_str(), policy.name, list.size());
+    usage_error("--device %s: expected one device for policy '%s', got %d: dp and ddp take several", text.c_str(),
+                policy.name, list.size());
   try {
     for (const int id : list.ids) policy.require(id);
   } catch (const DeviceError& error) {
@@ -217,8 +217,7 @@ inline void check_device_list(LaunchedPolicy policy, const LaunchOptions& option
 inline void check_one_each(const comm::World& world, const LaunchOptions& options) {
   if (!options.device_ids || options.device_ids->ids.empty() || options.device_ids->size() == world.local_size) return;
   usage_error(
-      "--device %s: expected one device for each process of this machine, of which the launcher has started "
-      "%d, got %d",
+      "--device %s: expected one device for each of the %d processes that the launcher started on this machine, got %d",
       options.device_ids->text().c_str(), world.local_size, options.device_ids->size());
 }
 
@@ -312,8 +311,8 @@ inline int call(Run& run, LaunchBody body) {
 inline RunListener listener_to(const LaunchOptions& options) {
   if (options.trace.path.empty()) return {};
   check<UsageError>(run_listener.rank_begins != nullptr,
-                    "launch: a trace is asked for (--trace, CHORUS_TRACE or LaunchOptions::trace), but nothing in this "
-                    "program writes one to '",
+                    "launch: a trace is requested (--trace, CHORUS_TRACE or LaunchOptions::trace), but this program "
+                    "has no code to write it to '",
                     printable(options.trace.path, PATH_MAX), "': include <chorus/trace.hpp>");
   return run_listener;
 }
@@ -333,9 +332,10 @@ inline RunListener listener_to(const LaunchOptions& options) {
   if (policy.distributed) {
     auto joined = join(policy, options.devices);
     if (!joined) {
-      check<UsageError>(!order, "launch: this process was started as a rank, but RANK and WORLD_SIZE are gone");
+      check<UsageError>(!order,
+                        "launch: this process was started as a rank, but RANK and WORLD_SIZE are no longer set");
       static std::atomic<bool> under_way{false};
-      const FlagScope starting(under_way, "launch: another thread of this process is in a launch of ranks");
+      const FlagScope starting(under_way, "launch: another thread of this process is already in a launch of ranks");
       LaunchOrder next{number, options.asked_devices().value_or(default_devices()), calls.statuses, policy.name};
       next.statuses.resize(static_cast<std::size_t>(number));
       RankGroup group;
@@ -371,7 +371,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
   const int status = call(run, body);
   if (names_unused && status == 0 && run.is_main()) {
     const std::string unused = run.unused_options();
-    if (!unused.empty()) say("warning: the program has no use for" + printable(unused, 1000));
+    if (!unused.empty()) say("warning: the program does not use" + printable(unused, 1000));
   }
   return status;
 }

@@ -56,7 +56,7 @@ class Machines {
     store_.set_timeout(std::chrono::seconds(60));
     if (server_) store_.multi_set({"id", "restarts"}, {group.run_id, "0"});
     const auto id = store_.get("id");
-    check<UsageError>(id == group.run_id, where(), "the job '", printable(id), "' meets there, this is '",
+    check<UsageError>(id == group.run_id, where(), "expected the job '", printable(id), "' there, got '",
                       printable(group.run_id), "'");
   }
   /// When the job has ended, machine 0 keeps the store until the others, whose ranks may have to stop first, know of
@@ -91,7 +91,7 @@ class Machines {
           return false;
         }
         check<UsageError>(ranks == cat(group.ranks), where(), "machine 0 starts ", printable(ranks),
-                          " ranks, this one ", group.ranks, ": there have to be as many on each");
+                          " ranks, this machine ", group.ranks, ": give both the same --nproc-per-node");
         number = count(key("joined"), 1) - 1;
         decided = await_decision();
         if (number < decided.nodes) break;
@@ -212,12 +212,12 @@ class Machines {
     try {
       return comm::Store::connect(options_.host, options_.port, token, options_.join_timeout);
     } catch (const CommError& error) {
-      throw CommError(where() + error.what() + "; nor can this machine be the first: " + why);
+      throw CommError(where() + error.what() + "; and this machine can't be the first: " + why);
     }
   }
 
   [[noreturn]] void fail_ended(const std::string& why) const {
-    fail<Error>(where(), why.empty() ? "ranks of one machine have failed after those of another had ended well"
+    fail<Error>(where(), why.empty() ? "ranks of one machine failed after those of another had succeeded"
                                      : printable(why, 1000));
   }
 
@@ -252,7 +252,7 @@ class Machines {
     store_.add(key("late"), 1);
     const bool free = decided.nodes < decided.most;
     const auto count = cat(decided.nodes, decided.nodes == 1 ? " machine" : " machines");
-    console_.say(cat("the job runs on ", count, free ? ": all start anew with this one" : ": waiting for a place"));
+    console_.say(cat("the job runs on ", count, free ? ": all restart with this machine" : ": waiting for a place"));
     if (free) end_round("joins");
   }
 
@@ -279,7 +279,7 @@ class Machines {
       if (joined >= options_.least && !enough) enough = Clock::now();
       if (enough && Clock::now() >= *enough + options_.last_call) break;
       check<TimeoutError>(enough || Clock::now() < begin + options_.join_timeout, where(), joined, " of ",
-                          options_.least, " machines came within ", options_.join_timeout.count(), " ms");
+                          options_.least, " machines arrived within ", options_.join_timeout.count(), " ms");
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       refuse_if_ended();
     }
@@ -287,7 +287,7 @@ class Machines {
     // Each new round needs a reason that can't recur for ever: a machine is lost or joins, or a restart is counted.
     const bool joins = late > 0 && before < options_.most, lost = joined < expected + left;
     if (before > 0 && !joins && !lost && restarts == group.restart) restarts = count_restart(restarts);
-    check<Error>(restarts <= group.max_restarts, where(), "ranks have lost each other, and all restarts are used up");
+    check<Error>(restarts <= group.max_restarts, where(), "ranks lost their connections, and no restarts are left");
     const auto& address = options_.local_addr.empty() ? options_.host : options_.local_addr;
     // A new port, so that no rank of an earlier round connects.
     listener_ = comm::Socket::listen(place_to_listen(address, 0, options_.most > 1));

@@ -31,7 +31,7 @@ Number to_number(const char* what, std::string_view text) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = detail::from_chars(text.data(), end, number);
   if (error == std::errc::result_out_of_range && stop == end)
-    usage_error("%s is out of range, got '%s'", what, printable(text).c_str());
+    usage_error("%s must be in the range of its type, got '%s'", what, printable(text).c_str());
   if (error != std::errc{} || stop != end) {
     const char* kind = std::is_floating_point_v<Number> ? "number" : "whole number";
     const char* range = std::is_unsigned_v<Number> ? " of at least 0" : "";
@@ -151,7 +151,7 @@ class Run {
   /// <chorus/comm/store.hpp>. Throws CommError if rank 0 cannot hold them.
   template <class Store = comm::Store>
   Store& store() {
-    static_assert(requires { sizeof(Store); }, "run.store() needs #include <chorus/comm/store.hpp>");
+    static_assert(requires { sizeof(Store); }, "run.store(): needs #include <chorus/comm/store.hpp>");
     if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
     return *static_cast<Store*>(store_.get());
   }

@@ -41,7 +41,8 @@ CHORUS_INLINE bool Arguments::has(const char* name) {
     const char* rest = after_name(i, name);
     if (rest == nullptr) continue;
     used_[static_cast<std::size_t>(i)] = 1;
-    if (*rest == '=') detail::usage_error("option --%s takes no value, got '%s'", name, printable(rest + 1).c_str());
+    if (*rest == '=')
+      detail::usage_error("option --%s: expected no value, got '%s'", name, printable(rest + 1).c_str());
     found = true;
   }
   if (!found) note_missing(name);
@@ -91,8 +92,7 @@ CHORUS_INLINE void Arguments::refuse_misspelt() const {
       }
     if (nearest != nullptr)
       detail::usage_error(
-          "unknown option --%s: is --%s meant? (An option of the program's own has to be asked for "
-          "before the net is built.)",
+          "unknown option --%s: did you mean --%s? (A program must read its own options before it builds the net.)",
           printable(name).c_str(), nearest->c_str());
   }
 }
@@ -149,7 +149,7 @@ CHORUS_INLINE LaunchOptions LaunchOptions::from(Arguments& arguments) {
 
 CHORUS_INLINE void LaunchOptions::complete() {
   if (devices && (*devices < 1 || *devices > most_devices)) {
-    detail::usage_error("--devices must be from 1 to %d, got %d", most_devices, *devices);
+    detail::usage_error("--devices: expected 1 to %d, got %d", most_devices, *devices);
   }
   if (device_ids) {
     device_ids->check("--device");

@@ -42,9 +42,9 @@ namespace detail {
 /// The address of a name of this machine. Throws UsageError if it is `for_others` and resolves differently on others.
 inline comm::Address place_to_listen(const std::string& name, int port, bool for_others) {
   const auto address = comm::Address::resolve(name, port);
-  check<UsageError>(!for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
-                    " on this machine, which no other machine can reach (/etc/hosts says so?): give this machine's ",
-                    "address in its place");
+  check<UsageError>(
+      !for_others || !address.misleads(name), "launch: '", printable(name), "' is ", address.host(),
+      " on this machine, which no other machine can reach (see /etc/hosts): give this machine's address instead");
   return address;
 }
 
@@ -191,7 +191,7 @@ class Supervisor {
     auto& [arrived, when, status, message] = rank.report;
     if (!group_.launch.empty() && !arrived) {
       status = 2;
-      message = "its main has ended without coming to the call of launch that has started it";
+      message = "its main ended without the call of launch that started it";
     }
     if (status != 0)
       rank.wait_status = status << 8;  // as if it had exited with it
@@ -244,9 +244,9 @@ class Supervisor {
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     say_report(*suspect_);
     std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
-    line += WIFSIGNALED(status) ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
-                                : format("%s, exit status %d",
-                                         lost_peer ? "could not go on without the others" : "failed", outcome_.status);
+    line += WIFSIGNALED(status)
+                ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                : format("%s, exit status %d", lost_peer ? "lost the other ranks" : "failed", outcome_.status);
     for (const Rank& rank : ranks_) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
       line += format("; rank %d had ended before, exit status 0", number(rank));

@@ -64,8 +64,8 @@ inline constexpr int most_ranks = 1 << 20;
   }
   const auto local_size = env_number(local_size_name, 1, most_ranks);
   if (local_size && *local_size > *size) {
-    usage_error("environment variable %s is %d, but %s is %d: a part is no larger than the whole", local_size_name,
-                *local_size, size_name, *size);
+    usage_error("environment variable %s is %d, but %s is %d: expected no more on one machine than in the job",
+                local_size_name, *local_size, size_name, *size);
   }
   return Seat{*rank, *size, env_number(local_rank_name, 0, most_ranks), local_size, local_rank_name};
 }
@@ -105,8 +105,8 @@ inline int listening_socket() {
   socklen_t length = sizeof listens;
   if (fd >= 0 && (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0)) {
     usage_error(
-        "environment variable %s must be a descriptor of a socket that listens, got '%d' (what starts a rank "
-        "below chorus' launcher must leave its descriptors open)",
+        "environment variable %s must be a descriptor of a listening socket, got '%d' (a program between the launcher "
+        "and the rank must leave descriptors open)",
         name, fd);
   }
   return fd;
@@ -143,7 +143,7 @@ inline int port_of_job(std::string_view job) {
   const auto port = env_number("MASTER_PORT", 1, 65535);
   if ((!address || !port) && seat->size > 1) {
     if (torchrun) {
-      usage_error("environment variables RANK and WORLD_SIZE are set but %s is not: where do the ranks meet?",
+      usage_error("environment variables RANK and WORLD_SIZE are set but %s is not: set it, too, for ranks to meet",
                   address ? "MASTER_PORT" : "MASTER_ADDR");
     }
     if (seat->local_size != seat->size) {
@@ -167,7 +167,7 @@ inline int port_of_job(std::string_view job) {
   if (const char* token = env("CHORUS_TOKEN")) world.token = token;
   const char* agent_store = env("TORCHELASTIC_USE_AGENT_STORE");
   if (torchrun && port && agent_store && std::string_view(agent_store) == "True") {
-    if (*port == 65535) usage_error("MASTER_PORT is 65535, but ranks meet at the port above torchrun's own");
+    if (*port == 65535) usage_error("MASTER_PORT is 65535: expected less, because ranks meet at the next port");
     world.master_port = *port + 1;
   }
   if (world.rank == 0) world.listen_fd = listening_socket();

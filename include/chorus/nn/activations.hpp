@@ -85,7 +85,7 @@ struct Dropout : Module {
   double p;
   /// Throws UsageError unless 0 <= probability < 1.
   explicit Dropout(double probability = 0.5) : p(probability) {
-    check<UsageError>(p >= 0 && p < 1, "Dropout: the probability is in [0, 1), got ", p);
+    check<UsageError>(p >= 0 && p < 1, "Dropout: expected a probability in [0, 1), got ", p);
   }
   template <Operand X>
   auto operator()(const X& x) const {

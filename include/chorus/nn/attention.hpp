@@ -179,7 +179,7 @@ class MultiheadAttention : public Module {
   // [batch, length, features] -> [batch, length, this rank's heads, features / heads]
   template <Operand X, Operand W>
   auto project(const X& x, const W& whole, Index part, Index head) const {
-    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: inputs are [batch, length, features]");
+    static_assert(tensor_of<X>::rank == 3, "MultiheadAttention: expected inputs [batch, length, features]");
     const Index columns = in_proj_weight.shape()[0] / 3;
     const auto weight = slice(whole, 0, part * columns, (part + 1) * columns);
     const auto lines = [&] {

@@ -126,7 +126,7 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
   std::optional<double> momentum() const override { return options_.momentum; }
   void set_momentum(std::optional<double> momentum) override {
     check<UsageError>(!momentum || (*momentum >= 0 && *momentum <= 1),
-                      "BatchNorm: momentum is in [0, 1], or nothing for means over all batches, got ",
+                      "BatchNorm: expected momentum in [0, 1], or std::nullopt for means over all batches, got ",
                       momentum.value_or(0));
     options_.momentum = momentum;
   }
@@ -196,8 +196,8 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
 
  private:
   void check_evaluates() const {
-    check<UsageError>(!training(), "BatchNorm: it is folded into the layer in front of it, for evaluation alone: call ",
-                      "eval(), or train the model that fold_batch_norm was given");
+    check<UsageError>(!training(),
+                      "BatchNorm: it is folded: call eval(), or train the model that fold_batch_norm was given");
   }
   template <class Element, int Rank>
   static void fill(const Buffer<Element, Rank, D>& buffer, Element number) {
@@ -214,8 +214,8 @@ class BatchNorm : public Module, public Synchronisable, public RunningStatistics
     if (chorus::detail::first_run == nullptr) return shared;
     const bool was_shared = chorus::detail::first_run->found(this, 1, shared);
     check<UsageError>(shared || !was_shared,
-                      "SyncBatchNorm: a checkpoint computes it again where the other devices are not: let backward or "
-                      "grad begin at what the policy returns");
+                      "SyncBatchNorm: a checkpoint computes it again without the other devices: call backward or grad "
+                      "on the policy's output");
     return shared && was_shared;
   }
 

@@ -34,12 +34,12 @@ auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t 
               const Targets&... targets) {
   if constexpr (is_module_list<Link>) {
     static_assert(sizeof...(Targets) == 0,
-                  "CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a "
-                  "ModuleList here: let a layer of its own take the loss");
+                  "CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList: add a layer that "
+                  "computes the loss");
     using Y = decltype(link[0](x));
     constexpr bool gives_what_it_takes = std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>;
     static_assert(gives_what_it_takes,
-                  "CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take: the same rank and type");
+                  "CHORUS_PIPELINE: the output of a ModuleList's blocks must have the rank and type of their input");
     check<UsageError>(begin < end, "CHORUS_PIPELINE: a ModuleList has no modules");
     Y y = link[begin](x);
     if constexpr (gives_what_it_takes)

@@ -15,7 +15,7 @@ FlatParameters<D>::FlatParameters(Module& model) {
   auto parameters = named_parameters<D>(model);
   for (const auto& named : parameters)
     check<UsageError>(named.parameter->where() == parameters.front().parameter->where(),
-                      "a policy's model lies on one device: its parameter '", named.name, "' is on ",
+                      "policy: expected a model on one device: its parameter '", named.name, "' is on ",
                       named.parameter->where(), ", '", parameters.front().name, "' on ",
                       parameters.front().parameter->where());
   std::vector<NamedParameter<D>> backwards;

@@ -135,9 +135,10 @@ void check_same_results(const Y& expected, const Y& got) {
     largest = std::max(largest, std::abs(x));
     if (std::isfinite(x)) most = std::isfinite(y) ? std::max(most, std::abs(x - y)) : std::abs(x) + 1;
   }
-  check<UsageError>(most <= 1e-3 * std::max(largest, 1e-3), "fold_batch_norm: the folded model's results differ by ",
-                    most, " from the model's, the largest of which is ", largest, ": its forward takes a layer's ",
-                    "result in a way that the operations don't show");
+  check<UsageError>(most <= 1e-3 * std::max(largest, 1e-3),
+                    "fold_batch_norm: the outputs of the folded model differ by ", most,
+                    " from the model's, whose largest is ", largest,
+                    ": its forward uses a layer's output outside of the recorded operations");
 }
 
 }  // namespace detail
@@ -152,9 +153,7 @@ template <class Model, class... X>
 Model fold_batch_norm(const Model& model, const X&... x) {
   using D = typename Model::device_type;
   Model folded = copy_of(model);
-  check<UsageError>(!detail::any_training(folded),
-                    "fold_batch_norm: the model is in training: call eval() first, since the running statistics become "
-                    "part of the weights");
+  check<UsageError>(!detail::any_training(folded), "fold_batch_norm: the model is in training mode: call eval() first");
   const NoGrad no_grad;
   detail::FollowingNorms watch(folded);
   const auto expected = [&] {

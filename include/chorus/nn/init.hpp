@@ -16,8 +16,8 @@ namespace detail {
 /// would draw the same numbers, and threads in any order.
 inline void check_no_pass(const char* function, const char* instead) {
   check<UsageError>(chorus::detail::random_context() == nullptr, "nn::init::", function,
-                    ": makes initial parameters, got called within a forward pass of a policy (layers are made before "
-                    "it); random numbers of a pass are drawn by ch::",
+                    ": it was called in a forward pass of a policy: construct layers before it, and draw random "
+                    "numbers in a pass by ch::",
                     instead);
 }
 }  // namespace detail

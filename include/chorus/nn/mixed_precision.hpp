@@ -143,9 +143,9 @@ class MixedPrecision : public Module {
     copies_.refresh(model_);
     auto outputs = model_.forward(narrowed(inputs)...);
     static_assert((detail::is_floating<Inputs> || ...) || !detail::all_in_float<decltype(outputs)>,
-                  "MixedPrecision: the model gets integers and gives float, so its layers would all run in float: let "
-                  "its `forward` take integers as `const auto&` and hand them to the Embedding as they come, which "
-                  "gives 16 bits then; or convert what the layers get, with to<bf16>(x)");
+                  "MixedPrecision: the model takes integers and returns float, so all its layers would run in float: "
+                  "take the integers as `const auto&` in `forward` and pass them to the Embedding unchanged, which "
+                  "then returns 16 bits; or convert the layers' input with to<bf16>(x)");
     return widened(outputs);
   }
   template <class... Inputs>

@@ -128,8 +128,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
     if (member) visitor.buffer(name, member);
   } else {
     static_assert(std::is_base_of_v<AnyBuffer, Member>,
-                  "CHORUS_MODULE lists layers, modules, parameters, buffers, and std::optional ones; a list of modules "
-                  "is an nn::ModuleList<M>, not a std::vector<M>");
+                  "CHORUS_MODULE: expected layers, modules, parameters, buffers, and std::optional ones; for a list of "
+                  "modules use nn::ModuleList<M>, not std::vector<M>");
   }
 }
 
@@ -179,8 +179,7 @@ struct NamedParameter {
 template <Device D>
 void check_whole(std::string_view who, const NamedParameter<D>& named, std::string_view instead) {
   if (named.parameter->in_pieces())
-    chorus::fail<UsageError>(who, ": '", named.name, "' is this rank's part of a parameter that ranks share out: ",
-                             instead);
+    chorus::fail<UsageError>(who, ": '", named.name, "' is split over ranks, and this rank has a part: ", instead);
 }
 
 /// A buffer and its path in the model.

@@ -18,8 +18,8 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
   check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
-                    " entries are shared out, and this rank has a part of them: call the net, not its module(), and "
-                    "see TensorParallel::gathered for a whole model");
+                    " entries are split over ranks, and this rank has a part: call the net, not its module(); "
+                    "TensorParallel::gathered gives a whole model");
   return group;
 }
 

@@ -21,7 +21,7 @@ class LearnedPositions : public Module {
 
   /// Initialised from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
   LearnedPositions(Index most, Index features) {
-    check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " places of ", features,
+    check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " positions of ", features,
                       " features: both must be positive");
     weight = Parameter(init::normal<T, D, 2>({most, features}, 0, 0.02));
   }
@@ -31,7 +31,7 @@ class LearnedPositions : public Module {
     return detail::watched(*this, [&] {
       const Index length = value_of(x).size(-2);
       check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
-                        weight.shape()[0], " places");
+                        weight.shape()[0], " positions");
       return x + slice(weight, 0, 0, length);
     });
   }
@@ -88,7 +88,7 @@ struct SinusoidalPositions : Module {
     return detail::watched(*this, [&] {
       using T = typename tensor_of<X>::value_type;
       const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
-      check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features are not even");
+      check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features, expected an even number");
       const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
       return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
                          Shape<2>{length, features});
@@ -104,8 +104,8 @@ template <Operand X>
 auto rotary_positions(const X& x, Index first = 0) {
   using T = typename tensor_of<X>::value_type;
   const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
-  check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features are not even");
-  check<UsageError>(first >= 0, "rotary_positions: the first place is ", first);
+  check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features, expected an even number");
+  check<UsageError>(first >= 0, "rotary_positions: expected a first position of at least 0, got ", first);
   const auto& tables = detail::position_tables<T>(first + length, features, value_of(x).device());
   const auto sine = tables.sine.slice(0, first, first + length), cosine = tables.cosine.slice(0, first, first + length);
   const auto a = slice(x, -1, 0, features / 2), b = slice(x, -1, features / 2, features);

@@ -61,7 +61,7 @@ class Recurrent : public Module {
     check<ShapeError>(in_features > 0 && hidden > 0 && options.num_layers > 0, name, ": ", in_features, " inputs, ",
                       hidden, " hidden features, ", options.num_layers, " layers: all must be positive");
     check<UsageError>(options.dropout >= 0 && options.dropout < 1, name,
-                      ": the probability of dropout is in [0, 1), got ", options.dropout);
+                      ": expected a dropout probability in [0, 1), got ", options.dropout);
     const double bound = 1 / std::sqrt(static_cast<double>(hidden));
     for (Index i = 0; i < options.num_layers * directions(); ++i) {
       const Index inputs = i < directions() ? in_features : hidden * directions();
@@ -98,8 +98,8 @@ class Recurrent : public Module {
   template <Operand H>
   auto state_of(const H& states, Index number) const {
     const Shape<3> expected{static_cast<Index>(cells.size()), value_of(states).size(1), hidden_};
-    check<ShapeError>(value_of(states).shape() == expected, name_, ": first states of shape ", value_of(states).shape(),
-                      ", expected ", expected);
+    check<ShapeError>(value_of(states).shape() == expected, name_, ": initial states have shape ",
+                      value_of(states).shape(), ", expected ", expected);
     return reshape(slice(states, 0, number, number + 1), Shape<2>{expected[1], expected[2]});
   }
   template <Operand X>

@@ -38,7 +38,7 @@ class Stashes {
 
   void stash(std::string_view name, std::shared_ptr<pipeline::AnyActivation<D>> value) {
     check<UsageError>(find(name) == entries_.end(), "nn::Stash<\"", name,
-                      "\">: another value of that name waits to be ", "popped");
+                      "\">: the previous value of that name was not popped");
     entries_.push_back({std::string(name), std::move(value)});
   }
   std::shared_ptr<pipeline::AnyActivation<D>> pop(std::string_view name) {

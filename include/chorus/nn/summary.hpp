@@ -162,7 +162,7 @@ std::string summary(Model& model, const Index (&shape)[Rank]) {
 template <Real T = float, class Model, std::size_t Rank>
 std::string summary(Model& model, const std::array<Index, Rank>& shape) {
   for (const Index extent : shape)
-    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
+    check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": expected sizes of at least 1");
   const auto device = detail::device_for_summary<typename Model::device_type>(model);
   const trace::PeakKept peak(trace_slot(device));  // includes the zeros
   return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));

@@ -31,7 +31,7 @@ using DeviceTypeOf = typename decltype(device_of(std::declval<Model&>()))::type;
 template <class Model>
 void want_gradients(Model& model, bool wants) {
   using D = DeviceTypeOf<Model>;
-  static_assert(!std::is_void_v<D>, "freeze and unfreeze take a model or a layer with parameters");
+  static_assert(!std::is_void_v<D>, "freeze, unfreeze: expected a model or a layer with parameters");
   for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
 }
 

@@ -52,14 +52,14 @@ auto elu(const X& x, double alpha = 1) {
 /// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold. Throws UsageError unless beta is positive.
 template <Operand X>
 auto softplus(const X& x, double beta = 1, double threshold = 20) {
-  check<UsageError>(beta > 0, "softplus: beta is positive, got ", beta);
+  check<UsageError>(beta > 0, "softplus: expected a positive beta, got ", beta);
   return detail::pointwise("softplus", functors::Softplus{beta, threshold}, x);
 }
 
 /// x clipped to [min, max]; the gradient is 0 at the limits. Throws UsageError unless min < max.
 template <Operand X>
 auto hardtanh(const X& x, double min = -1, double max = 1) {
-  check<UsageError>(min < max, "hardtanh: the limits are [", min, ", ", max, "]");
+  check<UsageError>(min < max, "hardtanh: expected min < max, got [", min, ", ", max, "]");
   return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
 }
 

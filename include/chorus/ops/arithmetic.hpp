@@ -117,7 +117,7 @@ auto neg(const X& x) {
 /// UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
-  check<UsageError>(min <= max, "clamp: the limits are [", min, ", ", max, "]");
+  check<UsageError>(min <= max, "clamp: expected min <= max, got [", min, ", ", max, "]");
   return detail::pointwise("clamp", functors::Clamp{min, max}, x);
 }
 

@@ -228,7 +228,7 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 /// The mask as matrices: one for each matrix of scores, or one for all.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
-  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
+  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
@@ -258,9 +258,9 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
                     "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
                     keys.shape(), " and values of shape ", values.shape(), " do not fit");
   check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention: the probability of dropout is in [0, 1), got ", options.dropout);
+                    "scaled_dot_product_attention: expected a dropout probability in [0, 1), got ", options.dropout);
   check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
-                    "scaled_dot_product_attention: dropout needs a batch axis, got queries of shape ", queries.shape());
+                    "scaled_dot_product_attention: expected a batch axis for dropout, got shape ", queries.shape());
   if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
     auto scores = queries.shape();
     const auto same_batch = [&](const auto& other) {

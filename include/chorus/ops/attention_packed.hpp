@@ -88,13 +88,13 @@ auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOpti
 template <Operand X, class... Mask>
 auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&... mask) {
   static_assert(tensor_of<X>::rank == 5,
-                "scaled_dot_product_attention_packed: qkv is [batch, length, 3, heads, features]");
+                "scaled_dot_product_attention_packed: expected qkv [batch, length, 3, heads, features]");
   const auto shape = value_of(qkv).shape();
   const auto [batch, length, three, heads, features] = shape;
   check<ShapeError>(three == 3,
                     "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got ", shape);
   check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got ",
+                    "scaled_dot_product_attention_packed: expected a dropout probability in [0, 1), got ",
                     options.dropout);
   if constexpr (has_stacked_attention<X, X, X>) {
     const Shape<4> scores{batch, heads, length, length};

@@ -40,7 +40,7 @@ struct BatchNormRelu : BatchNorm<T, D> {
 namespace detail {
 template <std::size_t N>
 kernels::ChannelShape channel_view(const std::array<Index, N>& shape) {
-  static_assert(N >= 2, "batch_norm: the input is [batch, channels, ...]");
+  static_assert(N >= 2, "batch_norm: expected an input [batch, channels, ...]");
   kernels::ChannelShape view{shape[0], shape[1], 1};
   for (std::size_t i = 2; i < N; ++i) view.inner *= shape[i];
   return view;
@@ -67,7 +67,7 @@ auto batch_norm(const char* name, const X& x, const W& weight, const B& bias, co
     check<ShapeError>(!per_channel.defined() || per_channel.numel() == view.channels, name, ": an input of shape ",
                       input.shape(), " does not fit ", per_channel.numel(), " channels");
   check<UsageError>(training || (running_mean.defined() && running_var.defined()), name,
-                    ": there are no running statistics to use in evaluation");
+                    ": evaluation needs running statistics, and they are undefined");
   tensor_of<X> added;
   ((added = contiguous(value_of(residual))), ...);
   check<ShapeError>(!added.defined() || added.shape() == input.shape(), name, ": the residual has shape ",

@@ -17,7 +17,7 @@ namespace detail {
 template <Operand X>
 auto class_rows(const X& x) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 2, "a loss over classes takes scores [batch, classes, ...]");
+  static_assert(rank >= 2, "class loss: expected scores [batch, classes, ...]");
   Shape<rank> order{};
   order[0] = 0;
   for (int axis = 2; axis < rank; ++axis) order[static_cast<std::size_t>(axis - 1)] = axis;
@@ -55,7 +55,7 @@ Recorded<Rank, X> image_cross_entropy(const X& logits, const Tensor<std::int64_t
   using T = typename tensor_of<X>::value_type;
   const auto scores = contiguous(value_of(logits));
   check<UsageError>((options.reduction == Reduction::none) == (Rank == 1),
-                    "cross_entropy: one loss a sample has a function of its own: cross_entropy_per_sample");
+                    "cross_entropy: for one loss per sample call cross_entropy_per_sample");
   const auto view = around_axis(scores.shape(), 1);
   Shape<Rank> shape{};
   if constexpr (Rank == 1) shape[0] = labels.numel();

@@ -67,7 +67,7 @@ inline constexpr bool no_columns = false;
 template <class A, class B>
 void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
   check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
-                    " are shared out in different ways");
+                    " are split in different ways");
 }
 }  // namespace detail
 
@@ -161,9 +161,9 @@ CHORUS_MIXES_COLUMNS(mean)
 /// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
 template <class X>
 auto dropout(const Columns<X>& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
+  static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const auto columns = x.range();
   return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
@@ -171,8 +171,8 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
 /// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
 template <class X, std::size_t NewRank>
 auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
-  check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
-                    x.width(), " as its size, got ", shape);
+  check<ShapeError>(shape.back() == x.width(), "reshape: split columns must stay the last axis: expected ", x.width(),
+                    " as its size, got ", shape);
   shape.back() = x.range().count;
   return x.with(reshape(x.part(), shape));
 }

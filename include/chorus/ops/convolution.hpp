@@ -32,7 +32,7 @@ template <Operand X, Operand W, Operand B, class Taps, class Row>
 detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, const Taps& w, const Row& b,
                                     const Conv2dOptions& options) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(tensor_of<X>::rank == 4, "conv2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4, "conv2d: expected an input [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
   const kernels::Conv2dShape shape{.batch = input.size(0),
                                    .in_channels = input.size(1),
@@ -50,7 +50,7 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
                                    .groups = options.groups};
   check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
                         shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    "conv2d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv2d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
                     "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
                     " with ", shape.groups, " groups");

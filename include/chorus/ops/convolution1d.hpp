@@ -15,7 +15,7 @@ struct Conv1dOptions {
 /// out_length = (length + 2 padding - dilation (kernel - 1) - 1) / stride + 1. Throws as conv2d does.
 template <Operand X, Operand W, Operand B>
 auto conv1d(const X& x, const W& weight, const B& bias, const Conv1dOptions& options = {}) {
-  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3, "conv1d: the input is [batch, channels, length]");
+  static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3, "conv1d: expected input [batch, channels, length]");
   const auto& in = value_of(x).shape();
   const auto& w = value_of(weight).shape();
   const auto y =

@@ -28,12 +28,12 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
   static_assert(tensor_of<X>::rank == 5 && tensor_of<W>::rank == 5,
-                "conv3d: the input is [batch, channels, depth, height, width]");
+                "conv3d: expected an input [batch, channels, depth, height, width]");
   const auto [batch, channels, depth, height, width] = value_of(x).shape();
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;

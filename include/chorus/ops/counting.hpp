@@ -72,7 +72,7 @@ auto unique(const X& x) {
 /// `right` after them. NaN is the largest. Throws UsageError if `sorted` is not in order.
 template <Operand S, Operand V>
 auto searchsorted(const S& sorted, const V& values, bool right = false) {
-  static_assert(tensor_of<S>::rank == 1, "searchsorted: the sorted numbers are a vector");
+  static_assert(tensor_of<S>::rank == 1, "searchsorted: expected a vector of sorted numbers");
   static_assert(of_one_type<S, V>, "searchsorted: operands have different scalar types; to<float>(x) converts one");
   using C = compute_type<typename tensor_of<S>::value_type>;
   const auto order = detail::on_host("searchsorted", sorted);
@@ -82,7 +82,7 @@ auto searchsorted(const S& sorted, const V& values, bool right = false) {
   };
   const auto *first = order.data(), *last = first + order.numel();
   const auto* const wrong = std::is_sorted_until(first, last, before);
-  check<UsageError>(wrong == last, "searchsorted: expected numbers in ascending order, got a smaller one at place ",
+  check<UsageError>(wrong == last, "searchsorted: expected numbers in ascending order, got a smaller one at index ",
                     static_cast<Index>(wrong - first));
   auto out = Tensor<std::int64_t, tensor_of<V>::rank>::empty(wanted.shape());
   for (Index i = 0; i < out.numel(); ++i) {
@@ -123,7 +123,7 @@ template <Operand X>
 auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
   using T = typename tensor_of<X>::value_type;
   using D = typename tensor_of<X>::device_type;
-  static_assert(Real<T>, "histogram: the numbers are of a floating-point type");
+  static_assert(Real<T>, "histogram: expected floating-point numbers");
   const auto input = detail::on_host("histogram", x);
   const auto number = [&](Index i) { return static_cast<double>(input.data()[i]); };
   check<UsageError>(bins >= 1, "histogram: expected at least 1 bin, got ", bins);

@@ -38,10 +38,10 @@ namespace detail {
 template <class T, class D, class Options>
 void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, const Tensor<std::int64_t, 1, D>& labels,
                       const Options& options, Reduction expected) {
-  check<ShapeError>(scores.size(0) == labels.size(0), operation, ": scores of shape ", scores.shape(), " need ",
+  check<ShapeError>(scores.size(0) == labels.size(0), operation, ": scores of shape ", scores.shape(), ", expected ",
                     scores.size(0), " labels, got ", labels.size(0));
   check<UsageError>((options.reduction == Reduction::none) == (expected == Reduction::none), operation,
-                    ": one loss a sample has a function of its own: ", operation, "_per_sample");
+                    ": for one loss per sample call ", operation, "_per_sample");
 }
 
 /// Backward of cross_entropy. `Narrow` logits get a narrow gradient, through the float node that passes it on (see
@@ -166,9 +166,8 @@ auto place_of(const X& x) {
 template <class Options>
 double checked_mean_over(const char* operation, const Options& options) {
   const double over = *options.mean_over;
-  check<UsageError>(over > 0 && std::isfinite(over), operation, ": mean_over is a positive number, got ", over);
-  check<UsageError>(options.reduction == Reduction::mean, operation,
-                    ": mean_over is what a mean is divided by, and there is none");
+  check<UsageError>(over > 0 && std::isfinite(over), operation, ": expected a positive mean_over, got ", over);
+  check<UsageError>(options.reduction == Reduction::mean, operation, ": mean_over needs Reduction::mean");
   return over;
 }
 
@@ -250,14 +249,14 @@ Variable<float, 0> cross_entropy(const X&, const Labels&, const Rest&...) {
   using T = typename tensor_of<Labels>::value_type;
   if constexpr (!std::is_same_v<T, std::int64_t>)
     static_assert(std::is_same_v<T, std::int64_t>,
-                  "cross_entropy: labels are a Tensor of std::int64_t, which to<std::int64_t>(labels) makes; "
-                  "probabilities in their place need #include <chorus/ops/class_losses.hpp>");
+                  "cross_entropy: expected labels in a Tensor of std::int64_t; to<std::int64_t>(labels) converts; for "
+                  "probabilities #include <chorus/ops/class_losses.hpp>");
   else if constexpr (axes != labels + 1)
     static_assert(axes == labels + 1,
-                  "cross_entropy: logits [batch, classes] go with labels [batch]; of images [batch, classes, height, "
-                  "width] with [batch, height, width]");
+                  "cross_entropy: expected logits [batch, classes] and labels [batch]; for images [batch, classes, "
+                  "height, width] and [batch, height, width]");
   else
-    static_assert(axes == 2, "cross_entropy: logits of more than two axes need #include <chorus/ops/class_losses.hpp>");
+    static_assert(axes == 2, "cross_entropy: for logits of more than two axes #include <chorus/ops/class_losses.hpp>");
   return {};
 }
 

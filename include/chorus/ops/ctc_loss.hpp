@@ -99,9 +99,9 @@ auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
   const auto targets = contiguous(labels);
   const Index time = scores.size(0), batch = scores.size(1), classes = scores.size(2), most = targets.size(1);
   check<ShapeError>(targets.size(0) == batch && input_lengths.size(0) == batch && label_lengths.size(0) == batch,
-                    "ctc_loss: scores of shape ", scores.shape(), " need labels, input_lengths and label_lengths of ",
-                    batch, " samples, got ", targets.shape(), ", ", input_lengths.shape(), " and ",
-                    label_lengths.shape());
+                    "ctc_loss: scores of shape ", scores.shape(),
+                    ", expected labels, input_lengths and label_lengths of ", batch, " samples, got ", targets.shape(),
+                    ", ", input_lengths.shape(), " and ", label_lengths.shape());
   check<UsageError>(options.blank >= 0 && options.blank < classes, "ctc_loss: blank ", options.blank,
                     " is not one of ", classes, " classes");
   for (Index n = 0; n < batch; ++n) {
@@ -135,8 +135,7 @@ template <Operand X>
 auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
               const Tensor<std::int64_t, 1, Cpu>& input_lengths, const Tensor<std::int64_t, 1, Cpu>& label_lengths,
               const CtcLossOptions& options = {}) {
-  check<UsageError>(options.reduction != Reduction::none,
-                    "ctc_loss: one loss a sample has a function of its own: ctc_loss_per_sample");
+  check<UsageError>(options.reduction != Reduction::none, "ctc_loss: for one loss per sample call ctc_loss_per_sample");
   using T = typename tensor_of<X>::value_type;
   const auto losses = ctc_loss_per_sample(log_probabilities, labels, input_lengths, label_lengths, options);
   const Index batch = label_lengths.size(0);

@@ -72,8 +72,8 @@ auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, st
 template <Operand A, Operand B>
 auto cdist(const A& a, const B& b, double p = 2) {
   constexpr int rank = tensor_of<A>::rank;
-  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: the operands are stacks of vectors, of one rank");
-  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected as many features, got shapes ",
+  static_assert(rank >= 2 && tensor_of<B>::rank == rank, "cdist: expected two stacks of vectors of the same rank");
+  check<ShapeError>(value_of(a).size(-1) == value_of(b).size(-1), "cdist: expected equal last sizes, got shapes ",
                     value_of(a).shape(), " and ", value_of(b).shape());
   return norm(unsqueeze(a, rank - 1) - unsqueeze(b, rank - 2), p, -1);
 }

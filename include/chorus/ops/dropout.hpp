@@ -61,11 +61,11 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
 template <Operand X>
 X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
   if constexpr (is_graph_variable<X>) {
-    fail<UsageError>("dropout: gradients of gradients don't go through what ranks share");
+    fail<UsageError>("dropout: gradients of gradients do not support values that ranks share");
   } else {
     const auto input = contiguous(value_of(x));
     check<UsageError>(samples_axis(input.shape()) == 0,
-                      "dropout: what ranks share has its samples along the first axis");
+                      "dropout: expected the samples along the first axis of a value that ranks share");
     const auto key = next_random_key(input.size(0));
     const Index samples = input.size(0), numbers = samples * row.count;
     const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
@@ -90,8 +90,8 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
 /// 0 <= p < 1.
 template <Operand X>
 auto dropout(const X& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 1, "dropout: the input has a batch axis");
-  check<UsageError>(p >= 0 && p < 1, "dropout: the probability is in [0, 1), got ", p);
+  static_assert(tensor_of<X>::rank >= 1, "dropout: expected an input with a batch axis");
+  check<UsageError>(p >= 0 && p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const bool drops = training && p > 0;
   const int axis = drops ? detail::samples_axis(value_of(x).shape()) : 0;
   // Fake quantisation rounds x first, so that its range is that of evaluation.

@@ -13,7 +13,7 @@ namespace chorus {
 template <Operand X>
 auto dropout_channels(const X& x, double p, bool training = true) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 2, "dropout_channels: the input is [batch, channels, ...]");
+  static_assert(rank >= 2, "dropout_channels: expected an input [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
   using Mask = Tensor<typename tensor_of<X>::value_type, 2, typename tensor_of<X>::device_type>;
   const auto kept = dropout(Mask::ones({shape[0], shape[1]}, value_of(x).device()), p, training);

@@ -86,7 +86,7 @@ auto einsum(const A& a, const B& b) {
                 "einsum: expected two operands and a result, as in \"ij,jk->ik\", each letter once in a part");
   constexpr detail::EinsumPlan plan(equation.view());
   static_assert(plan.a.size() == tensor_of<A>::rank && plan.b.size() == tensor_of<B>::rank,
-                "einsum: the operands have other numbers of axes than the equation");
+                "einsum: the equation and the operands have different numbers of axes");
   std::array<Index, 128> size{};
   const auto measure = [&](std::string_view names, const auto& shape) {
     for (std::size_t i = 0; i < names.size(); ++i) {

@@ -61,8 +61,8 @@ template <Operand X>
 constexpr void check_type() {
   using Of = tensor_of<X>;
   static_assert(std::is_same_v<typename Of::device_type, Cpu>,
-                "fft: the operand lies on a GPU; these functions run on the CPU: to_device(x, Cpu{}) copies it");
-  static_assert(std::floating_point<typename Of::value_type>, "fft: the operand is of float or double");
+                "fft: expected an operand on the CPU; to_device(x, Cpu{}) copies it");
+  static_assert(std::floating_point<typename Of::value_type>, "fft: expected an operand of float or double");
 }
 
 template <Fourier Kind, Operand X>
@@ -92,7 +92,7 @@ template <bool Real, Operand X>
 Index length(const char* operation, const X& x) {
   check_type<X>();
   static_assert(tensor_of<X>::rank >= (Real ? 1 : 2),
-                "fft: a real operand has an axis at least, a complex one two: the last holds real and imaginary parts");
+                "fft: expected an axis for a real operand, two for a complex one (real and imaginary part)");
   const auto& input = value_of(x);
   chorus::detail::check_defined(operation, input);
   if constexpr (Real) {
@@ -138,7 +138,7 @@ auto to_real(const char* operation, const X& x, const Options& options) {
 // The complex transform of the second last axis.
 template <Operand X>
 auto along_rows(const char* operation, const X& x, const Options& options, bool inverse) {
-  static_assert(tensor_of<X>::rank >= 3, "fft: a transform of two axes has an operand with two of them");
+  static_assert(tensor_of<X>::rank >= 3, "fft: expected an operand with two axes to transform");
   return transpose(complex(operation, transpose(x, -3, -2), options, inverse), -3, -2);
 }
 
@@ -206,7 +206,7 @@ auto irfft2(const X& x, const Options2& options = {}) {
 /// The broadcast product of complex numbers, [..., 2] each. A circular convolution is irfft(mul(rfft(x), rfft(y))).
 template <Operand A, Operand B>
 auto mul(const A& a, const B& b) {
-  static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: the operands have an axis of pairs");
+  static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: expected an axis of pairs");
   for (const Index pairs : {value_of(a).shape().back(), value_of(b).shape().back()})
     check<ShapeError>(pairs == 2, "fft::mul: expected complex numbers as pairs, [..., 2], got shapes ",
                       value_of(a).shape(), " and ", value_of(b).shape());

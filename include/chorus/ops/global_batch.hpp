@@ -20,7 +20,7 @@ namespace detail {
 template <class T, int Rank, class D>
 Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
                                       const std::shared_ptr<BatchGroup>& group) {
-  check<UsageError>(!group->recorded(), "of_global_batch: not of GraphVariables under DataParallel");
+  check<UsageError>(!group->recorded(), "of_global_batch: GraphVariables under DataParallel are not supported");
   Node& origin = *term.origin;
   const bool is_mean = origin.is_mean();
   const double own = is_mean ? origin.mean_over() : 1;
@@ -67,8 +67,8 @@ auto of_global_batch(const X& x) {
   if (terms.all().empty()) return value;
   const auto& term = terms.all().front();
   check<UsageError>(terms.is_one_term(*value.node()),
-                    "of_global_batch: expected one mean or sum over the batch, times "
-                    "a number, got a sum of several, or of one and a number: take of_global_batch of each");
+                    "of_global_batch: expected one mean or sum over the batch, times a number, got a sum of several, "
+                    "or of one and a number: call of_global_batch for each");
   if (std::string_view(term.origin->operation()) == detail::mean_of_parts_name) return value;
   return detail::sum_over_members(value, term, group);
 }

@@ -36,7 +36,7 @@ struct IntegerMul {
 struct NoDivision {
   template <class T>
   CHORUS_HD T operator()(const T&, const T&) const {
-    static_assert(Real<T>, "div: integers are not divided in place, since their quotients are no integers");
+    static_assert(Real<T>, "div: integers can't be divided in place, because quotients are not integers");
     return T();
   }
 };
@@ -52,11 +52,11 @@ namespace detail {
 /// x = f(x, y...), with y contiguous and of x's shape.
 template <class F, class T, int Rank, class D, class... Y>
 void assign(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Y&... y) {
-  static_assert(!std::is_same_v<T, bool>, "in place: no arithmetic of truth values");
+  static_assert(!std::is_same_v<T, bool>, "in place: arithmetic of bool is not supported");
   check_defined(operation, value_of(x));
   for (std::size_t axis = 0; axis < x.shape().size(); ++axis)
     check<UsageError>(x.strides()[axis] != 0 || x.shape()[axis] <= 1, operation,
-                      ": expected a tensor with a place for each element, got an expanded one of shape ", x.shape());
+                      ": expected a tensor with memory for each element, got an expanded one of shape ", x.shape());
   const auto left = contiguous(x);
   if constexpr (Real<T>)
     kernels::pointwise_forward(x.device(), f, x.numel(),
@@ -71,11 +71,11 @@ void assign(const char* operation, const F& f, const Tensor<T, Rank, D>& x, cons
 /// x = f(x, y); y broadcasts to x's shape.
 template <class F, class T, int Rank, class D, int RankY>
 void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x, const Tensor<T, RankY, D>& y) {
-  static_assert(RankY <= Rank, "in place: the right side has more axes than the tensor that is written");
+  static_assert(RankY <= Rank, "in place: the right side has more axes than the left side");
   check_defined(operation, value_of(x), value_of(y));
   check_same_device(operation, x, y);
   check<ShapeError>(broadcast_shapes(operation, x.shape(), y.shape()) == x.shape(), operation,
-                    ": expected what broadcasts to shape ", x.shape(), ", got shape ", y.shape());
+                    ": expected an operand that broadcasts to shape ", x.shape(), ", got shape ", y.shape());
   const auto right = y.expand(x.shape());
   // Copies y if it shares the written memory at other positions.
   const bool same_places = right.data() == x.data() && right.strides() == x.strides();

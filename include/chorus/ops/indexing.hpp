@@ -57,7 +57,7 @@ auto index_select(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& inde
 /// of range.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index) {
-  static_assert(tensor_of<W>::rank == 2, "embedding: the weight is [entries, features]");
+  static_assert(tensor_of<W>::rank == 2, "embedding: expected a weight [entries, features]");
   const auto flat = contiguous(index).view(Shape<1>{index.numel()});
   Shape<Rank + 1> shape{};
   std::copy(index.shape().begin(), index.shape().end(), shape.begin());
@@ -93,14 +93,14 @@ auto gather_along(const X& x, std::size_t axis, const Indices& index) {
 /// other axes the index may be smaller than x. Throws ShapeError if it is larger, UsageError for an index out of range.
 template <Operand X, class D>
 auto gather(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index) {
-  static_assert(tensor_of<X>::rank >= 1, "gather: the input has at least one axis");
+  static_assert(tensor_of<X>::rank >= 1, "gather: expected an input with at least one axis");
   const auto a = normalize_axis("gather", axis, tensor_of<X>::rank);
   auto narrowed = reshape(x, value_of(x).shape());
   for (std::size_t other = 0; other < index.shape().size(); ++other) {
     const Index size = index.shape()[other];
     if (other == a || size == narrowed.shape()[other]) continue;
     check<ShapeError>(size < narrowed.shape()[other], "gather: an index of shape ", index.shape(),
-                      " is larger than the input of ", value_of(x).shape(), " beside axis ", axis);
+                      " is larger than the input of ", value_of(x).shape(), " outside of axis ", axis);
     narrowed = slice(narrowed, static_cast<Index>(other), 0, size);
   }
   return detail::gather_along(narrowed, a, index);

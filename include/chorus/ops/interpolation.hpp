@@ -63,8 +63,8 @@ auto adaptive_max(const X& x, std::size_t a, Index out) {
 }
 
 inline void check_resize(const char* operation, const Shape<4>& image, Size2d size) {
-  check<UsageError>(size.height > 0 && size.width > 0, operation, ": the size is at least 1, got ", size.height, " x ",
-                    size.width);
+  check<UsageError>(size.height > 0 && size.width > 0, operation, ": expected a size of at least 1, got ", size.height,
+                    " x ", size.width);
   check<ShapeError>(image[2] > 0 && image[3] > 0, operation, ": an image of shape ", image, " has no pixels");
 }
 
@@ -75,7 +75,7 @@ inline void check_resize(const char* operation, const Shape<4>& image, Size2d si
 /// ShapeError for an image without pixels.
 template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
-  static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: expected an input [batch, channels, height, width]");
   detail::check_resize("upsample_bilinear2d", value_of(x).shape(), size);
   const auto& shape = value_of(x).shape();
   const auto input = detail::taken(x);
@@ -89,7 +89,7 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
 /// size.width]; parts as for adaptive_avg_pool2d. In a tie the first pixel gets the gradient. Throws as that does.
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
-  static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
+  static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: expected an input [batch, channels, height, width]");
   const auto& shape = value_of(x).shape();
   detail::check_resize("adaptive_max_pool2d", shape, size);
   const auto parts = [&] { return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height); };

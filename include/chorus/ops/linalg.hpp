@@ -24,9 +24,9 @@ template <Operand X>
 auto stack_of(const char* operation, const X& x, bool square) {
   using Of = tensor_of<X>;
   static_assert(std::is_same_v<typename Of::device_type, Cpu>,
-                "linalg: the operand lies on a GPU; these functions run on the CPU: to_device(x, Cpu{}) copies it");
-  static_assert(std::floating_point<typename Of::value_type>, "linalg: the operand is of float or double");
-  static_assert(Of::rank >= 2, "linalg: the operand is a matrix or a stack of matrices");
+                "linalg: expected an operand on the CPU; to_device(x, Cpu{}) copies it");
+  static_assert(std::floating_point<typename Of::value_type>, "linalg: expected an operand of float or double");
+  static_assert(Of::rank >= 2, "linalg: expected a matrix or a stack of matrices");
   chorus::detail::check_defined(operation, value_of(x));
   auto out = contiguous(value_of(x));
   check<ShapeError>(!square || out.size(-1) == out.size(-2), operation, ": expected square matrices, got shape ",
@@ -69,7 +69,7 @@ std::array<Index, N - 1> with_vector(const std::array<Index, N>& shape, Index si
 template <Operand A, Operand B>
 auto solve(const A& a, const B& b) {
   constexpr int rank = tensor_of<A>::rank;
-  static_assert(tensor_of<B>::rank == rank && of_one_type<A, B>, "solve: the operands have one rank and scalar type");
+  static_assert(tensor_of<B>::rank == rank && of_one_type<A, B>, "solve: expected one rank and scalar type");
   using T = typename tensor_of<A>::value_type;
   const auto left = detail::stack_of("solve", a, true), right = detail::stack_of("solve", b, false);
   const Index n = left.size(-1), k = right.size(-1), count = detail::matrices(left.shape());
@@ -174,7 +174,7 @@ auto qr(const A& a) {
   using T = typename tensor_of<A>::value_type;
   const auto input = detail::stack_of("qr", a, false);
   const Index m = input.size(-2), n = input.size(-1), count = detail::matrices(input.shape());
-  check<ShapeError>(m >= n, "qr: expected at least as many rows as columns, got shape ", input.shape());
+  check<ShapeError>(m >= n, "qr: expected rows >= columns, got shape ", input.shape());
   auto packed = Tensor<T, 2>::empty({count, m * n + n * n});
   kernels::linalg::qr(count, m, n, input.data(), packed.data());
   const auto factors = record(

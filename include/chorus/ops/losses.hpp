@@ -116,7 +116,7 @@ auto mean_or_sum(const X& losses, Reduction reduction) {
 
 template <Operand X, Operand Y, class F>
 auto reduced_loss(const char* operation, const F& f, const X& x, const Y& target, Reduction reduction) {
-  check<UsageError>(reduction != Reduction::none, operation, ": for the loss of each element call ", operation,
+  check<UsageError>(reduction != Reduction::none, operation, ": for one loss per element call ", operation,
                     "_per_element");
   return mean_or_sum(pointwise(operation, f, x, target), reduction);
 }
@@ -142,26 +142,26 @@ CHORUS_LOSS(bce_with_logits, BinaryCrossEntropy)
 /// Quadratic below `beta`, linear above it. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss(const X& x, const Y& target, double beta = 1, Reduction reduction = Reduction::mean) {
-  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  check<UsageError>(beta > 0, "smooth_l1_loss: expected a positive beta, got ", beta);
   return detail::reduced_loss("smooth_l1_loss", functors::SmoothL1{beta}, x, target, reduction);
 }
 /// smooth_l1_loss without a reduction. Throws UsageError unless beta is positive.
 template <Operand X, Operand Y>
 auto smooth_l1_loss_per_element(const X& x, const Y& target, double beta = 1) {
-  check<UsageError>(beta > 0, "smooth_l1_loss: beta is positive, got ", beta);
+  check<UsageError>(beta > 0, "smooth_l1_loss: expected a positive beta, got ", beta);
   return detail::pointwise("smooth_l1_loss", functors::SmoothL1{beta}, x, target);
 }
 
 /// Quadratic up to `delta`, linear above it: delta times smooth_l1_loss. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss(const X& x, const Y& target, double delta = 1, Reduction reduction = Reduction::mean) {
-  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  check<UsageError>(delta > 0, "huber_loss: expected a positive delta, got ", delta);
   return detail::reduced_loss("huber_loss", functors::Huber{delta}, x, target, reduction);
 }
 /// huber_loss without a reduction. Throws UsageError unless delta is positive.
 template <Operand X, Operand Y>
 auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
-  check<UsageError>(delta > 0, "huber_loss: delta is positive, got ", delta);
+  check<UsageError>(delta > 0, "huber_loss: expected a positive delta, got ", delta);
   return detail::pointwise("huber_loss", functors::Huber{delta}, x, target);
 }
 
@@ -169,7 +169,7 @@ auto huber_loss_per_element(const X& x, const Y& target, double delta = 1) {
 /// ...]; summed and divided by the batch size (PyTorch's `batchmean`).
 template <Operand X, Operand Y>
 auto kl_div(const X& log_probabilities, const Y& target) {
-  static_assert(tensor_of<X>::rank >= 1, "kl_div: the input has a batch axis");
+  static_assert(tensor_of<X>::rank >= 1, "kl_div: expected an input with a batch axis");
   const auto batch = static_cast<double>(value_of(log_probabilities).size(0));
   return detail::mean_of_losses(detail::pointwise("kl_div", functors::KlDivergence{}, log_probabilities, target),
                                 batch);

@@ -86,7 +86,7 @@ auto matmul_shapes(const std::array<Index, A>& a, const std::array<Index, B>& b)
 template <Operand A, Operand B>
 auto matmul(const A& a, const B& b) {
   constexpr int rank_a = tensor_of<A>::rank, rank_b = tensor_of<B>::rank;
-  static_assert(rank_a >= 2 && rank_b >= 2, "matmul: operands are matrices or stacks of matrices");
+  static_assert(rank_a >= 2 && rank_b >= 2, "matmul: expected matrices or stacks of matrices");
   static_assert(of_one_type<A, B>, "matmul: operands have different scalar types; to<float>(x) converts one");
   const auto& shape_a = value_of(a).shape();
   const auto& shape_b = value_of(b).shape();
@@ -204,7 +204,7 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
 /// differ.
 template <Operand X, Operand W, Operand B>
 auto linear(const X& x, const W& weight, const B& bias) {
-  static_assert(tensor_of<X>::rank >= 1, "linear: the input has at least one axis");
+  static_assert(tensor_of<X>::rank >= 1, "linear: expected an input with at least one axis");
   static_assert(of_one_type<X, W, B>,
                 "linear: input and weights have different scalar types; to<float>(x) converts one");
   if constexpr (of_one_type<X, W, B>)

@@ -18,7 +18,7 @@ namespace detail {
 // Sets everything outside of the triangle to 0, NaN included.
 template <Operand X, class Inside>
 auto triangle(const X& x, const Inside& inside) {
-  static_assert(tensor_of<X>::rank >= 2, "tril, triu: the operand is a matrix or a stack of matrices");
+  static_assert(tensor_of<X>::rank >= 2, "tril, triu: expected a matrix or a stack of matrices");
   const Index rows = value_of(x).size(-2), columns = value_of(x).size(-1);
   auto outside = Tensor<bool, 2>::empty({rows, columns});
   for (Index i = 0; i < rows; ++i)
@@ -50,7 +50,7 @@ auto triu(const X& x, Index diagonal = 0) {
 template <Operand X>
 auto diag(const X& x, Index diagonal = 0) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank == 1 || rank == 2, "diag: the operand is a vector or a matrix");
+  static_assert(rank == 1 || rank == 2, "diag: expected a vector or a matrix");
   if constexpr (rank == 2) {
     const Index rows = value_of(x).size(0), columns = value_of(x).size(1);
     return detail::select_along(reshape(x, Shape<1>{rows * columns}), 0,
@@ -67,14 +67,14 @@ auto diag(const X& x, Index diagonal = 0) {
 /// a: [m], b: [n] -> [m, n], the outer product.
 template <Operand A, Operand B>
 auto outer(const A& a, const B& b) {
-  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: the operands are vectors");
+  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: expected vectors");
   return unsqueeze(a, 1) * unsqueeze(b, 0);
 }
 
 /// The dot product of two vectors of one size. Throws ShapeError if the sizes differ.
 template <Operand A, Operand B>
 auto dot(const A& a, const B& b) {
-  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: the operands are vectors");
+  static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: expected vectors");
   check<ShapeError>(value_of(a).shape() == value_of(b).shape(), "dot: expected vectors of one size, got shapes ",
                     value_of(a).shape(), " and ", value_of(b).shape());
   return sum(a * b, 0);
@@ -83,7 +83,7 @@ auto dot(const A& a, const B& b) {
 /// The cross product along an axis of size 3; the operands broadcast. Throws ShapeError if the axis has another size.
 template <Operand A, Operand B>
 auto cross(const A& a, const B& b, Index axis = -1) {
-  static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: the operands have one rank");
+  static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: expected operands of one rank");
   const auto at = normalize_axis("cross", axis, tensor_of<A>::rank);
   check<ShapeError>(value_of(a).shape()[at] == 3 && value_of(b).shape()[at] == 3, "cross: expected size 3 of axis ",
                     axis, ", got shapes ", value_of(a).shape(), " and ", value_of(b).shape());

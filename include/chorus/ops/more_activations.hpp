@@ -93,7 +93,7 @@ auto selu(const X& x) {
 /// x, or alpha (exp(x / alpha) - 1) for x <= 0. Throws UsageError if alpha is 0.
 template <Operand X>
 auto celu(const X& x, double alpha = 1) {
-  check<UsageError>(alpha != 0, "celu: alpha is 0");
+  check<UsageError>(alpha != 0, "celu: expected an alpha other than 0");
   return detail::pointwise("celu", functors::Celu{alpha}, x);
 }
 /// x / (1 + |x|).
@@ -127,7 +127,7 @@ template <Operand X, Operand W>
 auto prelu(const X& x, const W& slope) {
   constexpr int rank = tensor_of<X>::rank;
   static_assert(rank >= 2 && tensor_of<W>::rank == 1,
-                "prelu: the input is [batch, channels, ...], the slope [channels]");
+                "prelu: expected an input [batch, channels, ...] and a slope [channels]");
   Shape<rank - 1> per_channel{};
   per_channel.fill(1);
   per_channel[0] = value_of(slope).numel();
@@ -140,7 +140,7 @@ auto prelu(const X& x, const W& slope) {
 template <Operand X>
 auto glu(const X& x, Index axis = -1) {
   const Index size = value_of(x).size(axis);
-  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has no two halves");
+  check<ShapeError>(size % 2 == 0, "glu: axis ", axis, " of shape ", value_of(x).shape(), " has an odd size");
   return slice(x, axis, 0, size / 2) * sigmoid(slice(x, axis, size / 2, size));
 }
 

@@ -137,8 +137,8 @@ struct WeightedBinaryCrossEntropy {
 namespace detail {
 template <Operand X>
 auto reduce_losses(const char* operation, const X& losses, Reduction reduction) {
-  check<UsageError>(reduction != Reduction::none, operation, ": for losses that are not reduced there is a function ",
-                    operation, "_per_...");
+  check<UsageError>(reduction != Reduction::none, operation, ": for losses without reduction call ", operation,
+                    "_per_...");
   return mean_or_sum(losses, reduction);
 }
 

@@ -104,14 +104,14 @@ auto norm_keeping(const X& x, double p, Index axis) {
 template <Operand X>
 auto norm(const X& x, double p, Index axis, KeepAxis) {
   check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
-                    "norm: p is positive, or -inf for the smallest element, got ", p);
+                    "norm: expected a positive p, or -inf for the smallest element, got ", p);
   if constexpr (NarrowOperand<X>) {
     return to<typename tensor_of<X>::value_type>(norm(to<float>(x), p, axis, keep_axis));
   } else {
     const auto a = normalize_axis("norm", axis, tensor_of<X>::rank);
     if (value_of(x).shape()[a] == 0) {
       check<UsageError>(p < std::numeric_limits<double>::infinity() && p > 0, "norm: an axis of a tensor of shape ",
-                        value_of(x).shape(), " has no element that could be the largest or smallest");
+                        value_of(x).shape(), " has no elements");
       return sum(x, axis, keep_axis);
     }
     return detail::norm_keeping(x, p, axis);

@@ -41,7 +41,7 @@ auto recorded_layer_norm(const X& x, const W& weight, const B& bias, double eps)
   using T = typename tensor_of<W>::value_type;
   constexpr std::size_t rank = tensor_of<X>::rank, inner = tensor_of<W>::rank;
   static_assert(inner >= 1 && inner <= rank && inner == tensor_of<B>::rank,
-                "layer_norm: weight and bias have the shape of the input's last axes");
+                "layer_norm: expected weight and bias of the shape of the input's last axes");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
@@ -92,7 +92,7 @@ template <Operand X>
 void check_normalizes(const char* operation, const X& x, Index groups) {
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups <= 0 || shape[0] * groups != value_of(x).numel() || value_of(x).numel() == 0, operation,
-                    ": needs more than one value to normalise, got one for each sample and ",
+                    ": expected more than one value to normalise, got one for each sample and ",
                     groups == shape[1] ? "channel" : "group", " of an input of shape ", shape);
 }
 
@@ -117,7 +117,7 @@ auto composed_group_norm(const X& x, Index groups, const W& weight, const B& bia
 template <Operand X, Operand W, Operand B>
 auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(of_one_type<X, W, B>, "group_norm: operands have one scalar type; to<float>(x) converts one");
+  static_assert(of_one_type<X, W, B>, "group_norm: expected one scalar type; to<float>(x) converts");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto b = contiguous(value_of(bias));
@@ -156,7 +156,7 @@ auto scaled_group_norm(const X& x, Index groups, const W& weight, const B& bias,
 /// or if a group has a single value.
 template <Operand X, Operand W, Operand B>
 auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double eps = 1e-5) {
-  static_assert(tensor_of<X>::rank >= 2, "group_norm: the input is [batch, channels, ...]");
+  static_assert(tensor_of<X>::rank >= 2, "group_norm: expected an input [batch, channels, ...]");
   const auto& shape = value_of(x).shape();
   check<ShapeError>(groups > 0 && shape[1] % groups == 0, "group_norm: ", groups,
                     " groups do not divide the channels of shape ", shape);
@@ -179,7 +179,7 @@ auto group_norm(const X& x, Index groups, const W& weight, const B& bias, double
 /// Throws as that does.
 template <Operand X, Operand W, Operand B>
 auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
-  static_assert(tensor_of<X>::rank >= 3, "instance_norm: the input is [batch, channels, ...] with axes to normalise");
+  static_assert(tensor_of<X>::rank >= 3, "instance_norm: expected input [batch, channels, ...] of 3 axes or more");
   detail::check_normalizes("instance_norm", x, value_of(x).size(1));
   return group_norm(x, value_of(x).size(1), weight, bias, eps);
 }
@@ -188,7 +188,7 @@ auto instance_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5
 /// ShapeError if sizes differ.
 template <Operand X, Operand W>
 auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
-  static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: the weight is [features]");
+  static_assert(tensor_of<X>::rank >= 1 && tensor_of<W>::rank == 1, "rms_norm: expected a weight [features]");
   check<ShapeError>(value_of(x).size(-1) == value_of(weight).numel(), "rms_norm: an input of shape ",
                     value_of(x).shape(), " does not fit a weight of ", value_of(weight).numel(), " features");
   return x * rsqrt(mean(square(x), -1, keep_axis) + eps) * weight;

@@ -25,10 +25,10 @@ struct Pad2d {
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, double value = 0) {
   using T = typename tensor_of<X>::value_type;
-  static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
   check<UsageError>(padding.left >= 0 && padding.right >= 0 && padding.top >= 0 && padding.bottom >= 0,
-                    "pad2d: padding is at least 0, got left ", padding.left, ", right ", padding.right, ", top ",
-                    padding.top, ", bottom ", padding.bottom);
+                    "pad2d: expected padding of at least 0, got left ", padding.left, ", right ", padding.right,
+                    ", top ", padding.top, ", bottom ", padding.bottom);
   const auto input = contiguous(value_of(x));
   const Index height = input.size(-2), width = input.size(-1);
   const auto inside = [padding, height, width](const auto& whole) {

@@ -14,7 +14,7 @@ namespace detail {
 // For each position of the padded axis, the source index.
 inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
   const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
-  check<UsageError>(before >= 0 && after >= 0, "pad2d: the padding is at least 0, got ", before, " and ", after);
+  check<UsageError>(before >= 0 && after >= 0, "pad2d: expected padding of at least 0, got ", before, " and ", after);
   check<ShapeError>(size > 0 && before <= most && after <= most, "pad2d: padding of ", before, " and ", after,
                     " is more than an axis of ", size, " can fill");
   std::vector<std::int64_t> places;
@@ -41,7 +41,7 @@ auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index afte
 /// padding, ShapeError if the image is too small for the padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
-  static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
   return detail::pad_axis(detail::pad_axis(x, -2, mode, padding.top, padding.bottom), -1, mode, padding.left,
                           padding.right);
 }

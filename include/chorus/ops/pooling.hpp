@@ -55,11 +55,11 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
       .ceil_mode = options.ceil_mode,
   };
   check<UsageError>(shape.kernel_h > 0 && shape.kernel_w > 0 && shape.stride_h > 0 && shape.stride_w > 0, operation,
-                    ": window and stride are at least 1");
-  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": the dilation is at least 1");
+                    ": expected window and stride of at least 1");
+  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": expected a dilation of at least 1");
   check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
                         2 * shape.padding_w <= shape.kernel_w,
-                    operation, ": the padding is at most half of the window");
+                    operation, ": expected a padding of at most half the window");
   check<ShapeError>(
       shape.height + 2 * shape.padding_h >= shape.span_h() && shape.width + 2 * shape.padding_w >= shape.span_w(),
       operation, ": a window of ", shape.span_h(), " x ", shape.span_w(), " does not fit an input of shape ", input);
@@ -145,7 +145,7 @@ auto mean_of_windows(const X& x, const kernels::Pool2dShape& shape) {
 /// padding, which `ceil_mode` reaches, never count. Shapes as for max_pool2d.
 template <Operand X>
 auto avg_pool2d(const X& x, Size2d window, const PoolOptions& options = {}) {
-  check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d has no dilation");
+  check<UsageError>(options.dilation.height == 1 && options.dilation.width == 1, "avg_pool2d: expected no dilation");
   const auto shape = detail::pool2d_shape("avg_pool2d", value_of(x).shape(), window, options);
   const auto input = detail::taken(x);
   const Index window_size = shape.kernel_h * shape.kernel_w;

@@ -48,7 +48,7 @@ template <Device D>
 void check_can_draw(std::string_view operation, const RandomKey& key) {
   if constexpr (std::is_same_v<D, Cpu>)
     check<UsageError>(key.replays == nullptr, operation,
-                      ": numbers of the host in a step that is captured for replays would stay what they are");
+                      ": a captured step would replay the same random numbers of the host");
 }
 
 /// The random key for a tensor's shape, and the axis of its rows.
@@ -61,19 +61,19 @@ struct RandomRows {
                                               const RandomContext& context) {
   const bool multiple = size % context.samples == 0;
   const bool of_others = context.is_share && context.is_share(size);
-  check<UsageError>(!multiple && !of_others, operation, ": the shape ", shape, " has a size of ", size,
-                    multiple ? ", which could be several rows for each of this device's "
-                             : ", which another device has of samples; this one has ",
-                    context.samples,
-                    " samples, or something that all devices share: expected {.same_on_all = false} or "
-                    "{.same_on_all = true}");
+  check<UsageError>(
+      !multiple && !of_others, operation, ": the shape ", shape, " has a size of ", size,
+      multiple ? ": these may be several rows for each of this device's "
+               : ": another device has that many samples, this device has ",
+      context.samples,
+      " samples, or values that all devices share: expected {.same_on_all = false} or {.same_on_all = true}");
 }
 
 /// Throws UsageError if the shape is ambiguous.
 inline RandomRows random_rows(std::string_view operation, std::span<const Index> shape, const RandomOptions& options) {
   const int rank = static_cast<int>(shape.size());
-  check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation, ": the samples' axis is ",
-                    options.axis, ", got the shape ", shape);
+  check<UsageError>(options.axis >= -1 && options.axis < std::max(rank, 1), operation,
+                    ": expected an axis of samples in range, got axis ", options.axis, " of shape ", shape);
   auto* context = random_context();
   const auto place = [](int axis) { return static_cast<std::size_t>(axis); };
   int axis = std::max(options.axis, 0);
@@ -94,7 +94,7 @@ inline RandomRows random_rows(std::string_view operation, std::span<const Index>
   const bool both = options.axis < 0 && context->dim > 0 && context->dim < rank;  // two axes may be that of the samples
   if (both && shape[place(context->dim)] == samples) {
     check<UsageError>(!several || shape[0] != samples || samples == 0, operation, ": two axes of the shape ", shape,
-                      " have this device's number of samples; expected {.axis = ...} to name the samples' one");
+                      " have this device's number of samples; expected {.axis = ...} to name the axis of the samples");
     axis = context->dim;
   }
   const Index rows = shape[place(axis)];
@@ -199,7 +199,7 @@ detail::OfShape<T, Rank, D> randn(const std::array<Index, Rank>& shape, D device
 template <std::integral T, std::size_t Rank, Device D = Cpu>
 detail::OfShape<T, Rank, D> randint(std::int64_t low, std::int64_t high, const std::array<Index, Rank>& shape,
                                     D device = default_device<D>(), const RandomOptions& options = {}) {
-  static_assert(!std::is_same_v<T, bool>, "randint: bool has no range; see bernoulli");
+  static_assert(!std::is_same_v<T, bool>, "randint: bool is not supported; use bernoulli");
   check<UsageError>(low < high, "randint: expected low < high, got ", low, " and ", high);
   check<UsageError>(std::in_range<T>(low) && std::in_range<T>(high - 1), "randint: numbers from ", low, " to ",
                     high - 1, " do not fit into ", dtype<T>);
@@ -232,7 +232,7 @@ auto randn_like(const X& x, const RandomOptions& options = {}) {
 template <Operand P>
 auto bernoulli(const P& p, const RandomOptions& options = {}) {
   using T = typename tensor_of<P>::value_type;
-  static_assert(Real<T>, "bernoulli: probabilities are floating-point numbers");
+  static_assert(Real<T>, "bernoulli: expected floating-point probabilities");
   using C = compute_type<T>;
   const auto chance = contiguous(to<C>(detail::defined_value("bernoulli", p)));
   detail::check_numbers(
@@ -249,8 +249,8 @@ template <Operand M, Operand S>
 auto normal(const M& mean, const S& std, const RandomOptions& options = {}) {
   const auto& centre = detail::defined_value("normal", mean);
   const auto& spread = detail::defined_value("normal", std);
-  check<ShapeError>(std::ranges::equal(centre.shape(), spread.shape()), "normal: a mean of shape ", centre.shape(),
-                    " and a standard deviation of shape ", spread.shape());
+  check<ShapeError>(std::ranges::equal(centre.shape(), spread.shape()), "normal: expected one shape, got mean ",
+                    centre.shape(), " and deviation ", spread.shape());
   detail::check_deviations(spread);
   return centre + spread * randn_like(spread, detail::options_for<M, S>(options));
 }
@@ -301,7 +301,7 @@ template <std::integral T = std::int64_t, Device D = Cpu>
 Tensor<T, 1, D> randperm(Index n, D device = default_device<D>(), const RandomOptions& options = {}) {
   check<UsageError>(n >= 0 && std::in_range<T>(n), "randperm: expected a number of at least 0 that fits into ",
                     dtype<T>, ", got ", n);
-  const auto own = detail::key_of_whole("randperm", n, "an order of them is not one of the batch", options);
+  const auto own = detail::key_of_whole("randperm", n, "an order on one device is not the batch's", options);
   const auto words = philox(own.seed, kernels::dropout_counter(own, own.first_sample, 0));
   const auto order = kernels::permutation(std::uint64_t{words[0]} << 32 | words[1], words[2], n);
   auto out = Tensor<T, 1>::empty({n});
@@ -355,8 +355,8 @@ struct Categories {
 template <Operand W>
 auto multinomial(const W& weights, Index num_samples, bool replacement = false, const RandomOptions& options = {}) {
   constexpr int rank = tensor_of<W>::rank;
-  static_assert(rank == 1 || rank == 2, "multinomial: weights are [categories] or [rows, categories]");
-  static_assert(Real<typename tensor_of<W>::value_type>, "multinomial: weights are floating-point numbers");
+  static_assert(rank == 1 || rank == 2, "multinomial: expected weights [categories] or [rows, categories]");
+  static_assert(Real<typename tensor_of<W>::value_type>, "multinomial: expected floating-point weights");
   const auto& given = detail::defined_value("multinomial", weights);
   const auto host = to<double>(to_device(given, Cpu{}));
   const Index rows = rank == 1 ? 1 : host.size(0), categories = host.size(-1);
@@ -368,10 +368,9 @@ auto multinomial(const W& weights, Index num_samples, bool replacement = false, 
   shape[0] = rank == 1 ? num_samples : rows;
   if constexpr (rank == 2) shape[1] = num_samples;
   own.axis = 0;
-  const auto key = together
-                       ? detail::key_of_whole("multinomial", num_samples,
-                                              "different ones of a device are not different ones of the batch", own)
-                       : detail::random_rows("multinomial", shape, own).key;
+  const auto key = together ? detail::key_of_whole("multinomial", num_samples,
+                                                   "distinct draws on one device are not distinct in the batch", own)
+                            : detail::random_rows("multinomial", shape, own).key;
   detail::check_can_draw<Cpu>("multinomial", key);
   const Index lines = rank == 1 && replacement ? num_samples : rows;  // each with its own sample's numbers
   const Index inner = replacement ? rows * num_samples / std::max<Index>(lines, 1) : categories;

@@ -38,7 +38,7 @@ auto unsqueeze(const X& x, Index axis) {
 template <Operand X>
 auto squeeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "squeeze: the tensor has no axes");
+  static_assert(rank >= 1, "squeeze: expected at least one axis");
   const auto a = normalize_axis("squeeze", axis, rank);
   const auto& old = value_of(x).shape();
   check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
@@ -52,7 +52,7 @@ auto squeeze(const X& x, Index axis) {
 template <Operand X, std::size_t N>
 auto repeat(const X& x, const std::array<Index, N>& times) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= rank, "repeat: a number for each axis, got less");
+  static_assert(N >= rank, "repeat: expected a number for each axis, got fewer");
   check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
                     "repeat: expected numbers of at least 0, got ", times);
   std::array<Index, N> shape{};
@@ -79,7 +79,7 @@ auto tile(const X& x, const std::array<Index, N>& times) {
 /// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
 template <Operand X, std::size_t N>
 auto flip(const X& x, const std::array<Index, N>& axes) {
-  static_assert(N >= 1, "flip: names at least one axis");
+  static_assert(N >= 1, "flip: expected at least one axis");
   const auto one = [](const auto& y, Index axis) {
     const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
     std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));

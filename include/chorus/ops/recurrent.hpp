@@ -86,7 +86,7 @@ namespace detail {
 
 template <Operand X, Operand W>
 void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
-  static_assert(tensor_of<X>::rank == 3, "a recurrent layer's input is [batch, time, features]");
+  static_assert(tensor_of<X>::rank == 3, "recurrent: expected an input [batch, time, features]");
   const auto& in = value_of(x).shape();
   const auto& ih = value_of(weight_ih).shape();
   const auto& hh = value_of(weight_hh).shape();
@@ -111,7 +111,7 @@ auto time_step(const X& sequence, Index t) {
 template <Operand X, Operand W, Operand H>
 void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
   const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
-  check<ShapeError>(value_of(state).shape() == expected, operation, ": a first state of shape ",
+  check<ShapeError>(value_of(state).shape() == expected, operation, ": an initial state has shape ",
                     value_of(state).shape(), ", expected ", expected);
 }
 

@@ -60,7 +60,7 @@ template <class Operation, Operand X, class Forward, class Backward>
 auto reduce(Operation operation, const X& x, Index axis, Forward forward, Backward backward) {
   using T = typename tensor_of<X>::value_type;
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "a tensor without axes cannot be reduced along one");
+  static_assert(rank >= 1, "reduction: expected a tensor with at least one axis");
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis(operation_name(operation), axis, rank);
   const auto view = around_axis(input.shape(), a);

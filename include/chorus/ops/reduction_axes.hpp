@@ -27,7 +27,7 @@ std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index
 template <std::size_t N, Operand X>
 auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  static_assert(N >= 1 && N <= rank, "reduction: expected 1 to rank axes");
   const auto chosen = chosen_axes<N, rank>(operation, axes);
   Shape<tensor_of<X>::rank> order{};
   std::array<Index, rank - N + 1> shape{};
@@ -49,7 +49,7 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
 template <std::size_t N, Operand X, class Reduce>
 auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= 1 && N <= rank, "a reduction names 1 to rank axes");
+  static_assert(N >= 1 && N <= rank, "reduction: expected 1 to rank axes");
   const auto chosen = chosen_axes<N, rank>(operation, axes);
   const auto& shape = value_of(x).shape();
   std::array<Index, rank - N> left{};

@@ -17,8 +17,8 @@ namespace chorus {
 /// scale is positive.
 template <Operand X>
 auto upsample_nearest2d(const X& x, Size2d scale) {
-  static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: the input is [batch, channels, height, width]");
-  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: the scale is at least 1, got ",
+  static_assert(tensor_of<X>::rank == 4, "upsample_nearest2d: expected an input [batch, channels, height, width]");
+  check<UsageError>(scale.height > 0 && scale.width > 0, "upsample_nearest2d: expected a scale of at least 1, got ",
                     scale.height, " x ", scale.width);
   const auto [n, c, h, w] = value_of(x).shape();
   const auto pixels = reshape(x, Shape<5>{n * c, h, 1, w, 1});
@@ -71,9 +71,9 @@ auto mean_of_parts(const X& x, const AxisParts& rows, const AxisParts& columns) 
 /// size.width]. Throws UsageError unless the size is positive, ShapeError for an image without pixels.
 template <Operand X>
 auto adaptive_avg_pool2d(const X& x, Size2d size) {
-  static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: the input is [batch, channels, height, width]");
-  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: the size is at least 1, got ", size.height,
-                    " x ", size.width);
+  static_assert(tensor_of<X>::rank == 4, "adaptive_avg_pool2d: expected an input [batch, channels, height, width]");
+  check<UsageError>(size.height > 0 && size.width > 0, "adaptive_avg_pool2d: expected a size of at least 1, got ",
+                    size.height, " x ", size.width);
   const auto& shape = value_of(x).shape();
   check<ShapeError>(shape[2] > 0 && shape[3] > 0, "adaptive_avg_pool2d: an image of shape ", shape, " has no pixels");
   const auto input = detail::taken(x);

@@ -28,7 +28,7 @@ void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tens
     kernels::scatter(index.device(), around_axis(shape, axis), index.shape()[axis], index.data(), ones.data(),
                      count.data(), true);
     check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
-                      "scatter: the index gives a position twice");
+                      "scatter: the index names a position twice");
   }
 }
 
@@ -37,7 +37,7 @@ template <bool add, Operand X, int Rank, class D, Operand S>
 auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
   using T = typename tensor_of<X>::value_type;
   using Operation = operations::Scatter<Rank, D, add>;
-  static_assert(of_one_type<X, S>, "scatter: input and source have one scalar type; to<float>(x) converts one");
+  static_assert(of_one_type<X, S>, "scatter: expected one scalar type; to<float>(x) converts");
   const auto& shape = value_of(x).shape();
   const auto device = value_of(x).device();
   auto expected = shape;

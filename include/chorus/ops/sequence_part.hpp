@@ -50,7 +50,7 @@ class SequencePart {
 /// and each rank works on its own positions in between.
 template <Operand X>
 auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
-  static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
+  static_assert(tensor_of<X>::rank >= 2, "split_sequence: expected a value [batch, length, ...]");
   auto part = scatter_axis(x, 1, 1, group);
   return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
 }
@@ -64,7 +64,7 @@ auto gather_sequence(const SequencePart<X>& x) {
 template <class A, class B>
 auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
   check<ShapeError>(a.length() == b.length() && a.group() == b.group(), "+: sequences of shapes ", a.shape(), " and ",
-                    b.shape(), " are shared out in different ways");
+                    b.shape(), " are split in different ways");
   return a.with(a.part() + b.part());
 }
 
@@ -72,7 +72,7 @@ auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
 template <class X>
 auto dropout(const SequencePart<X>& x, double p, bool training = true) {
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: the probability is in [0, 1), got ", p);
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
   const auto& value = value_of(x.part());
   const Index samples = value.size(0), count = value.size(1);
   const Index inner = samples * count == 0 ? 0 : value.numel() / (samples * count);

@@ -69,7 +69,7 @@ auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
 template <int StartAxis = 1, Operand X>
 auto flatten(const X& x) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis doesn't exist");
+  static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis does not exist");
   const auto& old = value_of(x).shape();
   Shape<StartAxis + 1> shape{};
   shape.back() = 1;
@@ -156,7 +156,7 @@ auto plain_concat(Index axis, const First& first, const Rest&... rest) {
     auto expected = parts[0].shape();
     expected[a] = parts[i].shape()[a];
     check<ShapeError>(parts[i].shape() == expected, "concat: shapes ", parts[0].shape(), " and ", parts[i].shape(),
-                      " differ beside axis ", axis);
+                      " differ outside of axis ", axis);
     starts[i] = shape[a];
     shape[a] += expected[a];
   }
@@ -197,7 +197,7 @@ auto concat(Index axis, const First& first, const Rest&... rest) {
 /// Joins the operands of a list. Throws UsageError for an empty one.
 template <Operand X>
 X concat(Index axis, std::span<const X> list) {
-  check<UsageError>(!list.empty(), "concat: the list is empty");
+  check<UsageError>(!list.empty(), "concat: expected at least one tensor, got none");
   return detail::joined_list([axis](std::span<const X> xs) { return detail::plain_concat(axis, xs); }, list);
 }
 

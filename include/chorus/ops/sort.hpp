@@ -17,11 +17,11 @@ namespace detail {
 template <Operand X>
 auto first_in_order(const char* operation, const X& x, Index axis, Index count, bool descending) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "a tensor without axes cannot be sorted");
+  static_assert(rank >= 1, "sort: expected a tensor with at least one axis");
   const auto input = contiguous(value_of(x));
   const auto a = normalize_axis(operation, axis, rank);
   auto shape = input.shape();
-  check<ShapeError>(count >= 0 && count <= shape[a], operation, ": ", count, " elements of an axis of ", shape[a]);
+  check<ShapeError>(count >= 0 && count <= shape[a], operation, ": ", count, " elements from an axis of ", shape[a]);
   shape[a] = count;
   auto index = Tensor<std::int64_t, rank, typename tensor_of<X>::device_type>::empty(shape, input.device());
   kernels::argsort(input.device(), around_axis(input.shape(), a), count, descending, input.data(), index.data());

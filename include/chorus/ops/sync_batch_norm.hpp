@@ -120,8 +120,8 @@ auto sync_batch_norm(const X& x, const W& weight, const B& bias, const Tensor<T,
     numbers.back() = static_cast<double>(view.per_channel());
     detail::sum_over_group(*group, sums, numbers);
     const double count = numbers.back();
-    check<ShapeError>(count != 1, "sync_batch_norm: training needs more than one value per channel, got one in the ",
-                      "batches of all ranks, here of shape ", input.shape());
+    check<ShapeError>(count != 1, "sync_batch_norm: expected several values per channel, got one in the batches of ",
+                      "all ranks, here of shape ", input.shape());
     const auto mean = Tensor<T, 1, D>::empty({view.channels}, device);
     const auto invstd = Tensor<T, 1, D>::empty({view.channels}, device);
     const double momentum = momentum_of ? momentum_of(count) : options.momentum;

@@ -93,8 +93,7 @@ Tensor<T, Rank, D> part_of(const Tensor<T, Rank, D>& x, const SharedAxis& shared
 template <Operand X>
 void check_first_order() {
   if constexpr (is_graph_variable<X>)
-    fail<UsageError>("gradients of gradients go through one device's layers alone: expected Variables in what ",
-                     "TensorParallel shares out");
+    fail<UsageError>("TensorParallel: gradients of gradients are not supported in split layers: expected Variables");
 }
 
 /// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.

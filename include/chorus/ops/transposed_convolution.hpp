@@ -35,16 +35,16 @@ template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
   static_assert(tensor_of<X>::rank == 4 && tensor_of<W>::rank == 4,
-                "conv_transpose2d: the input is [batch, channels, height, width]");
+                "conv_transpose2d: expected an input [batch, channels, height, width]");
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
   check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
                         padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: stride, dilation and groups are at least 1, padding at least 0");
+                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: output_padding is at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
@@ -138,7 +138,7 @@ auto as_sequence(const Y& y) {
 template <Operand X, Operand W>
 auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions& options = {}) {
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
-                "conv_transpose1d: the input is [batch, channels, length]");
+                "conv_transpose1d: expected an input [batch, channels, length]");
   return detail::as_sequence(
       conv_transpose2d(detail::as_image(x), detail::as_image(weight), detail::as_images(options)));
 }
@@ -146,7 +146,7 @@ auto conv_transpose1d(const X& x, const W& weight, const ConvTranspose1dOptions&
 template <Operand X, Operand W, Operand B>
 auto conv_transpose1d(const X& x, const W& weight, const B& bias, const ConvTranspose1dOptions& options = {}) {
   static_assert(tensor_of<X>::rank == 3 && tensor_of<W>::rank == 3,
-                "conv_transpose1d: the input is [batch, channels, length]");
+                "conv_transpose1d: expected an input [batch, channels, length]");
   return detail::as_sequence(
       conv_transpose2d(detail::as_image(x), detail::as_image(weight), bias, detail::as_images(options)));
 }

@@ -38,7 +38,7 @@ Tensor<bool, 2, D> true_along(const Tensor<bool, 3, D>& x) {
 template <bool every, Operand X>
 auto truth_of(const char* operation, const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "any, all: a tensor without axes has none to go along");
+  static_assert(rank >= 1, "any, all: expected a tensor with at least one axis");
   const auto& shape = value_of(x).shape();
   const auto a = normalize_axis(operation, axis, rank);
   const auto view = around_axis(shape, a);

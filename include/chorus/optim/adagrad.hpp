@@ -25,7 +25,7 @@ class Adagrad final : public Optimizer<D> {
       : Optimizer<D>(std::move(parameters), options.lr, {options.lr_decay, options.eps, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.lr_decay >= 0 && options.eps >= 0 && options.weight_decay >= 0,
-                      "Adagrad: lr_decay, eps and weight_decay are at least 0, got ", options.lr_decay, ", ",
+                      "Adagrad: expected lr_decay, eps and weight_decay of at least 0, got ", options.lr_decay, ", ",
                       options.eps, " and ", options.weight_decay);
   }
 

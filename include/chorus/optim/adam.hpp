@@ -48,8 +48,8 @@ class Adam : public Optimizer<D> {
         options_(options),
         decoupled_(decoupled) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Adam: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Adam: eps and weight_decay are at least 0, got ",
+                      "Adam: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Adam: expected eps, weight_decay >= 0, got ",
                       options.eps, " and ", options.weight_decay);
   }
 

@@ -10,8 +10,8 @@ namespace chorus::optim::detail {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void raise_not_averaged(const std::string& name) {
   fail<UsageError>("optimizer: the gradient of '", name,
-                   "' has been added up under no_sync and never averaged: let the last backward pass before a step be "
-                   "outside of no_sync (or zero_grad)");
+                   "' was accumulated under no_sync and never averaged: run the last backward pass before a step "
+                   "outside no_sync, or call zero_grad");
 }
 
 /// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local.

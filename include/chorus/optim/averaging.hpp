@@ -29,7 +29,7 @@ struct AverageRule {
 };
 /// An exponential moving average (EMA). Throws UsageError unless 0 <= decay < 1.
 inline AverageRule exponential(double decay) {
-  check<UsageError>(decay >= 0 && decay < 1, "exponential: the decay is in [0, 1), got ", decay);
+  check<UsageError>(decay >= 0 && decay < 1, "exponential: expected a decay in [0, 1), got ", decay);
   return {decay};
 }
 /// The mean of the parameters at all updates: stochastic weight averaging (Izmailov et al. 2018).
@@ -109,7 +109,7 @@ class ParameterAverage {
  public:
   /// Throws UsageError where there are no parameters.
   ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
-    check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
+    check<UsageError>(!parameters.empty(), "ParameterAverage: expected at least one parameter");
     for (auto& named : parameters) {
       auto& parameter = *named.parameter;
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
@@ -135,16 +135,16 @@ class ParameterAverage {
   /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds averages, these or others,
   /// and for `equal_weights` in a step that is captured.
   void update() {
-    check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
-    check<UsageError>(!detail::HeldAverages::all().holds(entries_.front().number()),
-                      "ParameterAverage: no update while the model holds other averages: expected the trained "
-                      "parameters");
+    check<UsageError>(!swapped_, "ParameterAverage: can't update while the model holds the averages");
+    check<UsageError>(
+        !detail::HeldAverages::all().holds(entries_.front().number()),
+        "ParameterAverage: can't update while the model holds other averages: expected the trained parameters");
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
       if (auto* numbers = cuda::replay_numbers()) {
-        check<UsageError>(rule_.decay >= 0,
-                          "ParameterAverage: equal_weights() weigh each update otherwise, and a step that is captured "
-                          "repeats one");
+        check<UsageError>(
+            rule_.decay >= 0,
+            "ParameterAverage: equal_weights() changes the weight with each update, and a captured step repeats one");
         replayed_.add(*numbers, {&updates_});
       }
 #endif
@@ -193,7 +193,7 @@ class ParameterAverage {
   D device() const { return entries_.front().where(); }
   /// The averages and their number, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
-    check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
+    check<UsageError>(!swapped_, "ParameterAverage: can't save its state while the model holds the averages");
     std::vector<StateTensor> out;
     for (Entry& entry : entries_) {
       if (!entry.is_here()) continue;

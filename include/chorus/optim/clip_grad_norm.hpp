@@ -59,7 +59,7 @@ template <Device D>
 }
 [[noreturn, gnu::cold]] inline void raise_not_finite(double norm, const std::string& first) {
   fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
-                       "; the first one that is not finite is that of ", first);
+                       "; the first non-finite gradient belongs to ", first);
 }
 /// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
 template <Device D>
@@ -149,8 +149,7 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   const auto ranks = detail::ranks_of(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    check<UsageError>(ranks.empty(),
-                      "clip_grad_norm: of parameters that ranks share out it is for the CPU");
+    check<UsageError>(ranks.empty(), "clip_grad_norm: parameters that are split over ranks need the CPU");
     if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
     return detail::clip_grad_norm_on_device(parameters, max_norm,
                                             [&](double norm) { detail::check_finite(parameters, norm); });

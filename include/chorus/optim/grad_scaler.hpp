@@ -125,8 +125,8 @@ class GradScaler {
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
     if constexpr (requires { net.options().non_finite; })
       check<UsageError>(net.options().non_finite == std::remove_cvref_t<decltype(net.options().non_finite)>::propagate,
-                        "GradScaler: the policy acts on gradients that are not finite before the scaler sees them; "
-                        "expected NonFinite::propagate");
+                        "GradScaler: the policy handles non-finite gradients before the scaler sees them; expected "
+                        "NonFinite::propagate");
     if constexpr (Net::distributed)
       agree_ = chorus::detail::while_alive("GradScaler", net.alive(),
                                            [&net](std::int32_t* found) { net.make_largest(found); });
@@ -154,8 +154,8 @@ class GradScaler {
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
     const auto agree = agree_ ? agree_ : among_ranks();
     check<UsageError>(agree || any_gradient(),
-                      "GradScaler: no parameter has a gradient. Where a policy leaves a rank none, it has to ask the "
-                      "others: GradScaler scaler{net}");
+                      "GradScaler: no parameter has a gradient; under a policy that leaves some ranks without "
+                      "gradients use GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
     finite_ = false;  // unless all ranks can be asked
@@ -196,7 +196,7 @@ class GradScaler {
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
-                      "GradScaler: unscale() has not seen the gradients, of which each rank has averaged a part: "
+                      "GradScaler: each rank has averaged a part of the gradients, which unscale() does not see: "
                       "expected unscale(optimizer)");
     note_step({&optimizer});
     const bool finite = unscaled_ ? finite_ : unscale(optimizer);
@@ -238,11 +238,11 @@ class GradScaler {
                           options.backoff_factor <= 1 && options.growth_interval > 0,
                       "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
                       "least 1, backoff_factor in (0, 1]");
-    check<UsageError>(is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
-                          options.max_scale >= options.init_scale,
-                      "GradScaler: expected a positive min_scale, and a max_scale that is no smaller than that and "
-                      "init_scale, got ",
-                      options.min_scale, ", ", options.max_scale, " and ", options.init_scale);
+    check<UsageError>(
+        is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
+            options.max_scale >= options.init_scale,
+        "GradScaler: expected a positive min_scale, and a max_scale of at least min_scale and init_scale, got ",
+        options.min_scale, ", ", options.max_scale, " and ", options.init_scale);
     return options;
   }
 
@@ -259,8 +259,8 @@ class GradScaler {
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
-    check<UsageError>((std::is_same_v<D, Cpu>), "GradScaler: '", parameters_.front().name, "' is of a model of which ",
-                      "each rank has a part, and all step or none: GradScaler scaler{net}");
+    check<UsageError>((std::is_same_v<D, Cpu>), "GradScaler: '", parameters_.front().name,
+                      "' is split over ranks, which must agree on a step: use GradScaler scaler{net}");
     return [all = std::move(all)](std::int32_t* found) {
       double number = *found;
       for (const auto& ranks : all) ranks->max({&number, 1});
@@ -269,8 +269,8 @@ class GradScaler {
   }
   void begin_unscale() {
     check<UsageError>(!gradients_.are_anothers(),
-                      "GradScaler: another scaler has multiplied a loss behind the same gradients, and has not divided "
-                      "them: expected its step() before this one's scale(), or one scaler for both losses");
+                      "GradScaler: another scaler has scaled the same gradients and not unscaled them: expected its "
+                      "step() before this scaler's scale(), or one scaler for both losses");
     gradients_.end();
     unscaled_ = true;
   }

@@ -60,8 +60,8 @@ class Lars final : public Optimizer<D> {
                      {options.momentum, options.weight_decay, options.trust, options.eps}),
         options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
-                      "Lars: momentum, weight_decay and eps are at least 0, trust above it; got ", options.momentum,
-                      ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
+                      "Lars: expected momentum, weight_decay and eps of at least 0, trust above 0; got ",
+                      options.momentum, ", ", options.weight_decay, ", ", options.eps, " and ", options.trust);
   }
 
   void step() override {
@@ -127,8 +127,8 @@ class Lamb final : public Optimizer<D> {
                      {options.beta1, options.beta2, options.eps, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Lamb: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: eps and weight_decay are at least 0, got ",
+                      "Lamb: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "Lamb: expected eps, weight_decay >= 0, got ",
                       options.eps, " and ", options.weight_decay);
   }
 

@@ -45,7 +45,7 @@ class HasLearningRate {
 
  private:
   static void check_rate(double lr) {
-    check<UsageError>(lr >= 0, "optimizer: the learning rate is at least 0, got ", lr);
+    check<UsageError>(lr >= 0, "optimizer: expected a learning rate of at least 0, got ", lr);
   }
   double lr_, start_, reduction_ = 1;
   bool scheduled_ = false;

@@ -37,8 +37,8 @@ class Lion final : public Optimizer<D> {
       : Optimizer<D>(std::move(parameters), options.lr, {options.beta1, options.beta2, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
-                      "Lion: betas are in [0, 1), got ", options.beta1, " and ", options.beta2);
-    check<UsageError>(options.weight_decay >= 0, "Lion: weight_decay is at least 0, got ", options.weight_decay);
+                      "Lion: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.weight_decay >= 0, "Lion: expected weight_decay >= 0, got ", options.weight_decay);
   }
 
   void step() override {

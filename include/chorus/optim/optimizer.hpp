@@ -111,8 +111,8 @@ class Optimizer : public HasLearningRate {
   template <class Chosen>
   void set_group(const Chosen& chosen, const GroupOptions& options) {
     check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
-                      "optimizer: a group's lr_scale and weight_decay are at least 0, got ", options.lr_scale, " and ",
-                      options.weight_decay.value_or(0));
+                      "optimizer: expected lr_scale and weight_decay of a group of at least 0, got ", options.lr_scale,
+                      " and ", options.weight_decay.value_or(0));
     bool any = false;
     for (Entry& entry : entries_)
       if (chosen(std::as_const(entry.named))) {
@@ -120,7 +120,7 @@ class Optimizer : public HasLearningRate {
         any = true;
       }
     numbers_ = Ledger::mixed(Ledger::mixed(numbers_, options.lr_scale), options.weight_decay.value_or(-1));
-    check<UsageError>(any, "optimizer: no parameter is in the group");
+    check<UsageError>(any, "optimizer: the group has no parameters");
   }
   /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.
   void no_decay_on_biases_and_norms() { set_group(IsBiasOrNorm{}, {.weight_decay = 0}); }
@@ -172,7 +172,7 @@ class Optimizer : public HasLearningRate {
   void refuse_capture([[maybe_unused]] const char* name) const {
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
-      check<UsageError>(cuda::replay_numbers() == nullptr, name, ": a step of it cannot be captured");
+      check<UsageError>(cuda::replay_numbers() == nullptr, name, ": its step can't be captured");
 #endif
   }
 
@@ -195,7 +195,7 @@ class Optimizer : public HasLearningRate {
       detail::check_averaged(entry.named);
       if (walk.each_alone)
         nn::check_whole("optimizer", entry.named,
-                        "this one needs the norm of whole parameters: use one that steps each number, as Adam and Sgd");
+                        "it needs the norm of whole parameters: use an element-wise optimizer, such as Adam or Sgd");
     }
     make_state();
     Range range{};
@@ -271,10 +271,10 @@ class Optimizer : public HasLearningRate {
     if (std::any_of(entries_.begin(), entries_.end(), sent) ||
         (!wanted && std::any_of(entries_.begin(), entries_.end(), elsewhere)) || std::exchange(warned_, true))
       return;
-    chorus::detail::say(cat("warning: optimizer: a step finds no gradient in any of its ", entries_.size(),
-                            " parameters ('", entries_.front().named.name, "', ...), and changes nothing",
-                            wanted ? ": was backward called, on a loss that they are part of, after zero_grad?"
-                                   : ": none of them wants one"));
+    chorus::detail::say(cat("warning: optimizer: a step found no gradient in its ", entries_.size(), " parameters ('",
+                            entries_.front().named.name, "', ...) and changed nothing",
+                            wanted ? ": call backward on a loss that depends on them after zero_grad"
+                                   : ": no parameter requires a gradient"));
   }
 
   // Reports the step to the policies of these parameters; a skipped step if ranks may differ in it.
@@ -378,7 +378,7 @@ template <Device D>
 Optimizer<D>::Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers)
     : HasLearningRate(lr) {
   for (const double number : numbers) numbers_ = Ledger::mixed(numbers_, number);
-  check<UsageError>(!parameters.empty(), "optimizer: there are no parameters");
+  check<UsageError>(!parameters.empty(), "optimizer: expected at least one parameter");
   for (auto& named : parameters) entries_.push_back({.named = std::move(named), .number = entries_.size()});
 }
 

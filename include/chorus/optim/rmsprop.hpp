@@ -57,9 +57,9 @@ class RmsProp final : public Optimizer<D> {
             std::move(parameters), options.lr,
             {options.alpha, options.eps, options.weight_decay, options.momentum, options.centered ? 1.0 : 0.0}),
         options_(options) {
-    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha is in [0, 1), got ", options.alpha);
+    check<UsageError>(options.alpha >= 0 && options.alpha < 1, "RmsProp: alpha: expected [0, 1), got ", options.alpha);
     check<UsageError>(options.eps >= 0 && options.weight_decay >= 0 && options.momentum >= 0,
-                      "RmsProp: eps, weight_decay and momentum are at least 0, got ", options.eps, ", ",
+                      "RmsProp: expected eps, weight_decay and momentum of at least 0, got ", options.eps, ", ",
                       options.weight_decay, " and ", options.momentum);
   }
 

@@ -42,7 +42,7 @@ class Schedule {
   }
   /// Throws UsageError for a negative epoch.
   void set_epoch(int epoch) {
-    check<UsageError>(epoch >= 0, "schedule: epochs are counted from 0, got ", epoch);
+    check<UsageError>(epoch >= 0, "schedule: expected an epoch of at least 0, got ", epoch);
     set(rate(epoch));
     epoch_ = epoch;
   }
@@ -75,7 +75,7 @@ struct StepDecay {
   int step_size = 30;
   double gamma = 0.1;
   double operator()(double start, int epoch) const {
-    check<UsageError>(step_size > 0, "StepDecay: step_size is at least 1, got ", step_size);
+    check<UsageError>(step_size > 0, "StepDecay: expected step_size of at least 1, got ", step_size);
     return start * std::pow(gamma, epoch / step_size);
   }
   static double lowest() { return 0; }
@@ -105,7 +105,7 @@ struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
   double operator()(double start, int epoch) const {
-    check<UsageError>(total > 0, "LinearRamp: total is at least 1, got ", total);
+    check<UsageError>(total > 0, "LinearRamp: expected total of at least 1, got ", total);
     const double done = static_cast<double>(std::min(epoch, total)) / total;
     return start * (start_factor + (end_factor - start_factor) * done);
   }
@@ -118,7 +118,7 @@ struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
   double operator()(double start, int epoch) const {
-    check<UsageError>(t_max > 0, "CosineAnnealing: t_max is at least 1, got ", t_max);
+    check<UsageError>(t_max > 0, "CosineAnnealing: expected t_max of at least 1, got ", t_max);
     return eta_min + (start - eta_min) * (1 + std::cos(std::numbers::pi * epoch / t_max)) / 2;
   }
   double lowest() const { return eta_min; }
@@ -132,7 +132,7 @@ struct Warmup {
   int steps = 5;
   double start_factor = 0;
   double operator()(double start, int epoch) const {
-    check<UsageError>(steps > 0, "Warmup: steps is at least 1, got ", steps);
+    check<UsageError>(steps > 0, "Warmup: expected steps of at least 1, got ", steps);
     if (epoch >= steps) return then(start, epoch - steps);
     return start * (start_factor + (1 - start_factor) * epoch / steps);
   }
@@ -150,8 +150,8 @@ Warmup(Formula, int, double) -> Warmup<Formula>;
 /// The linear scaling rule (Goyal et al. 2017): a batch k times as large needs a rate k times as large, after a warm-up
 /// of about 5 epochs. Throws UsageError unless all are positive.
 inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
-  check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: a rate and batches are positive, got ",
-                    base_lr, ", ", base_batch, " and ", batch);
+  check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: expected positive numbers, got ", base_lr,
+                    ", ", base_batch, " and ", batch);
   return base_lr * static_cast<double>(batch) / static_cast<double>(base_batch);
 }
 
@@ -188,8 +188,8 @@ class ReduceOnPlateau {
       : optimizer_(optimizer), options_(options) {
     check<UsageError>(options.factor > 0 && options.factor < 1 && options.patience >= 0 && options.threshold >= 0 &&
                           options.cooldown >= 0 && options.min_lr >= 0 && options.eps >= 0,
-                      "ReduceOnPlateau: the factor is in (0, 1), got ", options.factor,
-                      "; patience, threshold, cooldown, min_lr and eps are at least 0");
+                      "ReduceOnPlateau: expected a factor in (0, 1), got ", options.factor,
+                      ", and patience, threshold, cooldown, min_lr and eps of at least 0");
   }
 
   /// An epoch's loss or score. NaN is no improvement. Neither is the infinite value that is the worst possible one.

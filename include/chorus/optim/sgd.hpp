@@ -42,7 +42,7 @@ Sgd<D>::Sgd(std::vector<nn::NamedParameter<D>> parameters, const SgdOptions& opt
                    {options.momentum, options.dampening, options.weight_decay, options.nesterov ? 1.0 : 0.0}),
       options_(options) {
   check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0,
-                    "Sgd: momentum and weight_decay are at least 0, got ", options.momentum, " and ",
+                    "Sgd: expected momentum and weight_decay of at least 0, got ", options.momentum, " and ",
                     options.weight_decay);
   check<UsageError>(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
                     "Sgd: Nesterov needs momentum above 0 and no dampening");

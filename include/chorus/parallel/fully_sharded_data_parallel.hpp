@@ -57,7 +57,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
-  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: models on CPUs so far");
+  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a model on the CPU");
 
   /// As DistributedDataParallel's. `gathers`: a second communicator of the ranks that shard the parameters, in the same
   /// order, so that parameters and gradients are sent concurrently. It must outlive this, too.
@@ -151,8 +151,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   AtHand& at_hand() const { return units_->at_hand(); }
   void begin_join(const detail::JoinFacts&) override {
     fail<UsageError>(
-        "FullyShardedDataParallel: join: a rank that has run out of batches would no longer step its parts "
-        "of the parameters; the net's sampler gives all ranks as many batches");
+        "FullyShardedDataParallel::join: a rank without batches would not step its shards; the net's sampler gives all "
+        "ranks the same number of batches");
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {

@@ -35,9 +35,9 @@ class FusedOptimizer : public optim::HasLearningRate {
     };
     check_there_ = while_there([] {});
     if constexpr (requires { detail::access_to(net).step_in_backward({}); }) {
-      check<UsageError>(!Net::adds_up_in_pass,
-                        "FusedOptimizer: under SameBits gradients are complete when backward has ended: "
-                        "expected the plain optimizer");
+      check<UsageError>(
+          !Net::adds_up_in_pass,
+          "FusedOptimizer: under SameBits gradients are complete only after backward: expected the plain optimizer");
       step_in_backward(net);
       step_ = check_there_;
       remove_ = [&net, alive = net.alive()] {

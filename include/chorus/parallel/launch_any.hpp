@@ -47,7 +47,7 @@ requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Bod
   const auto launch_if_named = [&]<class Net>() {
     static_assert(
         requires { &Body::template operator()<Net>; },
-        "launch_any: the body is a lambda with a template parameter, []<class Net>(ch::Run& run) { ... }");
+        "launch_any: expected a lambda with a template parameter, []<class Net>(ch::Run& run) { ... }");
     if (policy == Net::name)
       status = launch<Net>(argc, argv, [&](Run& run) { return detail::run_body<Net>(body, run); });
   };

@@ -55,14 +55,14 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = LocalSgd<Other, Communicator>;
-  static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples: expected no SameBits");
+  static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples, so SameBits is not supported");
 
   /// Compares the models of all ranks and takes rank 0's parameters and buffers, as DistributedDataParallel does.
   /// Throws UsageError for a period below 1. The communicator must outlive this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
            std::uint64_t seed = initial_seed())
       : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
-    check<UsageError>(options.period >= 1, "LocalSgd: the period is at least 1 step, got ", options.period);
+    check<UsageError>(options.period >= 1, "LocalSgd: expected a period of at least 1 step, got ", options.period);
     this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
@@ -151,10 +151,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     const double* first = nullptr;
     for (const detail::LossShare& loss : losses) {
       if (loss.has_factor() && !std::isnan(loss.value())) continue;  // a penalty
-      check<UsageError>(loss.is_mean() || loss.may_be_own() || loss.is_divided_by_tensor(),
-                        "LocalSgd: the loss is a sum over the batch, of which each rank steps by its own part alone, "
-                        "and the mean of the parameters has the mean of these steps: expected ch::mean(x), or another "
-                        "loss with Reduction::mean and no mean_over");
+      check<UsageError>(
+          loss.is_mean() || loss.may_be_own() || loss.is_divided_by_tensor(),
+          "LocalSgd: the loss is a sum over the batch; each rank steps by its own part, so averaging the parameters "
+          "averages the parts: expected ch::mean(x), or another loss with Reduction::mean and no mean_over");
       overs_[first != nullptr] = loss.is_mean() ? loss.over() : loss.factor() == 0 ? 0 : 1 / std::abs(loss.factor());
       if (first != nullptr && overs_[0] != overs_[1] && !(is_multiple(overs_[0]) && is_multiple(overs_[1])))
         return counts_ = unlike, ones_;
@@ -197,8 +197,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       for (std::size_t rank = 0; rank < ranks; ++rank)
         if (std::isnan(all[rank][0])) {
           seen_ = 0;
-          fail<UsageError>("LocalSgd: rank ", rank, " has had a loss that is made of means over different numbers, of ",
-                           "which no one says how much a rank counts: expected all over samples");
+          fail<UsageError>("LocalSgd: rank ", rank,
+                           " had a loss of means over different counts: expected all means over samples");
         }
       any_on = check_same_steps(all);
       this->program_.compare(said);
@@ -235,8 +235,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       same = same && counts[1] == (*first)[1] && counts[2] == (*first)[2];
       list += cat(list.empty() ? "" : ", ", "rank ", rank, ": ", counts[1], " in ", counts[2]);
     }
-    check<UsageError>(same, "LocalSgd: expected as many steps in as many forward passes of all ranks, got ", list,
-                      " since the last mean; a rank that has no samples trains with an empty batch, or under join");
+    check<UsageError>(same, "LocalSgd: expected the same number of steps and forward passes on all ranks, got ", list,
+                      " since the last mean; give a rank without samples an empty batch, or use join");
     return first != nullptr;
   }
 

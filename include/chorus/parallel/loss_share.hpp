@@ -68,14 +68,13 @@ struct WholeLoss {
 
 /// The error for a `mean_over` that can't be the whole batch's.
 inline constexpr const char* one_divisor =
-    ": expected what counts in the whole batch, on all ranks and in all passes whose gradients are added up, the same "
-    "number on each rank; to divide a sum by another one: cross_entropy(scores, labels, {.reduction = "
-    "ch::Reduction::sum}) / number";
+    ": expected the count in the whole batch, over all ranks and all accumulated passes, the same on each rank; to "
+    "divide a sum by another number: cross_entropy(scores, labels, {.reduction = ch::Reduction::sum}) / number";
 /// The error for a sum whose divisor may be that of a mean.
 inline constexpr const char* own_mean =
-    ", which may be the number of this part of the batch or of the whole: expected ch::mean(x), or "
-    "cross_entropy(scores, "
-    "labels, {.mean_over = what counts in the whole batch}), or a product with a number in place of the quotient";
+    ", which may be the count of this part of the batch or of the whole: expected ch::mean(x), or "
+    "cross_entropy(scores, labels, {.mean_over = the count in the whole batch}), or a product with a number instead of "
+    "the quotient";
 
 }  // namespace chorus::detail
 

@@ -50,11 +50,11 @@ CHORUS_INLINE void WholeLoss::add_up(std::span<const LossShare> of_ranks, std::s
                           ? share.has_factor() == example.has_factor() && share.has_divisor() == example.has_divisor()
                           : share.is_mean(),
                       "backward: a part of ", who, ' ', first, "'s loss is a ", is_sum ? "sum" : "mean",
-                      " over the batch, of ", who, ' ', rank, "'s it is another, or is divided otherwise");
+                      " over the batch, of ", who, ' ', rank, "'s it differs, or has another divisor");
     of_rank[rank] = is_sum ? 1 : share.over();
     if (example.has_divisor())
-      check<UsageError>(share.divisor() == example.divisor(), "mean_over is ", example.divisor(), " on ", who, ' ',
-                        first, " and ", share.divisor(), " on ", who, ' ', rank, one_divisor);
+      check<UsageError>(share.divisor() == example.divisor(), "backward: mean_over is ", example.divisor(), " on ", who,
+                        ' ', first, " and ", share.divisor(), " on ", who, ' ', rank, one_divisor);
   }
   if (example.has_factor()) add_products(of_ranks, samples);
   sum = std::accumulate(of_rank.begin(), of_rank.end(), 0.0);

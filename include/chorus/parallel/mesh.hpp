@@ -39,11 +39,10 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
   using All = mesh::AxesOf<Axes...>;
   using Communicator = comm::AnyCommunicator;
-  static_assert(mesh::valid<Axes...>,
-                "Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once");
+  static_assert(mesh::valid<Axes...>, "Mesh: expected axes in the order Pipe, Data, Shard, Tensor, each at most once");
   static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
-                "Mesh: in a pipeline, which comes back to each unit with every micro-batch, shards keep what they have "
-                "gathered: expected mesh::Shard<ranks, KeepParameters>");
+                "Mesh: a pipeline uses each unit once per micro-batch: expected mesh::Shard<ranks, KeepParameters>, "
+                "which keeps gathered parameters");
 
  public:
   using typename Base::D;
@@ -194,10 +193,10 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     double found[] = {alike ? 0.0 : 1.0, tied ? 1.0 : 0.0};
     groups.all().all_reduce(std::span<double>(found), comm::ReduceOp::max, {});
     check<UsageError>(found[0] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and Tensor<",
-                      groups.tensor.size(), ">: expected layers that Tensor divides evenly, for ranks have parts of ",
-                      "different sizes, and would round the averages of what they have in common differently");
-    check<UsageError>(found[1] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and a pipeline: expected no ",
-                      "parameter that stages share, of which they would round the averages differently");
+                      groups.tensor.size(), ">: expected layers that Tensor divides evenly: ranks with unequal parts ",
+                      "round averages of common parameters differently");
+    check<UsageError>(found[1] == 0, "Mesh: ", groups.batch.size(), " shares of a batch and a pipeline: expected ",
+                      "each parameter in one stage, because stages round its averages differently");
   }
 
   std::optional<detail::ReplicaCheck<D, Communicator>> replicas_;

@@ -19,16 +19,16 @@ class ModelHandles final : public nn::detail::Walker {
   void check_kept(nn::Module& model) {
     next_ = 0;
     walk(model);
-    check<UsageError>(next_ == nodes_.size(), "the model has lost ", nodes_.size() - next_,
-                      " parameters and buffers since the policy took it");
+    check<UsageError>(next_ == nodes_.size(), "policy: the model lost ", nodes_.size() - next_,
+                      " parameters and buffers after the policy took it");
   }
   /// Also throws if another policy has moved them out of `flat`.
   template <class Flat>
   void check_kept(nn::Module& model, const Flat& flat) {
     check_kept(model);
     if (const auto* entry = flat.taken_away())
-      fail<UsageError>("the model's '", entry->named.name, "' lies in the buffers of another policy by now, which was ",
-                       "made of the same model: give each policy a model of its own, such as nn::copy_of(model)");
+      fail<UsageError>("policy: the model's '", entry->named.name,
+                       "' now belongs to another policy: give each policy its own model, such as nn::copy_of(model)");
   }
   void parameter(std::string_view name, AnyParameter& handle) override { look(name, handle.shared()); }
   void buffer(std::string_view name, AnyBuffer& handle) override { look(name, handle.shared()); }
@@ -37,8 +37,8 @@ class ModelHandles final : public nn::detail::Walker {
   void look(std::string_view name, const Ref<Node>& node) {
     if (!taken_) return nodes_.push_back(node);
     if (next_ == nodes_.size() || nodes_[next_] != node)
-      fail<UsageError>("the model's '", path(name), "' has been added or replaced since the policy took the model, ",
-                       "and would not take part: write numbers into the one that was there");
+      fail<UsageError>("policy: the model's '", path(name),
+                       "' was added or replaced after the policy took the model: write values into the original");
     ++next_;
   }
 

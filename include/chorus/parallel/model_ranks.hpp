@@ -19,7 +19,7 @@ class CommunicatorRanks final : public ModelRanks {
 
  private:
   Communicator& living() const {
-    check<UsageError>(!net_.expired(), "parameters of a net that is gone, of which each rank had a part");
+    check<UsageError>(!net_.expired(), "parameter: its net was destroyed, which split it over the ranks");
     return ranks_;
   }
   Communicator& ranks_;

@@ -95,8 +95,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     }
     if (stepped_ && !this->joining_) {
       check<UsageError>(this->any_training(),
-                        "ParameterServer: the server has stepped since workers had its parameters; before a forward "
-                        "pass in evaluation all ranks call eval()");
+                        "ParameterServer: the server has stepped since workers fetched its parameters; call eval() on "
+                        "all ranks before a forward pass in evaluation");
       pull();
     }
     return this->run_aside(pass, model);
@@ -138,8 +138,8 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(facts.steps || facts.throw_early,
-                      "ParameterServer::join: the server steps for all, also where others have more batches than it "
-                      "has: JoinOptions::step, or a function after the net");
+                      "ParameterServer::join: the server must step for all ranks, also after its own batches: set "
+                      "JoinOptions::step, or pass a function after the net");
     Base::begin_join(facts);
   }
   [[gnu::cold]] JoinedPass take_part_in_pass() override {
@@ -175,11 +175,11 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
   void begin_backward() {
     check<UsageError>(this->weighed(),
-                      "ParameterServer: backward goes through the model, but not through a forward pass of the net in "
-                      "this thread: call the net, not its module(): there workers fetch the parameters");
+                      "ParameterServer: backward found the model, but no forward pass of the net in this thread: call "
+                      "the net, not its module(), so that workers fetch the parameters");
     check<UsageError>(!pushed_,
-                      "ParameterServer: expected a forward pass between two backward passes; what the first one has "
-                      "sent to the server can't be told from what the second one adds");
+                      "ParameterServer: expected a forward pass between two backward passes; the server can't separate "
+                      "the gradients of both");
     in_backward_ = true;
     this->when_backward_ends([this] {
       if (sync_)

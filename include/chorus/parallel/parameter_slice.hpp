@@ -51,7 +51,7 @@ class ParameterSlice : public ParameterOn<D> {
   }
 
  private:
-  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is no parameter of its own"); }
+  [[noreturn]] static void no_parameter() { fail<UsageError>("ParameterSlice: a slice is not a parameter"); }
   ParameterOn<D>& whole_;
   Index begin_;
   std::array<Index, 1> count_;

@@ -186,8 +186,8 @@ struct HeldModel {
 template <class Model, class Base = PolicyOn<typename nn::detail::DeviceOfModel<Model>::type>>
 class Policy : protected HeldModel<Model>, public Base {
   static_assert(
-      requires { typename Model::device_type; }, "a policy needs a model that lists its members by CHORUS_MODULE");
-  static_assert(!std::is_void_v<typename Base::device_type>, "a policy needs a model with parameters");
+      requires { typename Model::device_type; }, "policy: expected a model that lists its members by CHORUS_MODULE");
+  static_assert(!std::is_void_v<typename Base::device_type>, "policy: expected a model with parameters");
 
  public:
   using model_type = Model;

@@ -292,9 +292,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     }
     bool right = !has_sums;
     for (const double scale : weigh_run(has_sums)) right = right && scale == 1;
-    check<UsageError>(right, "a distributed policy: backward goes through a sum over the batch, or several losses ",
-                      "that are means over different numbers, and not through a forward pass of the net in this "
-                      "thread: call the net, not its module()");
+    check<UsageError>(right,
+                      "policy: backward found a sum over the batch, or losses that are means over different counts, "
+                      "but no forward pass of the net in this thread: call the net, not its module()");
   }
   /// Whether this thread's current backward run has its weights.
   bool weighed() const { return whole_passes_ || weighed_run_ == backward_run(); }
@@ -346,14 +346,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     void max(std::span<double> values) override {
       const auto& net = of_living();
       check<UsageError>(!net.joining_ || net.throw_early_ || net.communicator_.size() == 1, net.title_,
-                        "::join: QuantizationAware's ranges are the global batch's, and a rank that has run out of ",
-                        "batches takes no part in them: expected throw_on_early_termination");
+                        "::join: QuantizationAware needs the batches of all ranks, and a rank has run out of batches: "
+                        "set throw_on_early_termination");
       of_living().operators_send_ = true;
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
     PolicyOfRanks& of_living() {
-      check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+      check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
       return *policy;
     }
     PolicyOfRanks* policy;
@@ -379,15 +379,15 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   }
   void weigh_terms(std::span<const double> scales) {
     terms_.check_linear(title_);
-    check<UsageError>(terms_.needs_alike() == nullptr || shares_.counted_alike(), title_, ": '", terms_.needs_alike(),
-                      "' of a sum of means or sums that ranks divide in different ways, and of what a gradient goes "
-                      "to: expected one of each of them, or ",
-                      detail::whole_batch_line);
+    check<UsageError>(
+        terms_.needs_alike() == nullptr || shares_.counted_alike(), title_, ": '", terms_.needs_alike(),
+        "' of terms that ranks divide differently, and of a value with a gradient: expected one of each, or ",
+        detail::whole_batch_line);
     for (std::size_t i = 0; i < scales.size(); ++i) {
       Node& node = *terms_.all()[i].node;
       if (node.scale() == scales[i]) continue;
       check<UsageError>(node.scale() == 1,
-                        "backward: two nets whose batches are divided in different ways have one loss");
+                        "backward: one loss has two nets whose batches are divided in different ways");
       scale_in_backward(node, scales[i]);
     }
   }
@@ -431,10 +431,9 @@ PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string
       buffers_(nn::named_buffers<D>(model)),
       handles_(model) {
   if constexpr (!std::is_same_v<D, Cpu>)
-    check<UsageError>(communicator.takes_device_memory(), "a distributed policy for a model on ", D::kind,
-                      " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                      communicator.backend());
-  check<UsageError>(dim >= 0, title, ": dim is at least 0, got ", dim);
+    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ",
+                      D::kind, ", such as comm::NcclCommunicator, got ", communicator.backend());
+  check<UsageError>(dim >= 0, title, ": expected dim of at least 0, got ", dim);
   shares_.compare(program_);
   program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
   this->random_.dim = dim;
@@ -465,7 +464,7 @@ void PolicyOfRanks<Where, Communicator>::when_backward_ends(std::function<void()
 
 template <Device Where, class Communicator>
 void PolicyOfRanks<Where, Communicator>::begin_join(const detail::JoinFacts& facts) {
-  check<UsageError>(!joining_, title_, "::join: inside another join");
+  check<UsageError>(!joining_, title_, "::join: it is already inside join");
   joining_ = true;
   throw_early_ = facts.throw_early;
   passes_of_others_ = 0;
@@ -476,9 +475,8 @@ template <Device Where, class Communicator>
 void PolicyOfRanks<Where, Communicator>::check_evaluates_rank_0s() {
   const bool as_saved = !shares_buffers() || buffer_writes_ == count_buffer_writes() || this->any_training();
   check<UsageError>(as_saved, title_, ": rank ", communicator_.rank(),
-                    " evaluates with buffers (running statistics) of its own, which no file ",
-                    "will have: expected net.eval(), which all ranks call and which brings rank 0's, in place of ",
-                    "net.module().eval()");
+                    " evaluates with its own buffers (running statistics), which a file does not store: call "
+                    "net.eval() on all ranks, which copies rank 0's, not net.module().eval()");
 }
 
 template <Device Where, class Communicator>

@@ -50,7 +50,7 @@ template <class Opt>
 class ShardedOptimizer : public optim::HasLearningRate {
   static_assert(
       !requires { Opt::needs_whole_parameters; },
-      "ShardedOptimizer: a shard ends in the middle of a parameter, and this optimizer needs whole ones");
+      "ShardedOptimizer: a shard may end inside a parameter, and this optimizer needs whole parameters");
   using D = decltype(std::declval<const Opt&>().device());
   using Shard = detail::ParameterShard<D>;
   using UseParts = std::function<void(const std::vector<nn::NamedParameter<D>>&)>;
@@ -61,11 +61,11 @@ class ShardedOptimizer : public optim::HasLearningRate {
   template <detail::DistributedInBuckets Net>
   ShardedOptimizer(Net& net, const typename Opt::options_type& options)
       : HasLearningRate(options.lr), options_(options), in_parts_(detail::AccessTo<Net>::averages_in_parts) {
-    check<UsageError>(!detail::AccessTo<Net>::own_gradients,
-                      "ShardedOptimizer: the hook may leave each rank its own gradients, and a rank steps its "
-                      "shard of the parameters with them for all");
+    check<UsageError>(
+        !detail::AccessTo<Net>::own_gradients,
+        "ShardedOptimizer: expected a hook that averages gradients, because a rank steps its shard for all ranks");
     check<UsageError>(net.options().parameters_and_buffers_to_ignore.empty(),
-                      "ShardedOptimizer: parameters that are each rank's own can't be sharded");
+                      "ShardedOptimizer: expected no parameters_and_buffers_to_ignore: each rank has its own");
     const auto while_there = [&net](auto call) {
       return detail::while_alive("ShardedOptimizer", net.alive(), std::move(call));
     };
@@ -228,7 +228,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     optim::detail::check_max_norm(max_norm);
 #if CHORUS_USE_CUDA
     check<UsageError>((std::is_same_v<D, Cpu> || cuda::replay_numbers() == nullptr),
-                      "ShardedOptimizer: clip_grad_norm in a step that is captured, where no rank knows its norm");
+                      "ShardedOptimizer: clip_grad_norm is not supported in a captured step");
 #endif
     prepare(net);
     double squares = 0;

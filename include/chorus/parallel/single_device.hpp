@@ -27,7 +27,7 @@ class SingleDevice : public OneProcessPolicy<Model> {
 
   explicit SingleDevice(Model model, std::uint64_t seed = initial_seed(), const SingleDeviceOptions& options = {})
       : OneProcessPolicy<Model>(std::move(model), seed), handles_(this->model_) {
-    check<UsageError>(options.dim >= 0, "SingleDevice: dim is at least 0, got ", options.dim);
+    check<UsageError>(options.dim >= 0, "SingleDevice: expected dim of at least 0, got ", options.dim);
     this->random_.dim = options.dim;
   }
   /// For `launch`: takes the seed from `run`. The model moves to the device that `run` names, if any.

@@ -129,7 +129,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   }
   static std::string described(const TensorParallelOptions& options) {
     check<UsageError>(options.dim >= 0 && options.check_every >= 0,
-                      "TensorParallel: dim and check_every are at least 0, got ", options.dim, " and ",
+                      "TensorParallel: expected dim and check_every of at least 0, got ", options.dim, " and ",
                       options.check_every);
     return cat("dim ", options.dim, "\ncheck_every ", options.check_every, "\n");
   }

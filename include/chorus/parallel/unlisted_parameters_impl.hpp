@@ -22,8 +22,7 @@ CHORUS_INLINE void UnlistedParameters::saw(const void* parameter, Node&, std::sp
 CHORUS_INLINE void UnlistedParameters::say_what_was_seen() const {
   if (!unlisted_.empty())
     say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
-            ": the policy neither trains nor averages them, no file has them, and all copies of the model share "
-            "them"));
+            ": the policy does not train, average or save them, and all copies of the model share them"));
 }
 
 CHORUS_INLINE WatchScope::~WatchScope() {

@@ -40,7 +40,7 @@ CHORUS_INLINE bool ActivationSite::observe(const float* numbers, Index count, fl
     seen = {static_cast<float>(-ends[0]), static_cast<float>(ends[1])};
   }
   check<NonFiniteError>(seen.empty() || seen.finite(), "QuantizationAware: '", name_,
-                        "': a NaN or an infinity came, which no integer stands for");
+                        "': got a NaN or an infinity, expected finite numbers");
   if (seen.empty()) return false;
   set_range(observed(range(), seen, share));
   return true;

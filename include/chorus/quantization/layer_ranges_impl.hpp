@@ -36,7 +36,7 @@ CHORUS_INLINE void LayerRanges::observe_weights(const float* weights, Index coun
     Range seen;
     kernels::min_max(Cpu{}, {1, 1, count / channels}, weights + i * (count / channels), &seen.min, &seen.max);
     check<NonFiniteError>(seen.finite(), "QuantizationAware: '", weight_name,
-                          "' has a NaN or an infinity, which no integer stands for");
+                          "': got a NaN or an infinity, expected finite numbers");
     const Range now = observed({min.data()[i], max.data()[i]}, seen, share);
     min.data()[i] = now.min;
     max.data()[i] = now.max;

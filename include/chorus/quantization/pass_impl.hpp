@@ -24,7 +24,7 @@ namespace detail {
 template <int... Ranks, class F>
 void with_rank(int rank, std::integer_sequence<int, Ranks...>, const F& f) {
   const bool known = ((rank == Ranks && (f(std::integral_constant<int, Ranks>()), true)) || ...);
-  check<UsageError>(known, "QuantizationAware: a layer's numbers have ", rank, " axes, more than it knows");
+  check<UsageError>(known, "QuantizationAware: a layer's input has ", rank, " axes, which is not supported");
 }
 inline constexpr std::make_integer_sequence<int, 9> any_rank{};
 }  // namespace detail
@@ -36,7 +36,7 @@ CHORUS_INLINE const void* Pass::find(const void* layer) const {
 
 CHORUS_INLINE void Pass::refuse_numbers(const void* part) const {
   fail<UsageError>("QuantizationAware: '", of(part).ranges->name,
-                   "' gets numbers of another type, or gradients of gradients: expected float on the CPU, and ",
+                   "' has an input of another type, or computes gradients of gradients: expected float on the CPU, and "
                    "no MixedPrecision");
 }
 
@@ -118,8 +118,8 @@ CHORUS_INLINE void Pass::norm_takes(const void* norm, const void* part, const St
   const auto found = values_.find(key(x));
   check<UsageError>(found != values_.end() && found->second.awaits == norm, "QuantizationAware: '", place.norm_name,
                     "' is listed after '", place.ranges->name,
-                    "' and folded into it, but takes something else: list batch norms behind the layers that they ",
-                    "take the results of, and others elsewhere");
+                    "' and folded into it, but has another input: list each batch norm directly after the layer whose "
+                    "output it takes");
   taken_product_ = found->second.product;
 }
 
@@ -129,8 +129,8 @@ CHORUS_INLINE const ActivationSite* Pass::site_of(const Storage<Cpu>& storage, c
   Value& value = found->second;
   if (value.awaits != nullptr)
     fail<UsageError>("QuantizationAware: '", value.place->ranges->name, "' is folded with '", value.place->norm_name,
-                     "', which is listed after it, but something else takes its result: list batch norms behind the ",
-                     "layers that they take the results of, and others elsewhere");
+                     "', which is listed after it, but its output goes to another layer: list each batch norm directly "
+                     "after the layer whose output it takes");
   if (value.rounded) return nullptr;
   if (observes_ && !value.observed)
     saw_numbers_ = value.site->observe(numbers, count, scheme_.averaging) || saw_numbers_;
@@ -165,9 +165,9 @@ CHORUS_INLINE bool Pass::joins(Joint how, std::span<const JointOperand> operands
   if (last == nullptr) return false;
   for (const auto& x : operands)
     if (!values_.contains(key(x.storage)) && how == Joint::sum && !alike && as_input(x) == nullptr) return false;
-  check<UsageError>(chorus::detail::first_run == nullptr, "QuantizationAware: a checkpoint joins layers' results, ",
-                    "which it computes again after the forward pass, where they are not quantised: expected a model ",
-                    "without checkpoints");
+  check<UsageError>(chorus::detail::first_run == nullptr,
+                    "QuantizationAware: a checkpoint computes layers again after the forward pass, without "
+                    "quantisation: expected a model without checkpoints");
   joint_ = {&joint_of(how, *last), last->place, last->call};
   taken_joints_.insert(joint_.site);
   for (const auto& x : operands)

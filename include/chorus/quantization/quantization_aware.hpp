@@ -60,8 +60,9 @@ class KeptPhases {
       }
       group->max(ends);
       for (std::size_t i = 0; i < mine.size(); ++i)
-        check<UsageError>(ends[2 * i] == -ends[2 * i + 1], "QuantizationAware: ranks differ in their phases; this one ",
-                          "has ", own, ": call observe, fake_quantize and freeze_norms alike on all ranks");
+        check<UsageError>(ends[2 * i] == -ends[2 * i + 1],
+                          "QuantizationAware: expected the same phases on all ranks, got ", own,
+                          " here: call observe, fake_quantize and freeze_norms with the same values");
     }
     called_ = false;
     return own;
@@ -125,8 +126,7 @@ template <class Model, class Scheme = Int8>
 class QuantizationAware : public Module {
  public:
   using device_type = typename Model::device_type;
-  static_assert(std::is_same_v<device_type, Cpu>,
-                "QuantizationAware: fake quantisation has kernels for the CPU alone; the model is on another device");
+  static_assert(std::is_same_v<device_type, Cpu>, "QuantizationAware: expected a model on the CPU");
 
   QuantizationAware() : QuantizationAware(Model{}) {}
   /// `scheme`: replaces the type's numbers. Throws UsageError if the model has no layer with weights.
@@ -142,8 +142,8 @@ class QuantizationAware : public Module {
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     check<UsageError>(tensor_group() == nullptr,
-                      "QuantizationAware: not under TensorParallel, where ranks have parts of a layer's channels");
-    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: a model of another one");
+                      "QuantizationAware: TensorParallel, which splits a layer's channels, is not supported");
+    check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: nesting is not supported");
     const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
     const auto& layers = places_.of(model_, quantization_.layers);
     if (phases.norms_frozen)

@@ -73,8 +73,8 @@ QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<f
 /// A model that takes tokens has no integer form: throws UsageError.
 template <class Model, class Scheme, int Rank>
 QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<std::int64_t, Rank, Cpu>&) {
-  fail<UsageError>("quantized: ", model.model().describe(), " takes whole numbers, which an Embedding looks up: an ",
-                   "integer model begins with quantised numbers; quantized_embedding looks up rows of integers");
+  fail<UsageError>("quantized: ", model.model().describe(),
+                   " begins with an Embedding, but an integer model needs quantised input: use quantized_embedding");
 }
 
 }  // namespace chorus::nn

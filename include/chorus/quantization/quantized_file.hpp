@@ -45,7 +45,7 @@ inline std::vector<Index> whole_numbers(std::string_view who, const nlohmann::js
                    ": the steps lack a list of numbers '", field, "'");
   std::vector<Index> out;
   for (const auto& number : *found) {
-    check<FileError>(number.is_number_integer(), who, ": '", field, "' of a step has what is no whole number");
+    check<FileError>(number.is_number_integer(), who, ": '", field, "' of a step has a non-integer value");
     out.push_back(number.get<Index>());
   }
   return out;
@@ -109,7 +109,7 @@ inline nn::int8::Levels read_levels(std::string_view who, const SafetensorsReade
                    " has ", scale.size(), " scales and ", zero_point.size(), " zero points, expected one of each");
   const auto [least, most] = two_numbers(who, json, "integers");
   check<FileError>(0 <= least && least < most && most <= 255, who, ": ", Quoted{name}, " has integers from ", least,
-                   " to ", most, ", which are no 8-bit ones");
+                   " to ", most, ", expected 8-bit integers");
   const nn::int8::Levels levels{
       scale[0], zero_point[0], {static_cast<std::int32_t>(least), static_cast<std::int32_t>(most)}};
   nn::int8::check_levels<FileError>(who, name, levels);
@@ -126,7 +126,7 @@ inline nn::int8::Step read_step(std::string_view who, const SafetensorsReader& f
   };
   const auto kind = text("kind");
   const auto found = std::find(nn::int8::kind_names.begin(), nn::int8::kind_names.end(), kind);
-  check<FileError>(found != nn::int8::kind_names.end(), who, ": there is no step ", Quoted{kind});
+  check<FileError>(found != nn::int8::kind_names.end(), who, ": unknown step ", Quoted{kind});
   step.kind = static_cast<Kind>(found - nn::int8::kind_names.begin());
   step.name = text("name");
   step.inputs = whole_numbers(who, json, "inputs");
@@ -198,16 +198,16 @@ inline nn::int8::Program load_quantized(const std::string& path) {
   const SafetensorsReader file(path);
   const std::string who = cat("loading ", path);
   const auto text = file.metadata().find(detail::int8_key);
-  check<FileError>(text != file.metadata().end(), who, ": no quantized model: the metadata lack '", detail::int8_key,
-                   "'");
+  check<FileError>(text != file.metadata().end(), who, ": expected a quantized model, but the metadata lack '",
+                   detail::int8_key, "'");
   const auto json = nlohmann::json::parse(text->second, nullptr, /*allow_exceptions=*/false);
-  check<FileError>(json.is_object() && json.contains("steps") && json["steps"].is_array(), who, ": '",
-                   detail::int8_key, "' of the metadata is no list of steps");
+  check<FileError>(json.is_object() && json.contains("steps") && json["steps"].is_array(), who, ": '", detail::int8_key,
+                   "' of the metadata is not a list of steps");
   const Index version = detail::whole_number(who, json, "version");
-  check<FileError>(version == 1, who, ": a quantized model of version ", version, ", of which only 1 is known");
+  check<FileError>(version == 1, who, ": the quantized model has version ", version, ", expected 1");
   std::vector<nn::int8::Step> steps;
   for (const auto& one : json["steps"]) {
-    check<FileError>(one.is_object(), who, ": '", detail::int8_key, "' has a step that is no object");
+    check<FileError>(one.is_object(), who, ": '", detail::int8_key, "' has a step that is not an object");
     steps.push_back(detail::read_step(who, file, one));
     nn::int8::check_step<FileError>(who, steps.back(), static_cast<Index>(steps.size()) - 1);
   }

@@ -50,11 +50,11 @@ struct Scheme {
 template <class S>
 constexpr Scheme scheme_of() {
   static_assert(S::averaging > 0 && S::averaging <= 1 && S::weight_averaging > 0 && S::weight_averaging <= 1,
-                "a scheme's averaging is in (0, 1]");
+                "scheme: expected averaging in (0, 1]");
   static_assert(S::activations.least == 0 && S::activations.most > 0 && S::activations.most <= 255,
-                "a scheme's activations are integers in [0, most], most at most 255");
+                "scheme: expected activations in [0, most], most at most 255");
   static_assert(S::weights.least < 0 && S::weights.least >= -128 && S::weights.most > 0 && S::weights.most <= 127,
-                "a scheme's weights are integers in [-128, 127], of both signs");
+                "scheme: expected weights in [-128, 127], of both signs");
   return {S::activations,
           S::weights,
           S::symmetric_activations,

@@ -27,7 +27,7 @@ CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
     if (shares == nullptr) return true;
     const auto& cut = shares->cut;
     check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
-                      "canonical shares: a loss of two outputs, of batches that are cut in different ways: ",
+                      "canonical shares: a loss combines two outputs whose batches are cut in different ways: ",
                       found ? found->samples() : 0, " and ", cut->samples(), " samples in ",
                       found ? found->run().count() : 0, " and ", cut->run().count(), " shares");
     found = cut;
@@ -48,15 +48,14 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
   for (const Node* const node : under.all())
     check<UsageError>(!node->is_leaf() || node->numbers_name()[0] == '\0',
                       "canonical shares: the loss uses the parameter ", node->numbers_name(),
-                      " outside of the net's forward pass, where samples are not in shares: use it in the model");
+                      " outside of the net's forward pass: use it in the model");
   detail::FoundNodes beside;  // inputs of nodes other than means
   for (const Ref<Node>& node : nodes)
     if (!is_mean(*node) && !under.has(*node)) beside.add_inputs_of(*node);
   for (const Node* const node : beside.all())
     check<UsageError>(!is_cut(*node) && !under.has(*node),
-                      "canonical shares: backward begins with something other than a mean over the batch: expected "
-                      "mean(), cross_entropy(), mse_loss() or another loss of the library, taken of what the net "
-                      "returned for its samples");
+                      "canonical shares: backward does not begin at a mean over the batch: expected mean(), "
+                      "cross_entropy(), mse_loss() or another loss of the library, of the net's output for samples");
 }
 
 CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, std::span<const double> overs) const {
@@ -75,7 +74,7 @@ CHORUS_INLINE BatchParts::Mean BatchCut::add_up(std::span<const double> sums, st
     const auto expected = share_begin(batch, shares_, i + 1) - share_begin(batch, shares_, i);
     check<UsageError>(samples[i] == static_cast<double>(expected), "canonical shares: of ", batch, " samples in ",
                       shares_, " shares, share ", i, " has ", samples[i], ", expected ", expected,
-                      ": each process takes its shares of the batch, as the policy's sampler gives them");
+                      ": use the policy's sampler, which gives each process its shares");
   }
   const auto used = static_cast<std::size_t>(std::min<std::int64_t>(batch, static_cast<std::int64_t>(shares_)));
   return {add_shares(of_shares(0).first(used)), add_shares(of_shares(1).first(used))};

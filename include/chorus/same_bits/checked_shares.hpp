@@ -13,9 +13,9 @@ namespace chorus::same_bits {
   check<UsageError>(shares >= 1 && shares <= most_shares, "SameBits: expected 1 to ", most_shares, " shares, got ",
                     shares);
   check<UsageError>(devices <= shares, "SameBits: each of ", devices,
-                    " devices takes whole shares: expected at least as many, got ", shares);
+                    " devices needs at least one share: expected at least that many, got ", shares);
   check<UsageError>(dim == 0, "SameBits: a batch is cut along its first axis: expected dim = 0, got ", dim,
-                    "; of an input that has its samples along another one let it be batch_axis<1>(input)");
+                    "; for samples along another axis pass batch_axis<1>(input)");
   return static_cast<std::size_t>(shares);
 }
 

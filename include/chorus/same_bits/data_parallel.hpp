@@ -90,7 +90,7 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
     });
   }
   void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    fail<UsageError>("canonical shares: grad() does not support a policy's forward pass: expected backward()");
   }
 
   same_bits::DeviceSums<Model> sums_;

@@ -78,11 +78,11 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
-    check<UsageError>(default_hook,
-                      "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
-                      "AllReduce");
+    check<UsageError>(
+        default_hook,
+        "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
     const auto refuse = [](bool chosen, const char* option) {
-      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " don't go together");
+      check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " can't be combined");
     };
     refuse(core.options.static_graph, "static_graph");
     refuse(core.options.non_finite != NonFinite::propagate,
@@ -122,7 +122,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(this->communicator_.size() == 1, this->title_,
-                      "::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+                      "::join: canonical shares cut each batch for all ranks: expected equally many batches on each");
     Base::begin_join(facts);
   }
   void weigh_losses(std::span<const Ref<Node>> nodes) override {

@@ -55,7 +55,7 @@ template <Device D>
 void GradientTree<D>::gradient_arrived(std::size_t i, std::size_t share, const void* gradient) {
   auto& p = flat_.entries()[i].parameter();
   check<UsageError>(taken_[i] <= share, "canonical shares: ", flat_.entries()[i].named.name,
-                    " got its gradient in several parts in one backward pass (backward within backward)");
+                    " received its gradient in several parts in one backward pass (backward within backward)");
   while (taken_[i] < share) carry_none(i, taken_[i]++);
   if (gradient != p.grad_place()) copy_bytes(p.where(), p.grad_place(), p.where(), gradient, p.size_bytes());
   carry(i, taken_[i]++);

@@ -33,8 +33,7 @@ struct JoinShares : dp::JoinOutputs<D> {
       if constexpr (requires(const X& x) { x == x; })
         for (const X* output : outputs)
           check<UsageError>(*output == *outputs[0],
-                            "canonical shares: the model returns something other than tensors, which differs from "
-                            "share to share");
+                            "canonical shares: an output that is not a tensor differs between shares");
       return *outputs[0];
     }
   }
@@ -47,8 +46,8 @@ struct JoinShares : dp::JoinOutputs<D> {
       if (losses.node()) return mean_of_share_losses(losses, cut);
     }
     check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a number without axes for each share, and none of them is "
-                      "the batch's: expected one for each sample, [batch]");
+                      "canonical shares: the model returns a scalar for each share, not for the batch: expected one "
+                      "value for each sample, [batch]");
     return *outputs[0];
   }
 };

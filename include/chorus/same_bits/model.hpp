@@ -19,7 +19,7 @@ namespace chorus {
 /// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
-  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: 1 to 64 shares, or 0 for a number given at run time");
+  static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: expected 1 to 64 shares, or 0 for a run-time number");
 
  public:
   using device_type = typename nn::detail::DeviceOfModel<Model>::type;

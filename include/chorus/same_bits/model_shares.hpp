@@ -97,7 +97,7 @@ class ModelShares final : private dp::BackwardRunner {
     if constexpr (AnyVariable<X>)
       check<UsageError>(device_.run().count() == shares_ || !grad_enabled() || !x.requires_grad() || split.cuts(x),
                         "canonical shares: an input without samples, of shape ", value_of(x).shape(),
-                        ", wants a gradient, of which each process has a part: let it be a parameter of the model");
+                        ", requires a gradient, which each process has in part: make it a parameter of the model");
   }
   void backward(const dp::Roots& roots, bool keep) override {
     earlier_.take(flat_);
@@ -111,7 +111,7 @@ class ModelShares final : private dp::BackwardRunner {
       if (entry.parameter().grad_arrived()) entry.named.handle.shared()->set_reached();
   }
   void backward_to_wanted(const dp::Roots&, bool) override {
-    fail<UsageError>("canonical shares: grad() does not go through a policy's forward pass: expected backward()");
+    fail<UsageError>("canonical shares: grad() does not support a policy's forward pass: expected backward()");
   }
   void for_each_parameter(void (*visit)(Node&, void*), void* context) const override {
     for (const auto& entry : flat_.entries())

@@ -48,18 +48,18 @@ std::vector<double> mean_over_of_shares(Node& losses) {
       known = known && !of_share.empty() && of_share.size() == over.front().size();
     }
     if (known) break;
-    check<UsageError>(only_losses,
-                      "canonical shares: the model returns a number without axes that is not known to be a mean over "
-                      "the share: expected cross_entropy(), mse_loss(), mean() or another loss of the library, or one "
-                      "number for each sample, [batch]");
+    check<UsageError>(
+        only_losses,
+        "canonical shares: the model returns a scalar that is not a mean over the share: expected cross_entropy(), "
+        "mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]");
   }
   std::vector<double> out;
   for (const auto& of_share : over) {
     out.push_back(of_share.front());
     for (std::size_t i = 1; i < of_share.size(); ++i)
       check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss is a sum of losses that are means over different numbers "
-                        "of tokens, samples or elements, of which no one share is right: let it return each by itself");
+                        "canonical shares: the model's loss adds means over different numbers of tokens, samples or "
+                        "elements, so its shares have no common weight: return each loss separately");
   }
   return out;
 }

@@ -17,9 +17,9 @@ namespace chorus::same_bits {
 class NoBatchGroup final : public BatchGroup {
  public:
   void sum(std::span<double>) override {
-    fail<UsageError>("canonical shares: a layer looks at all samples of a batch, whose shares are computed one after ",
-                     "the other: expected BatchNorm, which takes each share's own statistics, or a SyncBatchNorm that ",
-                     "the model had when the policy took it");
+    fail<UsageError>(
+        "canonical shares: a layer needs the whole batch, and shares are computed one after the other: expected "
+        "BatchNorm, which uses each share's statistics, or a SyncBatchNorm that the model had when the policy took it");
   }
   double weight() override { return 1; }
 };

@@ -35,8 +35,8 @@ class ShareTurns {
   template <class Complete>
   void meet(std::size_t i, const Complete& complete) {
     check<UsageError>(i < ended_.size() && turn_ == i,
-                      "canonical shares: a layer that looks at the whole batch goes back outside of the shares: let "
-                      "backward begin at what the policy returns");
+                      "canonical shares: a layer over the whole batch runs backward outside of the shares: call "
+                      "backward on the policy's output");
     const std::size_t round = round_;
     ++arrived_;
     leave(i);

@@ -72,7 +72,7 @@ void SideBySide<D>::run(std::size_t count, std::size_t used, bool forward, std::
 
 template <Device D>
 void SideBySide<D>::Group::sum(std::span<double> values) {
-  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass is gone");
+  check<UsageError>(shares != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
   shares->sum(i, values);
 }
 

@@ -72,9 +72,9 @@ CHORUS_INLINE void PromisedNumbers::check_untouched(const Promise& promise, cons
   std::vector<unsigned char> resident((promise.bytes + PagedMemory::page() - 1) / PagedMemory::page());
   const bool known = mincore(const_cast<void*>(promise.at), promise.bytes, resident.data()) == 0;
   const bool touched = known && std::any_of(resident.begin(), resident.end(), [](auto page) { return page & 1; });
-  check<UsageError>(!touched, "deferred: the model's constructor reads or writes ", name,
-                    ", whose numbers are to be drawn later, a part on each rank: make the model itself, not a "
-                    "deferred one");
+  check<UsageError>(
+      !touched, "deferred: the model's constructor reads or writes ", name,
+      ", whose numbers are drawn later, a part on each rank: construct the model itself, not a deferred one");
 }
 
 }  // namespace chorus

@@ -24,7 +24,7 @@ namespace chorus {
 /// memory.
 template <Scalar T, int Rank, Device D = Cpu>
 class Tensor {
-  static_assert(Rank >= 0 && Rank <= 8, "a Tensor has 0 to 8 axes");
+  static_assert(Rank >= 0 && Rank <= 8, "Tensor: expected 0 to 8 axes");
 
  public:
   using value_type = T;
@@ -81,8 +81,8 @@ class Tensor {
   /// Dense, with the given numbers in row-major order. Throws ShapeError if their count doesn't fit the shape.
   static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
-    check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: ", values.size(),
-                      " numbers for shape ", shape);
+    check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: expected ", out.numel(),
+                      " numbers for shape ", shape, ", got ", values.size());
     copy_bytes(device, out.data(), Cpu{}, values.data(), out.bytes());
     return out;
   }
@@ -126,13 +126,13 @@ class Tensor {
   template <class... Indices>
     requires(sizeof...(Indices) == static_cast<std::size_t>(Rank) && std::is_same_v<D, Cpu>)
   T& operator()(Indices... indices) const {
-    if constexpr (Rank == 0) check<UsageError>(defined(), "Tensor: an undefined one has no element");
-    const Shape<Rank> at{static_cast<Index>(indices)...};
-    Index offset = 0;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
-      check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ",
-                        shape_);
-      offset += at[axis] * strides_[axis];
+      if constexpr (Rank == 0) check<UsageError>(defined(), "Tensor: an undefined tensor has no elements");
+      const Shape<Rank> at{static_cast<Index>(indices)...};
+      Index offset = 0;
+      for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
+        check<ShapeError>(at[axis] >= 0 && at[axis] < shape_[axis], "Tensor: index ", at, " is outside of shape ",
+                          shape_);
+        offset += at[axis] * strides_[axis];
     }
     return data()[offset];
   }
@@ -210,7 +210,7 @@ class Tensor {
   /// Repeats axes of size 1, and new axes in front, without copying: their stride is 0.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> expand(const std::array<Index, NewRank>& shape) const {
-    static_assert(NewRank >= static_cast<std::size_t>(Rank), "expand: the new rank is smaller");
+    static_assert(NewRank >= static_cast<std::size_t>(Rank), "expand: expected a rank of at least the tensor's");
     Shape<static_cast<int>(NewRank)> strides{};
     constexpr std::size_t extra = NewRank - static_cast<std::size_t>(Rank);
     for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
@@ -282,7 +282,7 @@ void check_defined(const char* operation, const Xs&... xs) {
 template <Device D>
 [[noreturn, gnu::cold, gnu::noinline]] void fail_for_devices(const char* operation, int i, D other, D first) {
   fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
-                    ": to_device(x, device) brings it there, and Tensor::zeros(shape, x.device()) makes it there");
+                    ": to_device(x, device) copies it, and Tensor::zeros(shape, x.device()) creates it there");
 }
 /// Throws DeviceError if operands are on several devices.
 template <AnyTensor First, AnyTensor... Rest>

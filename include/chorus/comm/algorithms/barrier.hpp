@@ -45,7 +45,7 @@ inline void dissemination_barrier(const Collective& c) {
   std::string names;
   for (const int peer : missing) names += cat(names.empty() ? "" : ", ", c.name(peer));
   if (!missing.empty())
-    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not come within ",
+    fail<LinkTimeout>(missing.size() == 1 ? "rank " : "ranks ", names, " of ", c.size(), " did not arrive within ",
                       c.link.timeout.count() * 9 / 10, " ms");
   for (int peer = 1; peer < c.size(); ++peer) detail::relay(c, {.to = peer}, 0);
 }

@@ -68,9 +68,8 @@ struct Step {
 /// Receives the next piece from a rank. Throws LinkError with the name of the other call if it belongs to another one.
 inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes, std::byte* place = nullptr) {
   const auto piece = place ? c.link.receive_at(from, c.call, place, bytes) : c.link.receive(from);
-  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in another call, ", piece.envelope);
-  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes where ", bytes,
-                   " belong");
+  check<LinkError>(piece.envelope == c.call, "rank ", c.name(from), " is in a different call, ", piece.envelope);
+  check<LinkError>(piece.bytes == bytes, "rank ", c.name(from), " sent ", piece.bytes, " bytes, expected ", bytes);
   return piece;
 }
 

@@ -19,7 +19,7 @@ inline bool compares_calls() { return chorus::detail::env_switch("CHORUS_COMPARE
 template <class Link>
 void compare_calls(Link& link, const Call& call, const Envelope& mine, int rank, int size) {
   const auto compare = [&](int from, const Envelope& theirs) {
-    check<CommError>(theirs == mine, "rank ", from, " is in another call, ", theirs);
+    check<CommError>(theirs == mine, "rank ", from, " is in a different call, ", theirs);
   };
   if (call.op == Op::message) {
     if constexpr (Link::sends_wait) return compare(call.peer, link.exchange(call.peer, mine, call.peer));

@@ -35,8 +35,8 @@ class StartBy {
           std::condition_variable_any condition;
           condition.wait_for(lock, started, timeout, [] { return false; });
           if (started.stop_requested()) return;
-          chorus::detail::say(cat("mpi: not all ranks of the job have come to MPI_Init within ", timeout.count(),
-                                  " ms; this process ends, for it can't go on alone"));
+          chorus::detail::say(
+              cat("mpi: not all ranks of the job called MPI_Init within ", timeout.count(), " ms; this process exits"));
           std::_Exit(1);
         })) {}
 
@@ -60,16 +60,16 @@ class MpiLibrary {
     MPI_Initialized(&already);
     if (!already) {
       const StartBy deadline(timeout);
-      check<CommError>(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS, "mpi: no start");
+      check<CommError>(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level) == MPI_SUCCESS,
+                       "mpi: MPI_Init_thread failed");
     }
     ours_ = !already;
     MPI_Query_thread(&level);
     // A background call, a call of the caller's thread and an abort may be inside MPI at once.
     check<CommError>(level == MPI_THREAD_MULTIPLE, "mpi: ",
-                     already
-                         ? "this program has started MPI without MPI_THREAD_MULTIPLE: call MPI_Init_thread with it, "
-                           "or leave the start to chorus"
-                         : "this MPI has no MPI_THREAD_MULTIPLE");
+                     already ? "this program has started MPI without MPI_THREAD_MULTIPLE: call MPI_Init_thread with "
+                               "it, or let chorus start MPI"
+                             : "this MPI does not support MPI_THREAD_MULTIPLE");
   }
   ~MpiLibrary() {
     int finished = 0;

@@ -61,7 +61,7 @@ inline bool provable(std::string_view token) {
   unsigned length = 0;
   const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
                           reinterpret_cast<unsigned char*>(mac.data()), &length);
-  check<CommError>(made != nullptr && length == mac.size(), "HMAC-SHA256 failed");
+  check<CommError>(made != nullptr && length == mac.size(), "OpenSSL: HMAC-SHA256 failed");
 #else
   if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
 #endif

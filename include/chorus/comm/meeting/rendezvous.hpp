@@ -27,8 +27,7 @@ struct Meeting {
 
 namespace detail {
 
-inline constexpr const char* no_shared_memory =
-    "shared memory was asked for, but the ranks are on several machines, or belong to several users";
+inline constexpr const char* no_shared_memory = "shared memory needs all ranks on one machine under one user";
 
 /// How long a rank may take to reconnect before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
@@ -95,7 +94,8 @@ class Host {
         back_by = Clock::now() + time_to_return;
       }
       if (!socket && back_by != Deadline{} && Clock::now() >= back_by) {
-        const auto why = cat(where_, ": rank ", rank, " (process ", hello.pid, ") went away before all had come");
+        const auto why =
+            cat(where_, ": rank ", rank, " (process ", hello.pid, ") exited before all ranks had connected");
         refuse_all(why);
         throw CommError(why);
       }
@@ -105,7 +105,7 @@ class Host {
   }
 
   static std::string named(const FixedText<64>& purpose) {
-    return purpose.view().empty() ? "nothing in particular" : printable(purpose.view());
+    return purpose.view().empty() ? "no purpose" : printable(purpose.view());
   }
 
   void refuse_all(const std::string& why) {
@@ -116,17 +116,17 @@ class Host {
   /// Accepts a rank, or returns the reason for a refusal.
   [[gnu::cold]] std::string admit(Socket& socket, const Hello& hello) {
     if (hello.size != world_.size)
-      return cat("rank ", hello.rank, " says that there are ", hello.size, " ranks, rank 0 says ", world_.size);
+      return cat("rank ", hello.rank, " expects ", hello.size, " ranks, rank 0 expects ", world_.size);
     if (hello.rank < 1 || hello.rank >= world_.size)
       return cat("rank ", hello.rank, " is not in [1, ", world_.size, ")");
-    if (hello.kind != kind_) return cat("rank ", hello.rank, " asks for backend ", hello.kind, ", rank 0 for ", kind_);
+    if (hello.kind != kind_) return cat("rank ", hello.rank, " uses backend ", hello.kind, ", rank 0 uses ", kind_);
     if (hello.all_reduce != world_.all_reduce)
-      return cat("rank ", hello.rank, " asks for all-reduce ", hello.all_reduce, ", rank 0 for ", world_.all_reduce);
+      return cat("rank ", hello.rank, " uses all-reduce ", hello.all_reduce, ", rank 0 uses ", world_.all_reduce);
     if (const FixedText<64> mine(world_.purpose); hello.purpose != mine)
-      return cat("rank ", hello.rank, " has come for ", named(hello.purpose), ", rank 0 for ", named(mine));
+      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 uses ", named(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.hung_up())
-      return cat("rank ", hello.rank, " is there already, as process ", place.hello.pid);
+      return cat("rank ", hello.rank, " is connected already, as process ", place.hello.pid);
     place.socket = std::move(socket);
     place.hello = hello;
     place.back_by = {};
@@ -142,8 +142,9 @@ class Host {
                    world_.timeout.count(), " ms");
     if (misled_) why += cat("; no other machine can reach '", printable(world_.master_addr), "' under this address");
     if (const auto strangers = strangers_ + acceptor.strangers(); strangers != 0)
-      why += cat("; ", strangers, strangers == 1 ? " other connection was" : " other connections were", " no rank's");
-    if (!acceptor.trouble().empty()) why += cat("; the last: ", acceptor.trouble());
+      why +=
+          cat("; ", strangers, strangers == 1 ? " other connection is" : " other connections are", " not from ranks");
+    if (!acceptor.trouble().empty()) why += cat("; the last one: ", acceptor.trouble());
     return refused_.empty() ? why : cat(why, "; refused: ", refused_);
   }
 
@@ -191,7 +192,7 @@ class Host {
       return true;
     } catch (const CommError& error) {
       const auto why = cat(where_, ": ", error.what());
-      if (kind_ != Backend::shm) return chorus::detail::say(cat(why, "; the ranks talk over TCP")), false;
+      if (kind_ != Backend::shm) return chorus::detail::say(cat(why, "; the ranks use TCP")), false;
       refuse_all(why);
       throw CommError(why);
     }
@@ -213,8 +214,7 @@ class Host {
   }
 
   [[noreturn]] void lost(int rank) {
-    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") went away",
-                    at(rank).socket.trouble());
+    fail<CommError>(where_, ": rank ", rank, " (process ", at(rank).hello.pid, ") exited", at(rank).socket.trouble());
   }
 
   const World& world_;
@@ -249,18 +249,18 @@ class Host {
   std::optional<Deadline> met;  // the time of rank 0's last answer
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
-      fail<TimeoutError>(where, ": rank 0 was not found within ", world.timeout.count(), " ms: ", trouble);
+      fail<TimeoutError>(where, ": rank 0 did not answer within ", world.timeout.count(), " ms: ", trouble);
     host = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
     if (!host) trouble = std::strerror(errno);
     if (!host && met && Clock::now() >= *met + time_to_return)
-      fail<CommError>(where, ": rank 0 went away before all had come");
+      fail<CommError>(where, ": rank 0 exited before all ranks had connected");
     if (!host) continue;
     meeting.listener = Socket::listen(host.local().with_port(0));
     hello.port = meeting.listener.local().port();
-    trouble = "it took the connection and gave no answer";
+    trouble = "it accepted the connection and did not answer";
     Challenge challenge;
     if (!host.receive_all(bytes_of(challenge.magic), grace)) continue;
-    check<CommError>(challenge.magic == magic, where, ": something other than a rank 0 of this version answers there");
+    check<CommError>(challenge.magic == magic, where, ": the process there is not a rank 0 of this version");
     if (!host.receive_all(bytes_of(challenge).subspan(sizeof challenge.magic), grace)) continue;
     follow(challenge, host, encrypted, world.token, cat("rank ", world.rank), address);
     meeting.encrypted = challenge.encrypts != 0;
@@ -270,16 +270,16 @@ class Host {
     check<CommError>(host.trouble().empty(), where, host.trouble());
     met = Clock::now();
   }
-  check<CommError>(answer.magic == magic, where, ": what rank 0 answers is garbled");
+  check<CommError>(answer.magic == magic, where, ": the answer of rank 0 is damaged");
   check<CommError>(answer.welcome == 1, "rank ", world.rank, ": ",
-                   answer.refusal.view().empty() ? "rank 0 refuses it, and does not say why"
+                   answer.refusal.view().empty() ? "rank 0 refused it without a reason"
                                                  : printable(answer.refusal.view(), sizeof answer.refusal));
   check<CommError>(proves(answer, hello.nonce, world.token), where,
-                   ": who answers there does not know the job's token");
+                   ": the process there does not know the job's token");
 
   const auto hear = [&](std::span<std::byte> message) {
     const bool heard = host.receive_all(message, grace);
-    check<CommError>(heard, where, ": rank 0 went away", host.trouble());
+    check<CommError>(heard, where, ": rank 0 exited", host.trouble());
   };
   meeting.key = answer.key;
   meeting.kind = answer.kind;
@@ -300,7 +300,7 @@ class Host {
   meeting.addresses[0] = host.remote().with_port(answer.port);
   for (int rank = 1; rank < world.size && meeting.kind == Backend::tcp; ++rank)
     sound = sound && meeting.addresses[static_cast<std::size_t>(rank)].sound();
-  check<CommError>(sound, where, ": what rank 0 answers is garbled");
+  check<CommError>(sound, where, ": the answer of rank 0 is damaged");
   return meeting;
 }
 

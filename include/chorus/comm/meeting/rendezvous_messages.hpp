@@ -77,19 +77,19 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
   check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
                     " characters, expected at least 16");
   check<UsageError>(provable(token),
-                    "connect: CHORUS_TOKEN is set, and this program was built without OpenSSL, which proves that ranks "
-                    "know it: build it with OpenSSL, or unset CHORUS_TOKEN");
+                    "connect: CHORUS_TOKEN is set, but this program was built without OpenSSL, which checks it: build "
+                    "it with OpenSSL, or unset CHORUS_TOKEN");
   const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
   check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
-                    "connect: CHORUS_TLS is 1, and this program was built without OpenSSL");
+                    "connect: CHORUS_TLS is 1, but this program was built without OpenSSL");
   check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
-                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, the source of the key, is not set");
   if (address.loopback()) return encrypted;
   check<UsageError>(can_authenticate, "connect: ", address,
-                    " is not on loopback, and this program was built without OpenSSL, which authenticates ranks there");
+                    " is not on loopback, but this program was built without OpenSSL, which authenticates ranks");
   check<UsageError>(!token.empty(), "connect: ", address,
-                    " is not on loopback: ranks need a token to know each other by, the same secret of at least 16 "
-                    "characters in CHORUS_TOKEN of all of them");
+                    " is not on loopback, so ranks need a token: set CHORUS_TOKEN on all ranks to one secret of at "
+                    "least 16 characters");
   return encrypted;
 }
 
@@ -97,10 +97,10 @@ bool proves(const Message& message, const Nonce& challenge, const std::string& t
 /// side requires no encryption although it is obligatory.
 [[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
                                  std::string_view who, const Address& there) {
-  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": who answers at ", there,
-                   " does not encrypt what it sends (CHORUS_TLS=0 there, and not here?)");
-  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": who answers at ", there,
-                   " encrypts what it sends, with a key made of CHORUS_TOKEN, which is not set here");
+  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": the process at ", there,
+                   " does not encrypt, and this rank does: set the same CHORUS_TLS on all ranks");
+  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": the process at ", there,
+                   " encrypts with CHORUS_TOKEN, which is not set for this rank");
   if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
 }
 

@@ -21,7 +21,7 @@ class NcclDeviceGroup final : public DeviceGroup {
   NcclDeviceGroup(std::span<const int> devices, std::chrono::milliseconds timeout, Api api = {})
       : api_(std::move(api)), devices_(devices.begin(), devices.end()), timeout_(timeout), queues_(devices.size()) {
     const int code = api_.unique_id(id_);
-    check<CommError>(code == Api::success, "nccl: no id for the group: ", api_.nccl_error(code, {}));
+    check<CommError>(code == Api::success, "nccl: ncclGetUniqueId failed: ", api_.nccl_error(code, {}));
   }
 
   void join(int rank) override {

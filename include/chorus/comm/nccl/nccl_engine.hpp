@@ -23,12 +23,12 @@ class NcclEngine final : public Engine {
             api, rank, device, timeout, [&control](const Failure& failure) { control.abort(failure.what); },
             [&control] { return Failure{control.engine().trouble()}; }, members)) {
     check<UsageError>(control.engine().all_reduce() == Algorithm::automatic, "rank ", rank, ": all-reduce ",
-                      control.engine().all_reduce(), " is none of nccl's, which can do: auto");
+                      control.engine().all_reduce(), " is unknown to nccl, expected auto");
     typename Api::UniqueId id{};
     int code = rank == 0 ? api.unique_id(id) : Api::success;
     // The other ranks wait for the id, so they must learn if there is none.
     control.broadcast(std::span(&code, 1), 0);
-    check<CommError>(code == Api::success, "rank 0: nccl: no id for the group: ", api.nccl_error(code, {}));
+    check<CommError>(code == Api::success, "rank 0: nccl: ncclGetUniqueId failed: ", api.nccl_error(code, {}));
     control.broadcast(std::span(reinterpret_cast<std::uint8_t*>(&id), sizeof id), 0);
     queue_->join(size, id);
   }

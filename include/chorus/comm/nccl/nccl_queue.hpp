@@ -62,7 +62,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   template <class Made>
   std::uint64_t group(const Made& calls) {
     const std::lock_guard lock(mutex_);
-    check<UsageError>(!grouping_, "nccl: a group inside of a group");
+    check<UsageError>(!grouping_, "nccl: a group of calls inside another group");
     group_ = {};
     group_.grouped = true;
     return launch_together(group_, [&] {

@@ -57,11 +57,10 @@ class StoreLink {
     return socket;
   }
   const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(5));
-  why = "it took the connection and gave no answer";
+  why = "it accepted the connection and did not answer";
   Challenge challenge;
   if (!socket.receive_all(bytes_of(challenge), soon)) return Socket();
-  check<CommError>(challenge.magic == store_magic, "store: something other than a store of this version is at ",
-                   address);
+  check<CommError>(challenge.magic == store_magic, "store: expected a store of this version at ", address);
   follow(challenge, socket, check_token(token, address), token, "store", address);
   StoreHello hello;
   hello.key = key;
@@ -72,8 +71,8 @@ class StoreLink {
   check<CommError>(socket.trouble().empty(), "store: the server at ", address, socket.trouble());
   if (!heard) return Socket();
   check<CommError>(answer.magic == store_magic && answer.welcome == 1, "store: the server at ", address,
-                   " refuses this process: it does not know the job's token");
-  check<CommError>(proves(answer, hello.nonce, token), "store: who answers at ", address,
+                   " refused this process, which does not know the job's token");
+  check<CommError>(proves(answer, hello.nonce, token), "store: the process at ", address,
                    " does not know the job's token");
   socket.no_delay();
   return socket;
@@ -105,7 +104,8 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   const auto visit = [=](Deadline until) {
     std::string why;
     auto socket = detail::visit_store(address, token, key, until, why);
-    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address, " has gone: ", why);
+    chorus::check<CommError>(static_cast<bool>(socket), "store: the server at ", address,
+                             " is unreachable: ", why);
     return socket;
   };
   Socket first;
@@ -113,7 +113,7 @@ CHORUS_INLINE Store Store::connect(const std::string& host, int port, const std:
   while (
       !(first = detail::visit_store(address, token, key, deadline, why))) {  // it may start later than this process
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server was found at ", address, ": ", why);
+    chorus::check<TimeoutError>(Clock::now() < deadline, "store: no server answered at ", address, ": ", why);
   }
   auto link = std::make_shared<detail::StoreLink>(cat("at ", address), visit);
   link->give_back(std::move(first));
@@ -128,20 +128,20 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   using detail::StoreCode;
   const bool waits = code == StoreCode::get || code == StoreCode::wait;
   const auto patience = waits ? std::chrono::milliseconds(number) : timeout_;
-  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": a timeout of ", patience.count(), " ms");
+  chorus::check<UsageError>(patience.count() >= 0, "store.", name(code), ": expected a timeout of at least 0 ms, got ",
+                            patience.count(), " ms");
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (!is_key(code, i)) continue;
     const auto bytes = prefix_.size() + texts[i].size();
-    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code), ": a key of ",
-                              bytes, " bytes, expected 1 to ", detail::most_key_bytes);
+    chorus::check<UsageError>(!texts[i].empty() && bytes <= detail::most_key_bytes, "store.", name(code),
+                              ": a key has ", bytes, " bytes, expected 1 to ", detail::most_key_bytes);
     texts[i].insert(0, prefix_);
   }
   const detail::StoreMessage request{code, number, std::move(texts)};
   chorus::check<UsageError>(body_bytes(request) <= detail::most_message_bytes, "store.", name(code), ": ",
-                            body_bytes(request), " bytes, at most ", detail::most_message_bytes, " are possible");
+                            body_bytes(request), " bytes, expected at most ", detail::most_message_bytes);
   chorus::check<UsageError>(request.texts.size() <= detail::most_message_texts, "store.", name(code), ": ",
-                            request.texts.size(), " keys and values, at most ", detail::most_message_texts,
-                            " are possible");
+                            request.texts.size(), " keys and values, expected at most ", detail::most_message_texts);
   // The server itself reports the end of a wait, possibly a little late.
   const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(patience, std::chrono::hours(1'000'000)) +
                         (waits ? std::chrono::seconds(2) : std::chrono::seconds(0));
@@ -150,8 +150,8 @@ CHORUS_INLINE detail::StoreMessage Store::ask(detail::StoreCode code, std::vecto
   if (!reply && Clock::now() >= deadline)
     fail<TimeoutError>("store.", name(code), ": the server ", link_->where(), " did not answer within ",
                        patience.count(), " ms");
-  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(), " has gone",
-                           socket.trouble());
+  chorus::check<CommError>(reply.has_value(), "store.", name(code), ": the server ", link_->where(),
+                           " closed the connection", socket.trouble());
   link_->give_back(std::move(socket));
   if (reply->code == StoreCode::timed_out)
     fail<TimeoutError>("store.", name(code), ": ", detail::list_of(reply->texts, reply->number),
@@ -189,13 +189,13 @@ CHORUS_INLINE void Store::append(std::string_view key, std::string_view value) {
 }
 CHORUS_INLINE std::vector<std::string> Store::multi_get(const std::vector<std::string>& keys) {
   auto reply = ask(detail::StoreCode::get, keys, timeout_.count());
-  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " answers ",
+  chorus::check<CommError>(reply.texts.size() == keys.size(), "store.get: the server ", link_->where(), " returned ",
                            reply.texts.size(), " values, expected ", keys.size());
   return std::move(reply.texts);
 }
 CHORUS_INLINE void Store::multi_set(const std::vector<std::string>& keys, const std::vector<std::string>& values) {
-  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(), " keys, but ",
-                            values.size(), " values");
+  chorus::check<UsageError>(keys.size() == values.size(), "store.multi_set: ", keys.size(),
+                            " keys, expected the same number of values, got ", values.size(), " values");
   std::vector<std::string> texts;
   for (std::size_t i = 0; i < keys.size(); ++i) texts.insert(texts.end(), {keys[i], values[i]});
   ask(detail::StoreCode::multi_set, std::move(texts));

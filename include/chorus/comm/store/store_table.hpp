@@ -159,8 +159,8 @@ class StoreTable {
         }
         if (request.code == StoreCode::wait) break;
         bytes = reply_bytes(texts);
-        check<UsageError>(bytes <= most_message_bytes, "these values have more than ", most_message_bytes,
-                          " bytes together");
+        check<UsageError>(bytes <= most_message_bytes, "expected values of at most ", most_message_bytes,
+                          " bytes in total");
         take(room, bytes + texts.size() * sizeof(std::string));
         for (const auto& key : texts) reply.texts.push_back(values_.find(key)->second);
         break;
@@ -201,7 +201,7 @@ class StoreTable {
     for (std::size_t i = 0; i < texts.size(); ++i) {
       if (is_key(code, i)) {
         key = &texts[i];
-        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key of ", key->size(),
+        check<UsageError>(!key->empty() && key->size() <= most_key_bytes, "a key has ", key->size(),
                           " bytes, expected 1 to ", most_key_bytes);
       } else {
         check_value(*key, texts[i].size());
@@ -209,8 +209,8 @@ class StoreTable {
     }
   }
   static void check_value(const std::string& key, std::size_t bytes) {
-    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes, " bytes, at most ",
-                      most_value_bytes, " are possible");
+    check<UsageError>(bytes <= most_value_bytes, "the value of '", printable(key), "' has ", bytes,
+                      " bytes, expected at most ", most_value_bytes);
   }
 
   std::int64_t sum(const std::string& key, std::int64_t amount) const {
@@ -219,9 +219,9 @@ class StoreTable {
     std::int64_t value = 0, result = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     const bool whole = text.empty() || (error == std::errc{} && end == text.data() + text.size());
-    check<UsageError>(whole, "'", printable(key), "' holds no whole number");
+    check<UsageError>(whole, "'", printable(key), "' is not a whole number");
     check<UsageError>(!__builtin_add_overflow(value, amount, &result), "'", printable(key), "' holds ", value, ", and ",
-                      amount, " more is no number of 64 bits");
+                      amount, " more exceeds 64 bits");
     return result;
   }
 
@@ -236,8 +236,8 @@ class StoreTable {
       bytes += at == values_.end() ? key.size() + size : size - at->second.size();
     }
     check<UsageError>(bytes <= most_store_bytes && keys <= most_store_keys, "the store is full: it holds ",
-                      values_.size(), " keys and ", bytes_, " bytes, at most ", most_store_keys, " and ",
-                      most_store_bytes, " are possible");
+                      values_.size(), " keys and ", bytes_, " bytes, expected at most ", most_store_keys, " and ",
+                      most_store_bytes);
     for (std::size_t i = 0; i < pairs.size(); i += 2) values_[pairs[i]] = std::move(pairs[i + 1]);
     bytes_ = bytes;
     changed_.notify_all();

@@ -40,7 +40,7 @@ class HybridTransport final : public Transport {
       try {
         region = made();
       } catch (const CommError& error) {
-        chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine talk over TCP"));
+        chorus::detail::say(cat("rank ", rank, ": ", error.what(), "; the ranks of this machine use TCP"));
       }
     };
     if (here > 1 && rank == ranks.front())

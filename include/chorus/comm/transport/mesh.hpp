@@ -65,7 +65,7 @@ class MeshCall {
       if (!move(said_, sizeof hello_, socket_.try_send(bytes_of(hello_).subspan(said_)))) return false;
     while (answered_ < sizeof answer_)
       if (!move(answered_, sizeof answer_, socket_.try_receive(bytes_of(answer_).subspan(answered_)))) return false;
-    check<CommError>(same(answer_, mesh_answer(world_.token, hello_)), who(), "who answers at ", address_, " for rank ",
+    check<CommError>(same(answer_, mesh_answer(world_.token, hello_)), who(), "the process at ", address_, " for rank ",
                      rank(), " does not know the job's token");
     return true;
   }
@@ -135,7 +135,7 @@ class MeshCall {
                         : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
     for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
-                       " went away before all had connected");
+                       " exited before all ranks had connected");
     if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();
       break;

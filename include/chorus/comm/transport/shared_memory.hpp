@@ -75,10 +75,10 @@ class SharedMemory {
 
 /// The region that contains a window of process `pid`. Throws CommError if it can't be mapped or no longer exists.
 [[gnu::cold]] inline SharedRegion open_region(int pid, const Window& window) {
-  check<CommError>(window.key != 0, "shared memory: process ", pid, " has none");
+  check<CommError>(window.key != 0, "shared memory: process ", pid, " has no region");
   auto region = SharedRegion::open(pid, window.fd, window.bytes);
-  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: that of process ", pid,
-                   " is another one");
+  check<CommError>(SharedMemory::key_in(region) == window.key, "shared memory: the region of process ", pid,
+                   " belongs to a different job");
   return region;
 }
 

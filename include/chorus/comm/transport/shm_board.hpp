@@ -196,7 +196,7 @@ class Place {
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is gone: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " exited: its process ", pid(who), " has ended");
   }
 
   /// Records whether this rank works in the others' memory. It calls `check` between this and the first access: then
@@ -287,7 +287,7 @@ class Place {
         const std::lock_guard lock(OfJob::of_process().mutex);
         if (const Place* const job = OfJob::of_process().place) seen = job->look_at(who);
       }
-      if (seen.awaited == nobody) return seen.has_seat ? text + ", which is stopped or busy elsewhere" : text;
+      if (seen.awaited == nobody) return seen.has_seat ? text + ", which is stopped or busy" : text;
       if (seen.awaited == name_in_job(rank_)) return text + ", which waits for this rank";
       text += cat(", which waits for rank ", who = seen.awaited);
     }

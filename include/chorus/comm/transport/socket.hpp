@@ -93,7 +93,7 @@ struct Address {
                          Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
     const auto found = detail::look_up(detail::without_brackets(name), deadline);
     check<TimeoutError>(found.has_value(), "address '", printable(name),
-                        "': the system has not found it in time; is there a name server?");
+                        "': the system did not resolve the name in time: check the name server");
     check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
     Address address;
     address.storage = found->storage;
@@ -207,8 +207,7 @@ class Socket {
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
-    return why.empty() ? why
-                       : cat(": what came over it is not what was sent, or the token is another one (TLS: ", why, ")");
+    return why.empty() ? why : cat(": the data were damaged on the way, or the tokens differ (TLS: ", why, ")");
   }
   /// The events to poll for.
   short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }

@@ -218,8 +218,8 @@ class TcpTransport final : public Transport {
     while (true) {
       const bool in_head = p.received < sizeof p.head;
       if (!in_head && p.head.bytes > slot_bytes)
-        fail<LinkError>("rank ", name(peer), " announced a piece of ", p.head.bytes, " bytes, at most ", slot_bytes,
-                        " are possible");
+        fail<LinkError>("rank ", name(peer), " announced a piece of ", p.head.bytes, " bytes, expected at most ",
+                        slot_bytes);
       if (!in_head && p.received == sizeof p.head + p.head.bytes) return true;
       const auto rest = in_head ? bytes_of(p.head).subspan(p.received)
                                 : std::span(destination(p), p.head.bytes).subspan(p.received - sizeof p.head);
@@ -287,7 +287,7 @@ class TcpTransport final : public Transport {
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
         if (n < 0)
-          fail<LinkError>("rank ", name(who), " is gone: its process has ended, or the network to it",
+          fail<LinkError>("rank ", name(who), " is unreachable: its process has ended, or the network has failed",
                           p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
@@ -311,7 +311,7 @@ class TcpTransport final : public Transport {
     auto text = cat("rank ", name(who));
     for (int length = 0; length < size; ++length) {
       who = at(who).waits_for;
-      if (who < 0 || who >= size) return text + ", which is stopped or busy elsewhere";
+      if (who < 0 || who >= size) return text + ", which is stopped or busy";
       if (who == rank) return text + ", which waits for this rank";
       text += cat(", which waits for rank ", name(who));
     }

@@ -27,7 +27,7 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
     else if constexpr (Real<T>)
       axpy(device, count, T{1}, from, to);
     else
-      fail<UsageError>("slice, concat: cannot accumulate ", dtype<T>);
+      fail<UsageError>("concat: cannot accumulate ", dtype<T>);
   }
 }
 

@@ -108,7 +108,7 @@ template <class T>
 void batch_norm_forward_train(Cpu cpu, ChannelShape shape, const T* x, const T* weight, const T* bias, T* running_mean,
                               T* running_var, double momentum, double eps, T* y, T* saved_mean, T* saved_invstd,
                               const T* residual, bool relu) {
-  check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
+  check<ShapeError>(shape.per_channel() != 1, "batch_norm: expected several values per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   double* sums = detail::channel_scratch<double, 2>(2 * shape.channels);
   batch_norm_sums(cpu, shape, x, sums);

@@ -130,7 +130,7 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
     });
     if (std::count(taken, taken + line, true) != picked) twice = true;
   });
-  check<UsageError>(!twice, "scatter: the index gives a position twice");
+  check<UsageError>(!twice, "scatter: the index names a position twice");
 }
 
 }  // namespace chorus::kernels

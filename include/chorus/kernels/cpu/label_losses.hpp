@@ -18,7 +18,7 @@ inline Index count_labels(Cpu, std::string_view operation, Index batch, Index cl
   for (Index i = 0; i < batch; ++i) {
     if (labels[i] == ignore_index) continue;
     check<UsageError>(labels[i] >= 0 && labels[i] < classes, operation, ": label ", labels[i], " of sample ", i,
-                      " is not in [0, ", classes, "), nor is it ignore_index ", ignore_index);
+                      " is not in [0, ", classes, ") and is not ignore_index ", ignore_index);
     ++counted;
   }
   return counted;

@@ -35,7 +35,7 @@ void solve(const char* operation, Index count, Index n, Index k, const T* a, con
   for (Index i = 0; i < count; ++i) {
     const Eigen::PartialPivLU<Matrix<T>> lu(matrix(a, i, n, n));
     check<UsageError>(!(lu.matrixLU().diagonal().array() == T{0}).any(), operation,
-                      ": expected matrices that have an inverse, got a singular one at place ", i, " of the stack");
+                      ": expected invertible matrices, got a singular one at index ", i, " of the stack");
     matrix(x, i, n, k) = lu.solve(matrix(b, i, n, k));
   }
 }
@@ -71,7 +71,7 @@ void cholesky(Index count, Index n, const T* a, T* out) {
     if (n == 0) continue;
     const Eigen::LLT<Matrix<T>, Eigen::Lower> llt(matrix(a, i, n, n));
     check<UsageError>(llt.info() == Eigen::Success,
-                      "cholesky: expected positive definite matrices, got one that is not at place ", i,
+                      "cholesky: expected positive definite matrices, got an indefinite one at index ", i,
                       " of the stack");
     matrix(out, i, n, n) = llt.matrixL();
   }
@@ -96,7 +96,7 @@ void svd(Index count, Index m, Index n, const T* a, T* out) {
   if (k == 0) return;
   for (Index i = 0; i < count; ++i) {
     const auto input = matrix(a, i, m, n);
-    check<UsageError>(input.allFinite(), "svd: expected finite numbers, got others at place ", i, " of the stack");
+    check<UsageError>(input.allFinite(), "svd: expected finite numbers, got others at index ", i, " of the stack");
     const Eigen::JacobiSVD<Matrix<T>> svd(input, Eigen::ComputeThinU | Eigen::ComputeThinV);
     T* const at = out + i * (m * k + k + k * n);
     matrix(at, 0, m, k) = svd.matrixU();
@@ -112,9 +112,9 @@ void eigh(Index count, Index n, const T* a, T* out) {
   if (n == 0) return;
   for (Index i = 0; i < count; ++i) {
     const auto input = matrix(a, i, n, n);
-    check<UsageError>(input.allFinite(), "eigh: expected finite numbers, got others at place ", i, " of the stack");
+    check<UsageError>(input.allFinite(), "eigh: expected finite numbers, got others at index ", i, " of the stack");
     const Eigen::SelfAdjointEigenSolver<Matrix<T>> solver(input);
-    check<UsageError>(solver.info() == Eigen::Success, "eigh: no convergence at place ", i, " of the stack");
+    check<UsageError>(solver.info() == Eigen::Success, "eigh: no convergence at index ", i, " of the stack");
     T* const at = out + i * (n + n * n);
     matrix(at, 0, n, 1) = solver.eigenvalues();
     matrix(at + n, 0, n, n) = solver.eigenvectors();

@@ -42,7 +42,7 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
     const auto q = matrix(packed + at, 0, m, n), r = matrix(packed + at + m * n, 0, n, n);
     const auto dq = matrix(d + at, 0, m, n), dr = matrix(d + at + m * n, 0, n, n);
     check<UsageError>(!(r.diagonal().array() == T{0}).any(),
-                      "backward of 'qr': expected independent columns, got a singular R at place ", i, " of the stack");
+                      "backward of 'qr': expected independent columns, got a singular R at index ", i, " of the stack");
     const Matrix<T> given = dr.template triangularView<Eigen::Upper>();
     const Matrix<T> product = r * given.transpose() - dq.transpose() * q;
     Matrix<T> both = product.template triangularView<Eigen::Lower>();

@@ -201,7 +201,7 @@ template <class T, class S>
 void batch_norm_forward_train(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias,
                               S* running_mean, S* running_var, double momentum, double eps, T* y, S* saved_mean,
                               S* saved_invstd, const T* residual = nullptr, bool relu = false) {
-  check<ShapeError>(shape.per_channel() != 1, "batch_norm: training needs more than one value per channel, got [batch ",
+  check<ShapeError>(shape.per_channel() != 1, "batch_norm: expected several values per channel, got [batch ",
                     shape.batch, ", channels ", shape.channels, ", inner ", shape.inner, "]");
   const cuda::Scratch<double> sums(device, 2 * shape.channels);
   batch_norm_sums(device, shape, x, sums.data());

@@ -215,7 +215,7 @@ class ConvolutionPlan {
   std::int64_t workspace_bytes() const { return workspace_bytes_; }
   /// The name of the engine.
   std::string text() const {
-    if (!usable()) return "cuDNN has no way; a direct kernel";
+    if (!usable()) return "cuDNN has no engine; a direct kernel";
     return cat("cuDNN's engine ", engine_, ", workspace ", workspace_bytes_, " bytes");
   }
 

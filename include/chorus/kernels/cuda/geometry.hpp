@@ -120,7 +120,7 @@ StridedMap<static_cast<int>(N)> strided_map(std::span<const Index> shape,
   StridedMap<static_cast<int>(N)> map;
   for (const auto& each : strides)
     check<ShapeError>(shape.size() == each.size() && shape.size() <= static_cast<std::size_t>(most_axes),
-                      "kernels: shape ", shape, " with strides ", each, "; expected as many strides as sizes, at most ",
+                      "kernels: shape ", shape, " with strides ", each, "; expected one stride for each size, at most ",
                       most_axes);
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     if (shape[axis] == 1) continue;

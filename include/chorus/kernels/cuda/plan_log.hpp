@@ -52,9 +52,8 @@ inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
   if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
-                          CHORUS_USE_CUDNN ? "cuDNN has no way for it" : "this program was compiled without cuDNN",
-                          "; a direct kernel computes it, many times slower. There may be more of them: this is said "
-                          "once"));
+                          CHORUS_USE_CUDNN ? "cuDNN has no engine for it" : "this program was compiled without cuDNN",
+                          "; a direct kernel computes it, many times slower (this warning appears once)"));
 }
 
 }  // namespace chorus::kernels::cuda

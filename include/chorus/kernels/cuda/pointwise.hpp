@@ -107,7 +107,7 @@ void with_indices(const Call& call) {
 
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, T* out) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   if (count == 0) return;
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
     cuda::launch(device, "pointwise", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
@@ -119,7 +119,7 @@ void pointwise_forward(Cuda device, const F& f, Index count, const std::array<co
 template <class F, class T, std::size_t N>
 void pointwise_backward(Cuda device, const F& f, Index count, const std::array<const T*, N>& in, const T* dy,
                         const std::array<T*, N>& dx, const std::array<bool, N>& accumulate) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   if (count == 0) return;
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...> each) {
     cuda::launch(device, "pointwise gradient", cuda::blocks_for(cuda::divide_up(count, cuda::Vector<T>::width)),
@@ -132,7 +132,7 @@ void pointwise_backward(Cuda device, const F& f, Index count, const std::array<c
 template <class F, class T, std::size_t N>
 void pointwise_forward(Cuda device, const F& f, std::span<const Index> shape, const std::array<const T*, N>& in,
                        const std::array<std::span<const Index>, N>& in_strides, T* out) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   cuda::with_indices<N>([&]<int... K>(std::integer_sequence<int, K...>) {
     cuda::for_each(device, "pointwise", numel(shape),
                    cuda::StridedPointwise<F, T, K...>{f, cuda::strided_map<N>(shape, in_strides),
@@ -145,7 +145,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
                         const std::array<std::span<const Index>, N>& in_strides, const T* dy,
                         const std::array<T*, N>& dx, const std::array<std::span<const Index>, N>& dx_strides,
                         const std::array<bool, N>& accumulate) {
-  static_assert(std::is_trivially_copyable_v<F>, "a functor for the GPU holds plain values only");
+  static_assert(std::is_trivially_copyable_v<F>, "pointwise: expected a functor of plain values only for the GPU");
   const Index count = numel(shape);
   std::array<Index, cuda::most_axes> dense{};
   Index step = 1;

@@ -199,7 +199,7 @@ auto grad_variables(const GraphVariable<T, 0, D>& value, const GradOptions& opti
     if (!path.leads_on(*node)) continue;
     auto* graph_node = dynamic_cast<GraphNode*>(node.get());
     check<UsageError>(graph_node != nullptr, "grad: create_graph: '", node->operation(),
-                      "' was recorded by plain Variables; let the computation begin with GraphVariables");
+                      "' was recorded by plain Variables; begin the computation with GraphVariable(x)");
     graph_node->graph_backward(gradients);
     if (!path.is_input(*node)) gradients.forget(*node);
   }

@@ -85,9 +85,9 @@ inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda
   if (grads.empty()) return 0;
   const Cuda device = grads.device();
   const bool captured = cuda::is_capturing(cuda::current_stream(device));
-  check<UsageError>(!captured || !check_norm,
-                    "clip_grad_norm: error_if_nonfinite in a step that is captured, where the device alone knows the "
-                    "norm");
+  check<UsageError>(
+      !captured || !check_norm,
+      "clip_grad_norm: error_if_nonfinite is not supported in a captured step, where only the device knows the norm");
   const kernels::cuda::Scratch<kernels::cuda::GradNorm> norm(device, 1);
   kernels::cuda::grad_norm(device, grads.f32(), grads.f64(), max_norm, norm.data());
   const auto read = [&] {

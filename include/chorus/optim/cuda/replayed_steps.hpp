@@ -44,8 +44,8 @@ class ReplayedSteps<Cuda> {
     numbers.need(alive_);
     left_out = nullptr;
     if (unwanted == nullptr) return;
-    check<UsageError>(memory_ && captures_.size() < most, "optimizer: its step is captured in more than ", most,
-                      " graphs, or without an eager one before");
+    check<UsageError>(memory_ && captures_.size() < most, "optimizer: its step was captured in more than ", most,
+                      " graphs, or without an eager step before");
     left_out = counters() + captures_.size();
     captures_.push_back(std::move(steps));
   }

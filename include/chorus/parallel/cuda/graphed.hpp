@@ -55,7 +55,7 @@ class Graphed {
         pool_(device_, stream_.get()),
         numbers_(device_),
         ring_(device_, static_cast<std::size_t>(options.kept_losses) * sizeof(double)) {
-    check<UsageError>(Net::distributed || net.devices() == 1, "Graphed: a process has one device, this one has ",
+    check<UsageError>(Net::distributed || net.devices() == 1, "Graphed: expected one device per process, got ",
                       net.devices());
   }
   Graphed(const Graphed&) = delete;
@@ -111,7 +111,7 @@ class Graphed {
  private:
   static const GraphedOptions& checked(const GraphedOptions& options) {
     check<UsageError>(options.warm_up >= 1 && options.kept_losses >= 1,
-                      "Graphed: warm_up and kept_losses are at least 1, got ", options.warm_up, " and ",
+                      "Graphed: expected warm_up and kept_losses of at least 1, got ", options.warm_up, " and ",
                       options.kept_losses);
     return options;
   }
@@ -247,7 +247,7 @@ class Graphed {
   void note_loss(const Loss& loss) {
     using T = typename tensor_of<Loss>::value_type;
     static_assert(tensor_of<Loss>::rank == 0 && std::floating_point<T>,
-                  "Graphed: the step returns the loss, one number");
+                  "Graphed: expected a step that returns the loss, a scalar");
     loss_type_ = dtype<T>;
     note(value_of(loss).data(), sizeof(T));
   }

@@ -89,10 +89,10 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
   void step_in_backward(std::function<void(const ParameterOn<D>&)> step) {
     const auto& options = core().options;
     check<UsageError>(!step || options.non_finite == NonFinite::propagate,
-                      "DistributedDataParallel: an optimizer that steps in backward can't wait for a NonFinite policy");
+                      "DistributedDataParallel: an optimizer that steps in backward needs NonFinite::propagate");
     check<UsageError>(!step || !averages_in_parts,
                       "DistributedDataParallel: an optimizer that steps in backward needs whole averages, and this "
-                      "hook leaves each rank a part");
+                      "hook gives each rank a part");
     using Steps = ddp::StepInBackward<D, Communicator>;
     auto* steps = core().template find<Steps>();
     const bool at_the_end = Traits::several_rounds || (options.find_unused_parameters && !options.static_graph);

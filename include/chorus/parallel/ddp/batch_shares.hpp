@@ -103,11 +103,11 @@ class BatchShares {
   static constexpr std::int32_t has_refused = -1;
   static constexpr std::int64_t not_asked = -1;
   static constexpr std::string_view of_recorded =
-      "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
-      "numbers: all have to be in one that records gradients";
+      "; ranks exchange batch sizes when backward begins, or earlier in a forward pass that draws random numbers: all "
+      "ranks must run a pass that records gradients";
   static constexpr std::string_view of_aside =
-      "; ranks tell each other their batch sizes in a forward pass without gradients that draws random numbers: all "
-      "have to be in one";
+      "; ranks exchange batch sizes in a forward pass without gradients that draws random numbers: all ranks must run "
+      "it";
 
   const std::vector<Message>& told() const { return aside_ ? all_aside_ : all_; }
   void begin_anew() { aside_ = known_ = decided_ = false; }

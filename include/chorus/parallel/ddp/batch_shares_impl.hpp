@@ -61,8 +61,8 @@ std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossSha
   while (std::any_of(all_.begin(), all_.end(), [](const Message& rank) { return !rank.at_backward; }));
   if (refused) return {};
   for (std::size_t rank = 0; rank < all_.size(); ++rank)
-    check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank, " refuses its loss, which is not of the same ",
-                      "operations as this rank's");
+    check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank,
+                      " refused its loss, whose operations differ from this rank's");
   if (as_they_are_)
     scales_.assign(losses.size(), 1);
   else
@@ -166,7 +166,7 @@ void BatchShares<Communicator>::compare_programs() {
     check<UsageError>(all_[rank].kind != Kind::recorded || all_[rank].pass.sync == own_.pass.sync, "rank ",
                       own_.pass.sync ? static_cast<int>(rank) : communicator_.rank(), " is in no_sync where rank ",
                       own_.pass.sync ? communicator_.rank() : static_cast<int>(rank),
-                      " averages gradients: expected as many passes under no_sync on all ranks");
+                      " averages gradients: expected the same number of passes under no_sync on all ranks");
 }
 
 template <class Communicator>
@@ -258,8 +258,8 @@ void BatchShares<Communicator>::gather_losses() {
     if (all_[rank].kind == Kind::joined) continue;
     if (first == ranks) first = rank;
     check<UsageError>(all_[rank].numbers == all_[first].numbers, "backward: the losses of rank ", first, " and rank ",
-                      rank, " are not made of the same means and sums over the batch: expected the same operations on ",
-                      "all ranks, also of a share in which nothing counts");
+                      rank,
+                      " differ in means and sums: expected the same operations on all ranks, also if nothing counts");
   }
   const auto count = first < ranks ? static_cast<std::size_t>(all_[first].numbers) : 0;
   const bool apart = count > own_.losses.size();
@@ -290,7 +290,7 @@ void BatchShares<Communicator>::gather_losses() {
       const double counted = counted_[made];
       if (own_.pass.sync || counted > example.divisor() * (1 + 1e-9)) counted_[made] = 0;
       check<UsageError>(counted <= example.divisor() * (1 + 1e-9), "mean_over is ", example.divisor(), ", and ",
-                        counted, " have counted on all ranks", one_divisor);
+                        counted, " counted on all ranks", one_divisor);
     }
     at += example.numbers().size();
   }

@@ -80,7 +80,7 @@ struct DistributedDataParallelOptions {
   template <Device D>
   [[gnu::cold]] DistributedDataParallelOptions checked_for(nn::Module& model) const {
     const auto check_cap = [](double cap) {
-      check<UsageError>(cap >= 0, "DistributedDataParallel: a bucket's cap is at least 0 MiB, got ", cap);
+      check<UsageError>(cap >= 0, "DistributedDataParallel: expected a bucket cap of at least 0 MiB, got ", cap);
     };
     check_cap(first_bucket_cap_mb.value_or(0));
     check_cap(bucket_cap_mb.value_or(0));
@@ -91,8 +91,8 @@ struct DistributedDataParallelOptions {
     const auto buffers = nn::named_buffers<D>(model);
     for (const auto& wanted : parameters_and_buffers_to_ignore)
       check<UsageError>(lists(parameters, wanted) || lists(buffers, wanted),
-                        "DistributedDataParallel: the model has no parameter or buffer '", wanted,
-                        "', which parameters_and_buffers_to_ignore names");
+                        "DistributedDataParallel: parameters_and_buffers_to_ignore names '", wanted,
+                        "', which the model does not have");
     return *this;
   }
 

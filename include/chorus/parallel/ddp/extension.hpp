@@ -141,12 +141,12 @@ class Core {
   }
   [[noreturn, gnu::cold]] void refuse_second_arrival(std::size_t i) const {
     fail<UsageError>(where(), name(i),
-                     " got its gradient in several parts in one backward pass (backward within backward); if it "
+                     " received its gradient in several parts in one backward pass (backward within backward); if it "
                      "always does, set static_graph");
   }
   [[noreturn, gnu::cold]] void refuse_missing() const {
-    fail<UsageError>("DistributedDataParallel: on rank ", ranks.rank(), " no gradient came for ", fill_missing(),
-                     ". If they are not always used, set find_unused_parameters; if never, set_requires_grad(false)");
+    fail<UsageError>("DistributedDataParallel: on rank ", ranks.rank(), " no gradient arrived for ", fill_missing(),
+                     "; set find_unused_parameters if some passes skip them, set_requires_grad(false) if all do");
   }
   /// Cuts the buckets anew.
   [[gnu::cold]] void cut_buckets() {

@@ -63,7 +63,7 @@ class NonFiniteGradients final : public Extension<D> {
     for (std::size_t rank = 0; rank < bad.size(); ++rank)
       if (bad[rank] != none) from += cat(from.empty() ? "" : ", ", core_.name(bad[rank]), " on rank ", rank);
     fail<NonFiniteError>("DistributedDataParallel: the averaged gradient of ", core_.name(averaged),
-                         " is not finite; it came from ", from.empty() ? "a sum that overflowed" : from);
+                         " is not finite; its source: ", from.empty() ? "a sum that overflowed" : from);
   }
 
   Core<D, Communicator>& core_;

@@ -53,10 +53,10 @@ class GradientParts final : public Extension<D> {
 
   void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
   void gradient_arrived(std::size_t) override {
-    if (!core_.sync) refuse_if_waiting("no other backward pass can begin");
+    if (!core_.sync) refuse_if_waiting("another backward pass can't begin");
   }
   void backward_begins() override {
-    refuse_if_waiting("no other backward pass can begin");
+    refuse_if_waiting("another backward pass can't begin");
     const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
     const bool places_change = order != nullptr && !order->learned();  // after this pass
     averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
@@ -89,8 +89,8 @@ class GradientParts final : public Extension<D> {
   // Throws if `what` would lose gradients that no step has used.
   void refuse_if_waiting(const char* what) const {
     check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
-                      " before a ShardedOptimizer has stepped with the last averages, of which each rank has a part, "
-                      "or forgotten them (zero_grad); several passes for one step belong under no_sync");
+                      " before the ShardedOptimizer has used the last averages (step) or dropped them (zero_grad); run "
+                      "several passes for one step under no_sync");
   }
   void set_arrived(bool arrived) {
     for (const std::size_t i : hidden_) {

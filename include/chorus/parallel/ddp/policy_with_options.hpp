@@ -67,8 +67,8 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     std::erase_if(this->buffers_, [&](const auto& named) { return options.ignores(named.name); });
     install_extensions();
     check<UsageError>(!this->buckets.all().empty(),
-                      "DistributedDataParallel: no parameter of the model wants a gradient",
-                      options.parameters_and_buffers_to_ignore.empty() ? "" : " that ranks share");
+                      "DistributedDataParallel: the model has no parameter that requires a gradient",
+                      options.parameters_and_buffers_to_ignore.empty() ? "" : " and that ranks share");
     if (this->communicator_.size() > 1 && PromisedNumbers::current() == nullptr)
       this->flat_.use_memory(own_memory(), own_memory());
     auto shared = this->flat_.parameters();
@@ -181,7 +181,7 @@ std::span<const double> PolicyWithOptions<D, Hook, Communicator>::weigh(std::spa
 template <Device D, class Hook, class Communicator>
 void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFacts& facts) {
   check<UsageError>(!Traits::averages_parameters,
-                    "DistributedDataParallel::join: the hook averages parameters by itself");
+                    "DistributedDataParallel::join: the hook averages parameters itself, so join is not supported");
   Base::begin_join(facts);
   if (passes_of_others() == nullptr) add<PassesOfOthers>();
 }

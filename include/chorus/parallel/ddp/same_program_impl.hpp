@@ -129,27 +129,25 @@ void SameProgram<D, Communicator>::find_difference(std::span<const Said> all, co
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::refuse(const std::string& what) const {
   fail<UsageError>(policy_, ": ", what,
-                   ". All ranks run one program: what decides otherwise has to be the same on each (net.mean), or "
-                   "net.let_ranks_differ() says that it is wanted");
+                   "; all ranks must take the same decisions: base them on the same values (net.mean), or call "
+                   "net.let_ranks_differ() to allow it");
 }
 
 template <Device D, class Communicator>
 void SameProgram<D, Communicator>::compare_passes(const Said& said, std::size_t rank, const Said& first,
                                                   std::size_t one) const {
   if (said.together != first.together)
-    refuse(cat("rank ", said.together ? rank : one, " is in eval() or gathered(), which all ranks call, where rank ",
-               said.together ? one : rank, " is in a pass: has it left out a batch, or the rest of the loop?"));
+    refuse(cat("rank ", said.together ? rank : one, " is in eval() or gathered(), which all ranks must call, and rank ",
+               said.together ? one : rank, " is in a pass: it may have skipped a batch or the rest of the loop"));
   const bool further = said.batch > first.batch;
   if (!said.together && said.batch != 0 && first.batch != 0 && said.batch != first.batch)
-    refuse(cat("rank ", further ? rank : one, " has left out a batch: it is at ",
-               place(further ? said.batch : first.batch), ", and rank ", further ? one : rank, " at ",
-               place(further ? first.batch : said.batch)));
+    refuse(cat("rank ", further ? rank : one, " skipped a batch: it is at ", place(further ? said.batch : first.batch),
+               ", and rank ", further ? one : rank, " at ", place(further ? first.batch : said.batch)));
   if (said.passes != first.passes) {
     const bool more = said.passes > first.passes;
-    refuse(cat("rank ", more ? rank : one, " has left out a batch: ", std::max(said.passes, first.passes),
-               " forward passes since ranks compared last, and rank ", more ? one : rank, " ",
-               std::min(said.passes, first.passes),
-               " (a forward pass that backward doesn't follow goes under NoGrad)"));
+    refuse(cat("rank ", more ? rank : one, " skipped a batch: ", std::max(said.passes, first.passes),
+               " forward passes since the last comparison, and rank ", more ? one : rank, " ",
+               std::min(said.passes, first.passes), " (run a forward pass without backward under NoGrad)"));
   }
 }
 
@@ -161,18 +159,17 @@ void SameProgram<D, Communicator>::compare_steps(const Said& said, std::size_t r
   const std::int32_t own = comparable ? said.steps : said.most_steps;
   const std::int32_t other = comparable ? first.steps : first.most_steps;
   if (own != other)
-    refuse(cat("rank ", own < other ? rank : one, " has left out a step: ", std::min(own, other),
-               " since ranks compared last, and rank ", own < other ? one : rank, " ", std::max(own, other)));
+    refuse(cat("rank ", own < other ? rank : one, " skipped a step: ", std::min(own, other),
+               " since the last comparison, and rank ", own < other ? one : rank, " ", std::max(own, other)));
   if (alike_.zero_grad && said.forgot != first.forgot)
-    refuse(cat("rank ", said.forgot ? rank : one, " has called zero_grad where rank ", said.forgot ? one : rank,
-               " has not"));
+    refuse(
+        cat("rank ", said.forgot ? rank : one, " called zero_grad, and rank ", said.forgot ? one : rank, " did not"));
   if (!comparable || said.numbers == first.numbers) return;
   if (said.lr != first.lr)
-    refuse(cat("rank ", rank, " stepped with lr ", said.lr, " where rank ", one, " had ", first.lr));
-  refuse(
-      cat("rank ", rank, "'s optimizers stepped with other numbers than rank ", one,
-          "'s: the lr of one of several, momentum, betas, weight decay, groups, numbers of earlier steps (state that "
-          "one rank alone has loaded), or another type or order"));
+    refuse(cat("rank ", rank, " stepped with lr ", said.lr, ", and rank ", one, " with ", first.lr));
+  refuse(cat("rank ", rank, "'s optimizers differ from rank ", one,
+             "'s: in an lr, momentum, betas, weight decay, groups, the number of earlier steps (a state loaded on one "
+             "rank only), type or order"));
 }
 
 template <Device D, class Communicator>
@@ -180,8 +177,8 @@ void SameProgram<D, Communicator>::compare_writes(const Said& said, std::size_t 
                                                   std::size_t one) const {
   const auto wrote = [&](bool own, bool other, const char* what) {
     if (own != other && !(alike_.rank_0_writes && other))
-      refuse(
-          cat("rank ", own ? rank : one, " has written ", what, " by hand where rank ", own ? one : rank, " has not"));
+      refuse(cat("rank ", own ? rank : one, " wrote ", what, " outside of an optimizer, and rank ", own ? one : rank,
+                 " did not"));
   };
   if (!alike_.contents) wrote(said.parameters_written != 0, first.parameters_written != 0, "parameters");
   wrote(said.buffers_written != 0, first.buffers_written != 0, "buffers");
@@ -198,10 +195,9 @@ void SameProgram<D, Communicator>::compare_contents(std::span<const Said> all) {
       if (of_all[rank * own.size() + i] == of_all[i] || !all[rank].compares || !all[0].compares) continue;
       const auto wrote = [&](std::size_t r) { return all[r].parameters_written != 0 || all[r].found_writes; };
       if (wrote(rank) && wrote(0))
-        refuse(cat("rank ", rank, " has written other numbers into parameters by hand than rank 0 has ('",
-                   parameters_[i].name, "')"));
-      refuse(cat("rank ", wrote(rank) ? rank : 0, " has written parameters by hand where rank ", wrote(rank) ? 0 : rank,
-                 " has not ('", parameters_[i].name, "')"));
+        refuse(cat("rank ", rank, " wrote other values into parameters than rank 0 ('", parameters_[i].name, "')"));
+      refuse(cat("rank ", wrote(rank) ? rank : 0, " wrote parameters outside of an optimizer, and rank ",
+                 wrote(rank) ? 0 : rank, " did not ('", parameters_[i].name, "')"));
     }
 }
 

@@ -40,14 +40,14 @@ class StaticGraph final : public Extension<D> {
       ++arrivals_[core_.number_of(i)];
     else
       check<UsageError>(uses(i).here > 0 || core_.options.ignores(core_.name(i)), core_.where(), core_.name(i),
-                        " got a gradient, but did not in the first backward pass: with static_graph all passes use the "
-                        "same parameters");
+                        " received a gradient, but not in the first backward pass: with static_graph all passes must "
+                        "use the same parameters");
   }
   void backward_ended() override {
     if (!known()) return learn();
     const auto missing = core_.fill_missing();
-    check<UsageError>(missing.empty(), core_.where(), "no gradient, or not all of it, came for ", missing,
-                      ", but did in the first backward pass: with static_graph all passes use the same parameters");
+    check<UsageError>(missing.empty(), core_.where(), "no gradient, or only a part, arrived for ", missing,
+                      ", unlike in the first backward pass: with static_graph all passes must use the same parameters");
   }
 
  private:

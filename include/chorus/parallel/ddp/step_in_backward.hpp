@@ -19,7 +19,7 @@ class StepInBackward final : public Extension<D> {
   /// Throws UsageError if another optimizer is set.
   void set(std::function<void(const ParameterOn<D>&)> step) {
     check<UsageError>(!step || !step_,
-                      "DistributedDataParallel: another optimizer steps this net in backward; it has to go first");
+                      "DistributedDataParallel: another optimizer steps this net in backward: destroy it first");
     step_ = std::move(step);
   }
 

@@ -52,10 +52,9 @@ class UnusedParameters final : public Extension<D> {
     constexpr int passes = 10;
     found_ = found_ || !all;
     if (found_ || ++complete_ != passes || core_.ranks.rank() != 0) return;
-    detail::say(cat(
-        "warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
-        " backward passes every parameter got a gradient on every rank; without it a step has one collective less. ",
-        "If later passes leave parameters out, it is needed."));
+    detail::say(cat("warning: DistributedDataParallel: find_unused_parameters is set, but in the first ", passes,
+                    " backward passes every parameter got a gradient on every rank; without it a step has one "
+                    "collective less. Keep it if later passes leave parameters out."));
   }
 
   Core<D, Communicator>& core_;

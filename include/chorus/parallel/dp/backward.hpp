@@ -74,8 +74,8 @@ class BackwardNode : public Node {
       for (auto& device : returns_) device.clear();
   }
   BackwardRunner& runner() const {
-    check<UsageError>(!alive_.expired(), "backward: the policy that made this output is gone; it has to outlive ",
-                      "the losses made through it");
+    check<UsageError>(!alive_.expired(),
+                      "backward: the policy of this output was destroyed; it must outlive the losses that use it");
     return runner_;
   }
 

@@ -28,7 +28,7 @@ inline std::string imbalance(std::span<const int> ids, std::span<const DeviceSiz
     if (sizes.empty() || (*weakest).*size >= 0.75 * (*strongest).*size) return "";
     const auto id = [&](auto at) { return ids[static_cast<std::size_t>(at - sizes.begin())]; };
     return cat("DataParallel: device ", id(weakest), " has less than 75 % of the ", what, " of device ", id(strongest),
-               ", and gets as large a share of each batch: all will wait for it. Leave it out of device_ids");
+               ", and gets the same share of each batch, so the others wait for it: remove it from device_ids");
   };
   const auto text = compare("memory", &DeviceSize::memory);
   return text.empty() ? compare("processors", &DeviceSize::processors) : text;

@@ -79,7 +79,7 @@ DataParallelOptions settled(DataParallelOptions options) {
   if (!options.timeout) options.timeout = std::chrono::seconds(60);
   CachingAllocator<D>::of(D{options.output_device});  // throws if it doesn't exist
   comm::check_timeout("DataParallel", *options.timeout);
-  check<UsageError>(options.dim >= 0, "DataParallel: dim is at least 0, got ", options.dim);
+  check<UsageError>(options.dim >= 0, "DataParallel: expected dim of at least 0, got ", options.dim);
   return options;
 }
 

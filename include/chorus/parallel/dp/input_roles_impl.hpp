@@ -49,13 +49,13 @@ CHORUS_INLINE void InputRoles::end(const Look& now) const {
   const int doubt = now.further == 1 && now.doubt < 3 ? now.doubt - 1 : now.doubt;
   if (doubt <= 0) return;
   const auto text = [&] {
-    return cat(now.policy, ": it is not known whether an input of shape ", now.doubtful, " beside the first one of ",
-               "shape ", now.first, " belongs to the batch's ", now.batch, " samples: let it be whole(input) if it ",
-               "does not, as a mask or weights, else batch_axis<0>(input), or another axis");
+    return cat(now.policy, ": an input of shape ", now.doubtful, " next to the first one of shape ", now.first,
+               " may be ", now.batch, " samples or not: pass whole(input) if not, as for a mask or weights, else ",
+               "batch_axis<0>(input), or another axis");
   };
   if (doubt > 1) fail<ShapeError>(text());
   static std::atomic<bool> said{false};
-  if (!said.exchange(true)) detail::say(cat("warning: ", text(), "; it is cut as if it did"));
+  if (!said.exchange(true)) detail::say(cat("warning: ", text(), "; it is split as samples"));
 }
 
 }  // namespace chorus::dp

@@ -17,9 +17,9 @@ template <Operand Part>
 std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& split) {
   const int dim = detail::batch_axis_of<Part>(split.dim);
   if constexpr (detail::said_axis<Part> == detail::no_axis) {
-    check<ShapeError>(parts.size() == 1, "DataParallel: an output that is whole(...), of shape ",
-                      value_of(*parts[0]).shape(), ", belongs to no sample, so that those of ", parts.size(),
-                      " devices can't be joined: return what the caller does not have");
+    check<ShapeError>(parts.size() == 1, "DataParallel: an output whole(...) of shape ", value_of(*parts[0]).shape(),
+                      " belongs to the whole batch, so the outputs of ", parts.size(),
+                      " devices can't be joined: return only outputs of samples");
     return 0;
   }
   const auto axis = normalize_axis("DataParallel", dim, tensor_of<Part>::rank);
@@ -32,16 +32,15 @@ std::size_t joined_axis(const std::vector<const Part*>& parts, const Split& spli
   };
   if constexpr (detail::says_batch_axis<Part>) {
     const bool right = on_all([&](const auto& shape, Index samples) { return shape[axis] == samples; });
-    check<ShapeError>(right, "DataParallel: an output says that its samples lie along axis ", dim, ": replica 0's, of ",
+    check<ShapeError>(right, "DataParallel: expected the samples of an output along axis ", dim, ": replica 0's, of ",
                       split.size(0), " samples, has shape ", first);
   } else if (const Index rows = first[axis] / split.size(0);
              rows == 0 || !on_all([&](const auto& shape, Index samples) { return shape[axis] == rows * samples; })) {
     for (std::size_t other = 0; other < first.size(); ++other)
       if (other != axis && on_all([&](const auto& shape, Index samples) { return shape[other] == samples; }))
         fail<ShapeError>("DataParallel: replica 0's output of shape ", first, " has its ", split.size(0),
-                         " samples along axis ", other, ", and outputs are joined along axis ", dim,
-                         ": let the model return batch_axis<", other, ">(output), or numbers of each device with one ",
-                         "axis alone");
+                         " samples along axis ", other, ", but outputs are joined along axis ", dim,
+                         ": return batch_axis<", other, ">(output) from the model, or a vector from each device");
   }
   for (std::size_t i = 1; i < parts.size(); ++i) {
     auto expected = first;

@@ -38,8 +38,8 @@ class LossShares {
       const auto* gathered = dynamic_cast<const OfDeviceScalars*>(&node);
       if (gathered != nullptr && scalars.empty()) scalars = gathered->scalars();
       check<UsageError>(gathered != nullptr || node.form() == Node::Form::linear || node.form() == Node::Form::product,
-                        "DataParallel::mean_loss: '", node.operation(), "' of what the net has returned: expected ",
-                        "the devices' losses, or a number times them");
+                        "DataParallel::mean_loss: '", node.operation(),
+                        "' of the net's output: expected the devices' losses, or a number times them");
       return gathered != nullptr;
     });
     LossShares out;
@@ -61,9 +61,9 @@ class LossShares {
       devices[i].find(*scalars[i]);
       devices[i].check_linear("DataParallel::mean_loss");
       check<UsageError>(devices[i].all().size() == devices.front().all().size(),
-                        "DataParallel::mean_loss: the devices' losses are made of ", devices.front().all().size(),
+                        "DataParallel::mean_loss: the devices' losses consist of ", devices.front().all().size(),
                         " and of ", devices[i].all().size(),
-                        " means and sums over the batch: expected the same of all");
+                        " means and sums over the batch: expected the same number on all");
       const double own = scalars[i]->number(), times = own == 0 || std::isnan(own) ? 1 : values[i] / own;
       value_of[i] = devices[i].values(*scalars[i], values[i] / times);
       for (double& each : value_of[i]) each *= times;
@@ -89,8 +89,8 @@ class LossShares {
     for (std::size_t i = 0; i < devices.size(); ++i) {
       const char* const product = devices[i].needs_alike();
       check<UsageError>(alike || product == nullptr, "DataParallel::mean_loss: '", product == nullptr ? "" : product,
-                        "' of a sum of means or sums that devices divide in different ways, and of what a gradient ",
-                        "goes to: expected one of each of them, or ", whole_batch_line);
+                        "' of terms that devices divide differently, and of a value with a gradient: ",
+                        "expected one of each, or ", whole_batch_line);
       value += weights[i] * values[i];
       for (std::size_t k = 0; k < whole.size() && !alike; ++k) {
         if (whole[k].sum == 0) continue;
@@ -109,9 +109,8 @@ class GatheredScalars {
   void begin_pass(const dp::Split& split, bool scalars) {
     if (pending_ && !known_) {
       known_ = true;
-      say(cat("warning: DataParallel: the model returns scalars: what is gathered is a vector with one for each of ",
-              shares_.size(), " devices, whose plain mean is not the batch's where shares differ. mean_loss makes the ",
-              "mean over the batch out of losses"));
+      say(cat("warning: DataParallel: the model returns scalars, which are gathered into a vector for the ",
+              shares_.size(), " devices. Its mean is not the batch's if shares differ: mean_loss computes that mean"));
     }
     pending_ = scalars && split.devices > 1;
     shares_.clear();
@@ -121,8 +120,8 @@ class GatheredScalars {
   /// Throws ShapeError if there are not as many losses as in the last forward pass.
   void check_count(Index losses) const {
     known_ = true;
-    check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: got ", losses,
-                      " losses of the last forward pass, which ran on ", shares_.size(), " devices");
+    check<ShapeError>(losses == static_cast<Index>(shares_.size()), "DataParallel::mean_loss: expected ",
+                      shares_.size(), " losses, one for each device of the last forward pass, got ", losses);
   }
   /// See DataParallel::mean_loss.
   template <Real T, Device D>

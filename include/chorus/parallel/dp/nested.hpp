@@ -155,7 +155,7 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
   } else if constexpr (is_vector<X>) {
     for (std::size_t i = 1; i < values.size(); ++i)
       check<ShapeError>(values[i]->size() == first.size(), "DataParallel: replica ", i, " returned ", values[i]->size(),
-                        " values where replica 0 returned ", first.size());
+                        " values, expected those of replica 0, ", first.size());
     const auto element = [&](std::size_t i) { return at([i](const X& x) -> const auto& { return x[i]; }); };
     std::vector<decltype(element(0))> out;
     for (std::size_t i = 0; i < first.size(); ++i) out.push_back(element(i));
@@ -172,8 +172,7 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
   } else if constexpr (is_optional<X>) {
     for (std::size_t i = 1; i < values.size(); ++i)
       check<ShapeError>(values[i]->has_value() == first.has_value(), "DataParallel: replica ", i,
-                        first ? " returned none where replica 0 returned a value"
-                              : " returned a value where replica 0 returned none");
+                        first ? " returned none, replica 0 a value" : " returned a value, replica 0 none");
     const auto value = [&] { return at([](const X& x) -> const auto& { return *x; }); };
     return first ? std::optional(value()) : std::optional<decltype(value())>();
   } else {
@@ -181,8 +180,8 @@ decltype(auto) map_tensors(const Values& values, const F& f) {
     const auto field = [&]<std::size_t I>(std::integral_constant<std::size_t, I>) {
       using Field = std::remove_cvref_t<std::tuple_element_t<I, decltype(out.fields())>>;
       static_assert(!F::template adds_axis<Field>,
-                    "DataParallel: a field of a struct that the model returns has no axes, where a number for each "
-                    "device would go: return a tuple in the struct's place, or give the field one axis, of size 1");
+                    "DataParallel: a field of the struct that the model returns has no axis for a number per device: "
+                    "return a tuple, or give the field one axis of size 1");
       if constexpr (holds_operands<Field> && !F::template adds_axis<Field>) {
         const auto member = [](const X& x) -> const auto& { return member_of<I>(x); };
         if constexpr (F::looks_only)

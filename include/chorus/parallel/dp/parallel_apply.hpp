@@ -48,8 +48,8 @@ class ParallelApply {
     threads_.await(timeout_);
     const auto late = threads_.at_work();
     if (late.empty()) return;
-    fail<TimeoutError>("DataParallel: ", names_of(late), " has not come back from an earlier pass, ",
-                       "which was given up; waited ", timeout_.count(), " ms more");
+    fail<TimeoutError>("DataParallel: ", names_of(late), " has not returned from an earlier pass; waited ",
+                       timeout_.count(), " ms more");
   }
 
   /// Calls `task(i)` for the first `used` devices. For the library's own code, which always ends.
@@ -95,11 +95,11 @@ class ParallelApply {
     } catch (const std::exception& error) {
       reason = error.what();
     } catch (...) {
-      reason = cat("; ", names_[*culprit], " has thrown what is no std::exception");
+      reason = cat("; ", names_[*culprit], " threw an exception of another type than std::exception");
     }
-    fail<TimeoutError>("DataParallel: ", names_of(late), " did not come back within ", timeout_.count(),
-                       " ms of the first device", reason, ". A thread can't be stopped: it is left to itself; the ",
-                       "model can be saved, and the next pass waits for the thread");
+    fail<TimeoutError>("DataParallel: ", names_of(late), " did not return within ", timeout_.count(),
+                       " ms of the first device", reason,
+                       "; its thread can't be stopped: the model can be saved, and the next pass waits for the thread");
   }
 
   std::string names_of(const std::vector<std::size_t>& devices) const {

@@ -46,7 +46,7 @@ void record_parameter_copy(ParameterOn<D>& original, ParameterOn<D>& copy) {
   }
   (std::make_integer_sequence<int, 6>{});
   check<UsageError>(known, "DataParallel: a parameter of ", original.extents().size(),
-                    " axes can't be copied to devices for GraphVariables: 5 are the most");
+                    " axes can't be copied to devices for GraphVariables, expected at most 5");
 }
 
 /// MakeShare that turns Variables into GraphVariables.

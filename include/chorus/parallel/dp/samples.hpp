@@ -32,7 +32,7 @@ Index samples_of(int dim, const Inputs&... inputs) {
     auto& known = says_batch_axis<X> ? said : first;
     if (!known) known = size;
     if constexpr (says_batch_axis<X>)
-      check<ShapeError>(known == size, "inputs that say batch_axis have ", *known, " and ", size, " samples");
+      check<ShapeError>(known == size, "inputs with batch_axis have ", *known, " and ", size, " samples");
   };
   (for_each_tensor(inputs, look), ...);
   return said ? *said : first.value_or(1);

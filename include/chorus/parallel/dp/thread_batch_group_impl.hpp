@@ -85,23 +85,22 @@ CHORUS_INLINE void ThreadMeeting::fail_alone(std::size_t member, bool in_time) {
   change_.notify_all();
   if (!in_time) {
     members_[member] = Member::gave_up;
-    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not come within ", timeout_.count(), " ms");
+    fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::at_work), " did not join within ", timeout_.count(), " ms");
   }
   members_[member] = Member::turned_away;
   const auto ended = names_of(Member::ended), failed = names_of(Member::failed);
-  check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without this layer");
+  check<UsageError>(ended.empty(), "SyncBatchNorm: ", ended, " ended without calling this layer");
   check<UsageError>(failed.empty(), "SyncBatchNorm: ", failed, " failed");
-  fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " waited in vain for ", names_of(Member::at_work));
+  fail<TimeoutError>("SyncBatchNorm: ", names_of(Member::gave_up), " timed out on ", names_of(Member::at_work));
 }
 
 CHORUS_INLINE void ThreadMeeting::await_first(std::unique_lock<std::mutex>& lock) {
   const auto back = [&] { return members_[0] != Member::at_work; };
   if (back()) return;
-  detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not come within ", timeout_.count(),
-                  " ms; the error is thrown when it has come to an end"));
+  detail::say(cat("warning: SyncBatchNorm under DataParallel: ", names_[0], " did not join within ", timeout_.count(),
+                  " ms; the error is thrown when it ends"));
   if (change_.wait_for(lock, patience * timeout_, back)) return;
-  detail::say(cat("error: DataParallel: ", names_[0],
-                  ", in the thread that called, does not come to an end: so the process ", "ends"));
+  detail::say(cat("error: DataParallel: ", names_[0], ", in the calling thread, does not end: the process exits"));
   std::terminate();
 }
 
@@ -114,8 +113,8 @@ CHORUS_INLINE std::string ThreadMeeting::names_of(Member state) const {
 
 CHORUS_INLINE void ThreadBatchGroup::sum(std::span<double> values) {
   check<UsageError>(is_here(),
-                    "SyncBatchNorm under DataParallel: one thread goes back through this layer, without the other ",
-                    "devices' threads: let backward or grad begin at what the policy returns");
+                    "SyncBatchNorm under DataParallel: one thread runs backward through this layer without the other "
+                    "devices: call backward or grad on the policy's output");
   meeting_->sum(member_, values);
 }
 

@@ -174,8 +174,8 @@ class UnitsAtHand final : public Residence {
     try {
       if (!write)
         check<UsageError>(versions() == versions_,
-                          "FullyShardedDataParallel: parameters were written within net.gathered(): that is for "
-                          "reading; gathered({.write = true}) takes rank 0's numbers");
+                          "FullyShardedDataParallel: parameters were written within net.gathered(), which is "
+                          "read-only; gathered({.write = true}) takes rank 0's values");
       else
         for (std::size_t u = 0; u < states_.size(); ++u) send_rank_0s(u);
     } catch (...) {
@@ -240,11 +240,10 @@ class UnitsAtHand final : public Residence {
       while (next_ <= place) start_next(order);
       come_ = place;
     } else {
-      check<UsageError>(!order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(),
-                        " needs '", name(u),
-                        "' at a place of the pass where rank 0 did not in its first one, and has "
-                        "given it back: ranks may leave layers out (find_unused_parameters), but use them in one "
-                        "order; KeepParameters keeps all of them until backward has ended");
+      check<UsageError>(
+          !order.learned || ranks_.size() == 1, "FullyShardedDataParallel: rank ", ranks_.rank(), " needs '", name(u),
+          "' at a point where rank 0 did not need it in its first pass, and has freed it: ranks may skip layers "
+          "(find_unused_parameters) but must use them in one order; KeepParameters keeps all until backward ends");
       start(u);
     }
     arrive(u);
@@ -355,13 +354,13 @@ class UnitsAtHand final : public Residence {
 
   const std::string& name(std::size_t u) const { return flat_->entries()[states_[u].unit.entries.front()].named.name; }
   [[noreturn, gnu::cold]] void refuse(std::size_t u) const {
-    check<UsageError>(flat_ != nullptr,
-                      "a parameter of a FullyShardedDataParallel net that has ended: its numbers were "
-                      "in parts, one on each rank");
-    fail<UsageError>("FullyShardedDataParallel: '", name(u),
-                     "', or another parameter of its unit, is read outside of "
-                     "the net's forward pass and of backward through it: its numbers are in parts, one on each rank. "
-                     "Compute with it in the model, or hold net.gathered(), which all ranks call");
+    check<UsageError>(
+        flat_ != nullptr,
+        "FullyShardedDataParallel: a parameter of a net that was destroyed: its values were sharded over the ranks");
+    fail<UsageError>(
+        "FullyShardedDataParallel: '", name(u),
+        "', or another parameter of its unit, is read outside the net's forward and backward pass, and is sharded over "
+        "the ranks: compute with it in the model, or hold net.gathered(), which all ranks call");
   }
 
   nn::FlatParameters<D>* flat_;

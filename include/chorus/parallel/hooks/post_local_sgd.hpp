@@ -27,7 +27,7 @@ struct PostLocalSgd {
   bool averages() const { return steps < start_local_sgd_iter; }
   /// A synchronising backward pass has ended; the optimizer's step follows.
   void after_backward() {
-    check<UsageError>(period > 0, "PostLocalSgd: the period is at least 1, got ", period);
+    check<UsageError>(period > 0, "PostLocalSgd: expected a period of at least 1, got ", period);
     if (steps++ < start_local_sgd_iter) return;
     ++stepped.steps;
     due = (steps - start_local_sgd_iter) % period == 0;

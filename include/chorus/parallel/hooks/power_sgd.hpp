@@ -41,9 +41,9 @@ struct PowerSgd {
 
   template <class T, Device D, class Communicator>
   comm::Work start(const GradBucket<T, D>& bucket, Communicator& communicator) {
-    check<UsageError>(matrix_approximation_rank >= 1, "PowerSgd: matrix_approximation_rank is at least 1, got ",
-                      matrix_approximation_rank);
-    check<UsageError>(min_compression_rate > 0, "PowerSgd: min_compression_rate is above 0, got ",
+    check<UsageError>(matrix_approximation_rank >= 1,
+                      "PowerSgd: expected matrix_approximation_rank of at least 1, got ", matrix_approximation_rank);
+    check<UsageError>(min_compression_rate > 0, "PowerSgd: expected min_compression_rate above 0, got ",
                       min_compression_rate);
     auto& state = states.of<State<T, D>>(bucket.index);
     if (communicator.size() == 1) {

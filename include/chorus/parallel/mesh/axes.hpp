@@ -93,20 +93,20 @@ struct AxesOf {
   /// The sizes for `world` ranks. Throws UsageError if they don't fit.
   static std::array<int, 4> sizes(int world, const Sizes& chosen) {
     static_assert(((Axes::size >= dynamic || Axes::size == rest) && ...),
-                  "Mesh: an axis has at least one rank, or mesh::rest, or mesh::dynamic");
-    static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: one axis may have the rest of the ranks");
+                  "Mesh: expected at least one rank for an axis, or mesh::rest, or mesh::dynamic");
+    static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: expected one mesh::rest at most");
     auto all = declared;
     const int given[] = {chosen.pipe, chosen.data, chosen.shard, chosen.tensor};
     int product = 1, open = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (all[i] == dynamic) all[i] = given[i];
-      check<UsageError>(all[i] > 0 || all[i] == rest, "Mesh: MeshOptions::sizes: an axis has at least one rank, or ",
-                        "mesh::rest, got ", all[i]);
+      check<UsageError>(all[i] > 0 || all[i] == rest,
+                        "Mesh: MeshOptions::sizes: expected 1 or more, or mesh::rest, got ", all[i]);
       check<UsageError>(declared[i] == dynamic || given[i] == 1, "Mesh: MeshOptions::sizes has ", given[i],
-                        " ranks for an axis that the type does not have, or not as mesh::dynamic");
+                        " ranks for an axis that the type lacks or does not declare as mesh::dynamic");
       all[i] == rest ? ++open : product *= all[i];
     }
-    check<UsageError>(open < 2, "Mesh: MeshOptions::sizes: one axis may have the rest of the ranks, got ", open);
+    check<UsageError>(open < 2, "Mesh: MeshOptions::sizes: expected one mesh::rest at most, got ", open);
     check<UsageError>(open > 0 ? world % product == 0 && world > 0 : world == product, "Mesh: expected ", product,
                       open > 0 ? " ranks, or a multiple, for its axes " : " ranks for its axes ", text(all), ", got ",
                       world);

@@ -67,8 +67,7 @@ class Chain {
     using In = typename Types<I - 1>::Out;
     using Out = decltype(run_part<I>(std::declval<const Model&>(), 0, 0, std::declval<const In&>(),
                                      std::declval<const Targets&>()...));
-    static_assert(I + 1 == count || Operand<Out>,
-                  "CHORUS_PIPELINE: what goes from a link to the next one is a Tensor or a Variable");
+    static_assert(I + 1 == count || Operand<Out>, "CHORUS_PIPELINE: expected a link to return a Tensor or a Variable");
   };
   template <class Unused>
   struct Types<0, Unused> {

@@ -79,7 +79,7 @@ class ScheduleWalk {
                           "schedule: rank ", rank, " has ", action, ": there are ", schedule_.stages, " stages and ",
                           schedule_.micro_batches, " micro-batches");
         check<UsageError>(schedule_.rank_of(action.stage) == rank, "schedule: rank ", rank, " has ", action,
-                          ", which lies on rank ", schedule_.rank_of(action.stage));
+                          ", which belongs to rank ", schedule_.rank_of(action.stage));
         ++counts[static_cast<std::size_t>(action.kind)]
                 [static_cast<std::size_t>(action.stage * schedule_.micro_batches + action.micro_batch)];
       }
@@ -134,7 +134,7 @@ class ScheduleWalk {
         if (end(need.kind, need.micro_batch, need.stage) == never)
           waiting += cat(waiting.empty() ? "" : "; ", "rank ", rank, "'s ", action, " waits for ", need);
     }
-    check<UsageError>(waiting.empty(), "schedule: no rank can go on: ", waiting);
+    check<UsageError>(waiting.empty(), "schedule: no rank can continue: ", waiting);
   }
 
   const Schedule& schedule_;

@@ -62,14 +62,14 @@ namespace pipeline {
 [[gnu::cold]] inline std::vector<std::size_t> stage_begins(const PipelineCut& cut, std::span<const double> bytes,
                                                            std::size_t stages) {
   check<UsageError>(bytes.size() >= stages, "Pipeline: ", stages, " stages for a model of ", bytes.size(),
-                    " layers in CHORUS_PIPELINE: expected at least as many layers");
+                    " layers in CHORUS_PIPELINE: expected no more stages than layers");
   if (const auto* const at = std::get_if<At>(&cut)) {
     check<UsageError>(at->layers.size() + 1 == stages, "Pipeline: At{", std::span(at->layers), "} makes ",
                       at->layers.size() + 1, " stages, expected ", stages);
     std::vector<std::size_t> out{0};
     for (const int layer : at->layers) {
       check<UsageError>(layer > static_cast<int>(out.back()) && layer < static_cast<int>(bytes.size()), "Pipeline: At{",
-                        std::span(at->layers), "}: expected rising numbers of layers from 1 to ", bytes.size() - 1);
+                        std::span(at->layers), "}: expected increasing layer numbers from 1 to ", bytes.size() - 1);
       out.push_back(static_cast<std::size_t>(layer));
     }
     out.push_back(bytes.size());
@@ -77,7 +77,7 @@ namespace pipeline {
   }
   if (const auto* const time = std::get_if<ByTime>(&cut)) {
     check<UsageError>(time->seconds.size() == bytes.size(), "Pipeline: ByTime has ", time->seconds.size(),
-                      " times for ", bytes.size(), " layers: expected those of layer_times(model, x)");
+                      " times for ", bytes.size(), " layers: expected the result of layer_times(model, x)");
     return balanced(time->seconds, stages);
   }
   return balanced(bytes, stages);

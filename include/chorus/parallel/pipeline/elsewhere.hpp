@@ -24,7 +24,7 @@ namespace chorus::pipeline {
   const std::size_t piece = std::max(granule, (bytes / most_pieces / granule + 1) * granule);
   const std::size_t size = (bytes + piece - 1) / piece * piece;
   const int file = memfd_create("chorus-elsewhere", MFD_CLOEXEC);
-  check<Error>(file >= 0, "Pipeline: no memory file for the parameters of other stages");
+  check<Error>(file >= 0, "Pipeline: can't create a memory file for the parameters of other stages");
   struct Close {
     int file;
     ~Close() { close(file); }
@@ -33,12 +33,12 @@ namespace chorus::pipeline {
   const chorus::detail::HeldSignal too_long(SIGXFSZ);  // ulimit -f applies to it, too
   void* const begin = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   check<Error>(begin != MAP_FAILED && write(file, ones.data(), piece) == static_cast<ssize_t>(piece),
-               "Pipeline: no memory for the parameters of other stages");
+               "Pipeline: can't allocate memory for the parameters of other stages");
   std::shared_ptr<void> memory(begin, [size](void* mapped) { munmap(mapped, size); });
   for (std::size_t at = 0; at < size; at += piece)
     check<Error>(mmap(static_cast<std::byte*>(begin) + at, piece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file,
                       0) != MAP_FAILED,
-                 "Pipeline: no addresses for the parameters of other stages");
+                 "Pipeline: can't map addresses for the parameters of other stages");
   return memory;
 }
 

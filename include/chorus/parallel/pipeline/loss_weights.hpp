@@ -63,9 +63,9 @@ class LossWeights {
     for (const Term& term : terms_)
       right = right && (term.total == 0 || is_one(term.is_mean ? term.expected / term.total / all : all));
     check<UsageError>(right,
-                      "Pipeline: the model's loss is made of several means and sums, which micro-batches divide in "
-                      "different ways (the tokens that count, say): expected all over samples, or a mean over tokens "
-                      "with {.mean_over = those that count in the whole batch}, which the program passes to the net");
+                      "Pipeline: micro-batches divide the means and sums of the model's loss in different ways (for "
+                      "example by the tokens that count): expected all over samples, or a mean over tokens with "
+                      "{.mean_over = the count in the whole batch}, passed to the net");
   }
   /// The loss of the whole batch. If nothing counts in it, the last micro-batch's value.
   double loss() const {
@@ -122,12 +122,12 @@ class LossWeights {
     const auto values = found_.values(root, loss);
     const auto found = without_penalties(values);
     check<UsageError>(!found.empty(),
-                      "Pipeline: the model's loss is no mean or sum over the batch: expected mean(), cross_entropy(), "
-                      "mse_loss() or another loss of the library, or sums of such");
+                      "Pipeline: the model's loss is not a mean or sum over the batch: expected mean(), "
+                      "cross_entropy(), mse_loss() or another loss of the library, or sums of them");
     has_more_ = has_more_ || found_.has_more();
     if (terms_.empty())
       for (const std::size_t term : found) terms_.push_back({found_.all()[term].origin->is_mean()});
-    check<UsageError>(terms_.size() == found.size(), "Pipeline: the model's loss is made of ", found.size(),
+    check<UsageError>(terms_.size() == found.size(), "Pipeline: the model's loss consists of ", found.size(),
                       " means and sums of one micro-batch and of ", terms_.size(), " of another");
     for (std::size_t i = 0; i < terms_.size(); ++i) {
       const auto& in_loss = found_.all()[found[i]];
@@ -160,10 +160,10 @@ class LossWeights {
       if (penalty == penalties_.size()) penalties_.push_back(values[i]);
       const double first = penalties_[penalty++];
       check<UsageError>(values[i] == first,
-                        "Pipeline: a sum of parameters and of numbers that are not on the tape, which would be a "
-                        "penalty if it were the same in each micro-batch: it is ",
+                        "Pipeline: a sum of parameters and of values that are not on the tape differs between "
+                        "micro-batches, so it is not a penalty: it is ",
                         first, " and ", values[i],
-                        ": expected one of the model's numbers alone, or of what layers have made of the samples");
+                        ": expected a sum of the model's parameters alone, or of outputs of layers");
     }
     return found;
   }

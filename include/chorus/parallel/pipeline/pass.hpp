@@ -31,9 +31,9 @@ namespace chorus::pipeline {
 struct NoWholeBatch final : BatchGroup {
   void sum(std::span<double>) override {
     fail<UsageError>(
-        "Pipeline: SyncBatchNorm in training needs the whole batch at once, as of_global_batch does in the model, and "
-        "stages see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm, which takes "
-        "each micro-batch's statistics, or a norm without any, such as nn::GroupNorm or nn::LayerNorm");
+        "Pipeline: SyncBatchNorm in training and of_global_batch in the model need the whole batch at once, and stages "
+        "see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm with the statistics "
+        "of each micro-batch, or nn::GroupNorm or nn::LayerNorm");
   }
   double weight() override { return 1; }
 };
@@ -58,7 +58,8 @@ class Pass {
   using D = typename Model::device_type;
   using Chain = pipeline::Chain<Model, X, Targets...>;
   using Result = typename Chain::Result;
-  static_assert(Operand<Result>, "Pipeline: the model returns a Tensor or a Variable: its loss, or its output");
+  static_assert(Operand<Result>,
+                "Pipeline: expected a model that returns a Tensor or a Variable: its loss, or its output");
   using Action = Schedule::Action;
   /// Whether the model returns its loss.
   static constexpr bool gives_loss = tensor_of<Result>::rank == 0;
@@ -213,8 +214,7 @@ class Pass {
   // The last stage has the targets, the first one the inputs.
   void check_same_batch(const Header& header) const {
     check<UsageError>(header.batch == fingerprint(),
-                      "Pipeline: this rank has another batch than rank 0: all ranks call "
-                      "the net with the same one, as net.sampler(dataset) gives it");
+                      "Pipeline: expected the same batch as on rank 0; net.sampler(dataset) gives all ranks the same");
   }
   std::uint64_t fingerprint() const {
     std::uint64_t all = 0;

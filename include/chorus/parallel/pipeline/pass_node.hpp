@@ -28,7 +28,7 @@ class PassNode final : public GradNode<T, Rank, D> {
     if (!keep) back_ = nullptr;
   }
   void backward_to_wanted(bool) override {
-    fail<UsageError>("Pipeline: grad() does not go through a pipeline's forward pass: expected backward()");
+    fail<UsageError>("Pipeline: grad() does not support a pipeline's forward pass: expected backward()");
   }
   void for_each_input(void (*)(Node&, void*), void*) const override {}
   void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {

@@ -114,7 +114,7 @@ class StagedModel : public nn::Module {
                 [[maybe_unused]] double correction) const {
     using Gradient = tensor_of<typename Pass::Result>;
     const auto check_alive = [alive = stages_->alive()] {
-      check<UsageError>(!alive.expired(), "Pipeline: the net whose result goes backward is gone");
+      check<UsageError>(!alive.expired(), "Pipeline: the net of this output was destroyed before backward");
     };
     if constexpr (Pass::gives_loss) {
       return [check_alive, batch, correction](const Gradient& gradient, bool) {

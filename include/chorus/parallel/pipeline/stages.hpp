@@ -42,7 +42,7 @@ template <class Model, class Order, class Communicator>
 class Stages {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
-  static_assert(std::is_same_v<D, Cpu>, "Pipeline: models on the CPU");
+  static_assert(std::is_same_v<D, Cpu>, "Pipeline: expected a model on the CPU");
   static_assert(
       requires { Model::pipeline_names; },
       "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
@@ -51,7 +51,7 @@ class Stages {
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
       : model_(std::move(model)), communicator_(communicator), options_(options) {
     if (!world.members.empty()) rank_in_job_ = world.members[static_cast<std::size_t>(communicator.rank())];
-    check<UsageError>(options.micro_batches >= 1, "Pipeline: micro_batches is at least 1, got ", options.micro_batches);
+    check<UsageError>(options.micro_batches >= 1, "Pipeline: expected micro_batches >= 1, got ", options.micro_batches);
     stage_count_ = static_cast<std::size_t>(Order::of(communicator.size(), 1).stages);
     take_first_state();
     cut();
@@ -123,10 +123,10 @@ class Stages {
   template <class First, class... Rest>
   dp::Split split(const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
-                  "Pipeline: the input is a Tensor with the samples along axis 0");
+                  "Pipeline: expected an input Tensor with the samples along axis 0");
     constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
     static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
-                  "Pipeline: targets are Tensors, to which no gradient goes");
+                  "Pipeline: expected targets that are Tensors, without gradients");
     return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
   }
 
@@ -219,7 +219,7 @@ class Stages {
       abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw: ", error.what()));
       throw;
     } catch (...) {
-      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw what is no exception"));
+      abort(cat("Pipeline: stage ", stage_now_, ", on rank ", rank_in_job_, ", threw an exception of unknown type"));
       throw;
     }
   }
@@ -248,7 +248,7 @@ class Stages {
         const auto& part = value_of(*parts[static_cast<std::size_t>(i)]);
         check<UsageError>(pass.size(i) == 0 || part.size(0) % pass.size(i) == 0, "Pipeline: the model's output for ",
                           pass.size(i), " samples has shape ", part.shape(),
-                          ": expected a row, or as many, of each sample along axis 0");
+                          ": expected one row, or an equal number, for each sample along axis 0");
         shape[0] += part.size(0);
         result_wants_grad_ = result_wants_grad_ || static_cast<bool>(node_of(*parts[static_cast<std::size_t>(i)]));
       }
@@ -291,7 +291,7 @@ class Stages {
     }
     if (auto* const time = std::get_if<ByTime>(&options_.cut)) {
       check<UsageError>(time->seconds.size() == bytes.size(), "Pipeline: ByTime has ", time->seconds.size(),
-                        " times for ", bytes.size(), " layers: expected those of layer_times(model, x)");
+                        " times for ", bytes.size(), " layers: expected the result of layer_times(model, x)");
       broadcast(time->seconds.data(), time->seconds.size() * sizeof(double), 0, trace::Traffic::control);
     }
     begins_ = pipeline::stage_begins(options_.cut, bytes, stage_count_);
@@ -352,7 +352,7 @@ class Stages {
       foreign.push_back(&numbers);
       why.push_back(numbers_.back().why =
                         cat("Pipeline: '", named.name, "' is in a stage of rank ", ranks.front(), ", and this is rank ",
-                            communicator_.rank(), ", which has no memory for it"));
+                            communicator_.rank(), ", which does not store it"));
     };
     for (const auto& named : nn::named_parameters<D>(model_)) {
       sort(named, *named.parameter);
@@ -362,14 +362,14 @@ class Stages {
     for (const auto& named : nn::named_buffers<D>(model_)) {
       sort(named, *named.buffer);
       check<UsageError>(owners[named.handle.shared().get()].size() == 1, "Pipeline: the buffer '", named.name,
-                        "' is in several stages, and would have other numbers in each");
+                        "' is in several stages, which would give it different values");
     }
     std::vector<bool> has_parameters(static_cast<std::size_t>(communicator_.size()));
     for (const auto& ranks : ranks_of)
       for (const int rank : ranks) has_parameters[static_cast<std::size_t>(rank)] = true;
     for (int rank = 0; rank < communicator_.size(); ++rank)
       check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
-                        " has no parameters: cut the model elsewhere, or into fewer stages");
+                        " has no parameters: cut the model in other places, or into fewer stages");
     own_.emplace(model_, std::move(own));
     struct Own final : nn::Module {
       Stages& stages;

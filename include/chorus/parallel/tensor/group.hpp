@@ -57,7 +57,7 @@ class CommunicatorGroup final : public TensorGroup {
     }
   }
   Communicator& living() const {
-    check<UsageError>(communicator_ != nullptr, "TensorParallel: the policy that ran the forward pass is gone");
+    check<UsageError>(communicator_ != nullptr, "TensorParallel: the policy that ran the forward pass was destroyed");
     return *communicator_;
   }
 

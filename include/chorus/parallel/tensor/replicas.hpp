@@ -69,13 +69,13 @@ class ReplicaCheck {
       if (entry.parameter().part() != nullptr) continue;
       for (std::size_t at = i; at < all.size(); at += own.size())
         if (all[at] != all[i])
-          fail<UsageError>("TensorParallel: rank ", at / own.size(), " has another gradient of '", entry.named.name,
-                           "' than rank 0: expected the same bits of what all ranks have whole. Is the batch the same "
-                           "on all ranks (net.sampler), and does the model reach its ColumnParallelLinear's columns "
-                           "through a RowParallelLinear or gather_columns?");
+          fail<UsageError>("TensorParallel: rank ", at / own.size(), " has a different gradient of '", entry.named.name,
+                           "' than rank 0: expected the same bits for parameters that are not split. Use the same "
+                           "batch on all ranks (net.sampler), and use the columns of a ColumnParallelLinear only "
+                           "through RowParallelLinear or gather_columns");
       ++i;
     }
-    fail<UsageError>("TensorParallel: ranks have different gradients of what all of them have whole");
+    fail<UsageError>("TensorParallel: ranks have different gradients of parameters that are not split");
   }
 
   const nn::FlatParameters<D>& flat_;

@@ -32,17 +32,17 @@ class SharedLayers {
   Model share_out(Model model, const std::string& options = "") {
     using D = typename nn::detail::DeviceOfModel<Model>::type;
     if constexpr (!std::is_same_v<D, Cpu>)
-      check<UsageError>(communicator_.takes_device_memory(), "TensorParallel: a model on ", D::kind,
-                        " needs a communicator for its memory, such as comm::NcclCommunicator; got ",
-                        communicator_.backend());
+      check<UsageError>(communicator_.takes_device_memory(),
+                        "TensorParallel: expected a communicator for the memory of ", D::kind,
+                        ", such as comm::NcclCommunicator, got ", communicator_.backend());
     for (const auto& named : nn::named_parameters<D>(model))
       check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
-                        "' is a part already, of a model that a policy has shared out");
+                        "' is already split by another policy");
     const auto all = [](const auto&) { return true; };
     check_same_description(communicator_, "TensorParallel", options + model_description<D>(model, all));
     const SplitParameters<D> split(model);
     if (communicator_.size() == 1) return model;
-    check<UsageError>(!split.items().empty(), "TensorParallel: no layer of the model can be shared out: expected ",
+    check<UsageError>(!split.items().empty(), "TensorParallel: the model has no layer that can be split: expected ",
                       "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
                       "the layers of transformers");
     take_rank_0s<D>(model, communicator_);

@@ -34,9 +34,9 @@ class SplitParameters final : public nn::detail::Walker {
     for (const auto& one : whole_)
       for (const Item& item : items_)
         check<UsageError>(item.handle.shared() != one.handle.shared(), "TensorParallel: '", item.name, "' and '",
-                          one.name, "' are one parameter, which the first one's layer shares out and the other one's ",
-                          "has whole: give both layers that share it out, as VocabularyParallelEmbedding and ",
-                          "ColumnParallelLinear do");
+                          one.name,
+                          "' are one parameter, which the first layer splits and the second does not: use layers that "
+                          "both split it, such as VocabularyParallelEmbedding and ColumnParallelLinear");
   }
   const std::vector<Item>& items() const { return items_; }
 
@@ -44,8 +44,8 @@ class SplitParameters final : public nn::detail::Walker {
   void split_parameter(std::string_view name, AnyParameter& handle, const Split& split) override {
     for (const Item& item : items_)
       if (item.handle.shared() == handle.shared()) {
-        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name), "' are one ",
-                          "parameter, which their layers share out in different ways");
+        check<UsageError>(item.split == split, "TensorParallel: '", item.name, "' and '", path(name),
+                          "' are one parameter, which their layers split in different ways");
         return;
       }
     items_.push_back({path(name), handle, split});
@@ -104,7 +104,7 @@ void cut(const typename SplitParameters<D>::Item& item, const std::shared_ptr<Te
   const SplitLayout layout(parameter.extents(), split, along);
   check<UsageError>(layout.width / split.unit >= group->size(), "TensorParallel: '", item.name, "' has ",
                     layout.width / split.unit, split.unit > 1 ? cat(" units of ", split.unit) : std::string(" entries"),
-                    " along axis ", split.axis, ", which ", group->size(), " ranks can't share: each needs one");
+                    " along axis ", split.axis, ", which ", group->size(), " ranks can't split: each rank needs one");
   const auto mine = group->part(layout.width, split.unit);
   auto whole = std::make_shared<PartOfParameter>(PartOfParameter{split, extents, group});
   const MemoryScope scope(trace::Memory::parameters);

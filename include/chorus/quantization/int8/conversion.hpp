@@ -34,12 +34,12 @@ class Conversion {
     values_[0].is_input = true;
     for (const auto& operation : pass.operations()) convert(operation);
     const auto output = values_.find(pass.output());
-    check<UsageError>(output != values_.end(), who, ": the model's output does not come from its input, or by ",
-                      "operations that keep no record");
+    check<UsageError>(output != values_.end(), who,
+                      ": the model's output does not depend on its input, or uses operations that are not recorded");
     check<UsageError>(output->second.number > 0, who, ": the model's output is not rounded to integers",
-                      unrounded_.empty() ? "" : cat(": it comes from ", unrounded_));
+                      unrounded_.empty() ? "" : cat(": it is the output of ", unrounded_));
     check<UsageError>(output->second.number == static_cast<Index>(steps_.size()), who,
-                      ": the model's output is not what its last operation gives");
+                      ": the model's output is not the output of its last operation");
   }
 
   Program program() && { return {*input_, std::move(steps_)}; }
@@ -69,7 +69,7 @@ class Conversion {
     const Index number = operation.inputs.at(operand);
     check<UsageError>(number >= 0, who, ": ", place(operation), " computes with a constant: it has no integer form");
     const auto found = values_.find(number);
-    check<UsageError>(found != values_.end(), who, ": ", place(operation), " takes what no step gives");
+    check<UsageError>(found != values_.end(), who, ": ", place(operation), " has an input that no step computes");
     return found->second;
   }
   /// The program's value of an operand. Throws if it is not rounded to integers.
@@ -77,7 +77,7 @@ class Conversion {
     const Value& x = value(operation, operand);
     if (x.number < 0) unrounded_ = x.step ? cat("'", x.step->name, "'") : "the input";
     check<UsageError>(x.number >= 0, who, ": ", place(operation),
-                      " takes numbers that are not rounded to integers, of ", unrounded_);
+                      " needs integers, and its input is not rounded: ", unrounded_);
     return x.number;
   }
 
@@ -139,12 +139,12 @@ class Conversion {
     const Levels& levels = how.levels[0];
     check<UsageError>(levels.integers.least >= 0 && levels.integers.most <= 255, who, ": ", place(operation),
                       " rounds activations to integers in [", levels.integers.least, ", ", levels.integers.most,
-                      "]: integer kernels take u8");
+                      "]: expected u8");
     Value& x = value(operation, 0);
     if (x.is_input && x.number < 0) {
       if (!input_) input_ = levels;
-      check<UsageError>(*input_ == levels, who, ": ", place(operation), " rounds the model's input to another scale ",
-                        "than a layer before: an integer model has one");
+      check<UsageError>(*input_ == levels, who, ": ", place(operation),
+                        " rounds the model's input to another scale than an earlier layer: expected one scale");
       x.number = 0;
     } else if (x.step) {
       x.step->levels = levels;
@@ -189,7 +189,7 @@ class Conversion {
     check<UsageError>(levels.size() == 1 || weight->how.axis == 0, who, ": the weight of ", place(operation),
                       " has scales along axis ", weight->how.axis, ", expected its outputs, axis 0");
     check<UsageError>(!is_linear || operation.operands[0].shape.size() == 2, who, ": ", place(operation),
-                      " takes more axes than [batch, features]: it has no integer form yet");
+                      " has an input of more axes than [batch, features]: it has no integer form yet");
     Step step = begin_step(is_linear ? Kind::linear : Kind::conv2d, operation, {x});
     step.weight_shape = {1, 1, 1, 1};
     std::copy(shape.begin(), shape.end(), step.weight_shape.begin());
@@ -235,7 +235,7 @@ class Conversion {
     check<UsageError>(!norm.training, who, ": ", place(operation), " is in training: call eval() first");
     Value out = value(operation, 0);
     check<UsageError>(out.step && out.folds, who, ": ", place(operation),
-                      " is folded into no convolution in front of it: it has no integer form");
+                      " follows no convolution that it is folded into: it has no integer form");
     Step& step = *out.step;
     const auto outputs = static_cast<std::size_t>(step.weight_shape[0]);
     const auto numbers = [&](std::size_t operand) {
@@ -265,7 +265,7 @@ class Conversion {
       step.levels = levels_of(out.number);
       out.number = push(std::move(step));
     } else {
-      check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " takes what is not rounded to integers");
+      check<UsageError>(out.step && !out.folds, who, ": ", place(operation), " has an input that is not integer");
       check<UsageError>(out.step->may_have_relu(), who, ": ", place(operation), " follows '", out.step->name,
                         "', which is not rounded to integers first");
       out.step->relu = true;
@@ -315,7 +315,7 @@ class Conversion {
   /// In evaluation dropout is the identity.
   void drop(const RecordedOperation& operation) {
     check<UsageError>(std::get<operations::Dropout>(operation.facts).p == 0, who, ": ", place(operation),
-                      " drops numbers in evaluation, too: it has no integer form");
+                      " drops numbers also in evaluation: it has no integer form");
     Value out = value(operation, 0);
     values_[operation.output] = std::move(out);
   }
@@ -348,7 +348,7 @@ class Conversion {
       out.number = push(std::move(step));
     } else {
       check<UsageError>((out.step || out.is_input) && !out.folds, who, ": '", step.name,
-                        "' takes what is not rounded to integers");
+                        "' has an input that is not integer");
       out.after.push_back(std::move(step));
     }
     return out;
@@ -374,7 +374,7 @@ class Conversion {
   void average(const RecordedOperation& operation) {
     const auto axis = std::get<operations::Mean>(operation.facts).axis;
     check<UsageError>(pixels_.contains(operation.inputs[0]) && (axis == -1 || axis == 2), who, ": ", place(operation),
-                      " is over other axes than an image's: it has no integer form");
+                      " reduces other axes than those of an image: it has no integer form");
     values_[operation.output] = averaged(operation, begin_step(Kind::global_avg_pool, operation, {-1}));
   }
 

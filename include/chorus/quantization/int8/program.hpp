@@ -50,7 +50,7 @@ class Program {
   /// `input`: the levels of the input. The last step's value is the result. Throws UsageError if a step can't be
   /// computed.
   Program(Levels input, std::vector<Step> steps) : input_(input), steps_(std::move(steps)) {
-    check<UsageError>(!steps_.empty(), who, ": there are no steps");
+    check<UsageError>(!steps_.empty(), who, ": expected at least one step");
     check_levels<UsageError>(who, "input", input_);
     for (std::size_t i = 0; i < steps_.size(); ++i) check_step<UsageError>(who, steps_[i], static_cast<Index>(i));
     for (auto& step : steps_) prepare(step);
@@ -136,9 +136,9 @@ class Program {
     }
     if (step.has_weight()) {
       const auto shape = convolution_of(step);
-      check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who,
-                        ": '", step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
-                        " products, of which 32 bits hold ", kernels::int8::most_terms);
+      check<UsageError>(step.weight_shape[1] * shape.kernel_h * shape.kernel_w <= kernels::int8::most_terms, who, ": '",
+                        step.name, "' adds ", step.weight_shape[1] * shape.kernel_h * shape.kernel_w,
+                        " products, expected at most ", kernels::int8::most_terms);
       out.weights = kernels::int8::pack_weights(shape, step.weight);
       // Kernels read whole vectors, also past the last channel.
       const auto outputs = static_cast<std::size_t>(shape.out_channels);
@@ -158,21 +158,21 @@ class Program {
   }
 
   static void check_pooled(const Step& step, Index count) {
-    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name, "' takes means of ",
-                      count, " numbers, expected at most ", kernels::int8::most_pooled);
+    check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name,
+                      "' expected means of ", count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// The shape of a step's output. Throws ShapeError if its inputs don't fit.
   Extent extent_after(const Step& step, std::span<const Extent> values) const {
     const Extent& x = values[static_cast<std::size_t>(step.inputs[0])];
     const auto wants_image = [&] {
-      check<ShapeError>(x.is_image, who, ": ", step.kind, " '", step.name, "' takes images, got ", x);
+      check<ShapeError>(x.is_image, who, ": ", step.kind, " '", step.name, "' expected an image, got ", x);
     };
     switch (step.kind) {
       case Kind::conv2d: {
         wants_image();
         auto s = convolution_of(step);
-        check<ShapeError>(s.in_channels == x.channels, who, ": '", step.name, "' takes ", s.in_channels,
+        check<ShapeError>(s.in_channels == x.channels, who, ": '", step.name, "' expected ", s.in_channels,
                           " channels, got ", x);
         s.height = x.height;
         s.width = x.width;
@@ -182,7 +182,7 @@ class Program {
         return {s.out_channels, s.out_height(), s.out_width(), true};
       }
       case Kind::linear:
-        check<ShapeError>(!x.is_image && x.channels == step.weight_shape[1], who, ": '", step.name, "' takes ",
+        check<ShapeError>(!x.is_image && x.channels == step.weight_shape[1], who, ": '", step.name, "' expected ",
                           step.weight_shape[1], " numbers, got ", x);
         return {step.weight_shape[0], 1, 1, false};
       case Kind::add: {
@@ -323,15 +323,15 @@ class Program {
   template <int OutRank, int Rank, class Watch>
   Tensor<float, OutRank> run(const Tensor<float, Rank>& x, const Watch& watch) const {
     static_assert((Rank == 4 || Rank == 2) && (OutRank == 4 || OutRank == 2),
-                  "a quantized model takes and gives [batch, channels, height, width] or [batch, channels]");
-    check<UsageError>(!steps_.empty(), who, ": it has no steps: call quantized(model), or load one");
+                  "quantized model: expected input and output [batch, channels, height, width] or [batch, channels]");
+    check<UsageError>(!steps_.empty(), who, ": it has no steps: call quantized(model), or load a model");
     check<UsageError>(x.defined(), who, ": the input is undefined");
     const auto input = contiguous(x);
     std::vector<Extent> extents{{input.size(1), 1, 1, Rank == 4}};
     if constexpr (Rank == 4) extents[0] = {input.size(1), input.size(2), input.size(3), true};
     for (const auto& step : steps_) extents.push_back(extent_after(step, extents));
     const Extent& result = extents.back();
-    check<ShapeError>(result.is_image == (OutRank == 4), who, ": the result of a sample is ", result, ", not of rank ",
+    check<ShapeError>(result.is_image == (OutRank == 4), who, ": the output of a sample is ", result, ", not of rank ",
                       OutRank - 1);
     const Index batch = input.size(0);
     Shape<OutRank> shape{batch, result.channels};

@@ -72,18 +72,18 @@ void check_step(std::string_view who, const Step& step, Index index) {
   const std::size_t operands = step.kind == Kind::add ? 2 : 1;
   const auto given = step.inputs.size();
   if (step.kind == Kind::concat)
-    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' takes 1 to ", most_inputs,
+    check<Error>(given > 0 && given <= most_inputs, who, ": concat '", step.name, "' expected 1 to ", most_inputs,
                  " inputs, got ", given);
   else
-    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' takes ", operands, " inputs, got ",
+    check<Error>(given == operands, who, ": ", step.kind, " '", step.name, "' expected ", operands, " inputs, got ",
                  given);
   for (const Index input : step.inputs)
     check<Error>(input >= 0 && input <= index, who, ": input ", input, " of '", step.name, "', step ", index,
-                 ", is none that comes before it");
+                 ", is not an earlier step");
   check_levels<Error>(who, step.name, step.levels);
   check<Error>(positive(step.window) && positive(step.stride) && positive(step.dilation) && step.padding[0] >= 0 &&
                    step.padding[1] >= 0 && step.padding[0] < 1 << 20 && step.padding[1] < 1 << 20 && step.groups > 0,
-               who, ": '", step.name, "': window, stride, dilation and groups are at least 1, padding at least 0");
+               who, ": '", step.name, "': expected window, stride, dilation and groups >= 1, padding >= 0");
   if (!step.has_weight()) return;
   const auto [out, in, kernel_h, kernel_w] = step.weight_shape;
   check<Error>(out > 0 && in > 0 && kernel_h > 0 && kernel_w > 0 && out % step.groups == 0, who, ": '", step.name,

@@ -46,15 +46,15 @@ detail::RecordedLike<X, X> fake_quantize(const X& x, std::vector<quantized::Leve
                                          const std::string& what) {
   using T = typename tensor_of<X>::value_type;
   static_assert(std::is_same_v<T, float> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>,
-                "fake_quantize: it is for float tensors on the CPU");
+                "fake_quantize: expected a float tensor on the CPU");
   if constexpr (is_graph_variable<X>) {
-    fail<UsageError>("fake_quantize: gradients of gradients don't go through rounding");
+    fail<UsageError>("fake_quantize: gradients of gradients are not supported");
   } else {
     const auto input = contiguous(value_of(x));
     const auto shape = channels_along(input.shape(), axis);
     auto out = tensor_of<X>::empty(input.shape(), input.device());
     check<NonFiniteError>(kernels::fake_quantize(Cpu{}, shape, input.data(), levels, out.data()), what,
-                          ": a NaN came, which no integer stands for");
+                          ": got a NaN, expected numbers");
     operations::FakeQuantize operation{levels, axis};
     return record(
         std::move(operation), std::move(out),
@@ -114,7 +114,7 @@ Tensor<Q, Rank, Cpu> quantize(const char* name, const Tensor<float, Rank, Cpu>& 
   auto out = Tensor<Q, Rank, Cpu>::empty(input.shape());
   for (Index i = 0; i < input.numel(); ++i) {
     const float number = input.data()[i];
-    check<NonFiniteError>(!std::isnan(number), name, ": a NaN came, which no integer stands for");
+    check<NonFiniteError>(!std::isnan(number), name, ": got a NaN, expected numbers");
     const auto channel = static_cast<std::size_t>(i / shape.inner % shape.channels);
     out.data()[i] = static_cast<Q>(levels[channel].level(number));
   }

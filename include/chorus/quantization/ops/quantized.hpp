@@ -120,8 +120,8 @@ Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, cons
                         shape.width + 2 * shape.padding_w > shape.dilation_w * (shape.kernel_w - 1),
                     operation, ": the kernel of ", taps, " is larger than the padded input of ", in);
   const Index terms = taps[1] * taps[2] * taps[3];
-  check<UsageError>(terms <= kernels::int8::most_terms, operation, ": it adds ", terms,
-                    " products, of which 32 bits hold ", kernels::int8::most_terms);
+  check<UsageError>(terms <= kernels::int8::most_terms, operation, ": it adds ", terms, " products, expected at most ",
+                    kernels::int8::most_terms);
 
   const auto numbers = contiguous(weight.values);
   const auto packed =
@@ -239,7 +239,7 @@ inline Quantized<4> quantized_avg_pool2d(const Quantized<4>& x, Size2d window, c
   detail::check_defined(name, x.values);
   detail::check_levels(name, x.scale, x.zero_point);
   const auto shape = detail::pool2d_shape(name, x.values.shape(), window, options);
-  check<UsageError>(shape.dilation_h == 1 && shape.dilation_w == 1, name, ": its windows have no dilation");
+  check<UsageError>(shape.dilation_h == 1 && shape.dilation_w == 1, name, ": dilation is not supported");
   const detail::OwnImages from(x.values, 0, 0);
   const detail::OwnImages to({x.values.size(0), x.values.size(1), shape.out_height(), shape.out_width()}, 0);
   kernels::int8::avg_pool2d(shape, from.images, to.images,

@@ -89,9 +89,8 @@ class CachingAllocator<Cuda> {
 namespace cuda {
 
 inline void* MemoryPool::from_driver(std::size_t bytes) {
-  check<Error>(!sealed_, "a private memory pool of ", device_, " has no block of ", bytes,
-               " bytes, and takes none while a graph is captured: the captured step needs more memory than the steps "
-               "before it");
+  check<Error>(!sealed_, "captured step: the private memory pool of ", device_, " has no block of ", bytes,
+               " bytes, and can't grow during a capture: the captured step needs more memory than the steps before it");
   const DeviceGuard guard(device_);
   void* data = nullptr;
   cudaError_t status = cudaMalloc(&data, bytes);

@@ -35,8 +35,8 @@ class ReplayNumbers {
     static_assert(std::is_trivially_copyable_v<S>);
     const std::size_t place =
         (used_ + alignof(std::max_align_t) - 1) / alignof(std::max_align_t) * alignof(std::max_align_t);
-    chorus::check<Error>(place + sizeof(S) <= capacity, "a captured step has more than ", capacity,
-                         " bytes of numbers that change from replay to replay");
+    chorus::check<Error>(place + sizeof(S) <= capacity, "captured step: more than ", capacity,
+                         " bytes of numbers change from replay to replay");
     used_ = place + sizeof(S);
     std::memcpy(host_.data() + place, &first, sizeof(S));
     renewals_.push_back([this, place, next = std::move(next)](std::uint32_t replay) {
