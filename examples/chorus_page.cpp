@@ -94,95 +94,89 @@ std::vector<Thinning> thinnings(int devices) {
   return all;
 }
 
-double number(const json& event, const char* key) {
-  const auto found = event.find(key);
-  return found != event.end() && found->is_number() ? found->get<double>() : 0;
-}
-std::string text(const json& event, const char* key) {
-  const auto found = event.find(key);
-  return found != event.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-/// Those of `count` numbered things that are left of them, the largest by `size` in each of `most` parts.
-template <class Size>
-std::set<std::size_t> largest_of_parts(const std::vector<std::size_t>& numbers, std::size_t most, const Size& size) {
-  if (numbers.size() <= most) return {numbers.begin(), numbers.end()};
-  std::set<std::size_t> kept{numbers.back()};
+/// Of `all` that is left the largest by `size` in each of `most` parts.
+template <class T, class Size>
+std::vector<T> largest_of_parts(const std::vector<T>& all, std::size_t most, const Size& size) {
+  if (all.size() <= most) return all;
+  std::vector<T> kept{all.back()};
   for (std::size_t part = 0; part < most; ++part) {
-    const auto begin = numbers.begin() + static_cast<std::ptrdiff_t>(part * numbers.size() / most),
-               end = numbers.begin() + static_cast<std::ptrdiff_t>((part + 1) * numbers.size() / most);
-    kept.insert(*std::max_element(begin, end, [&](auto a, auto b) { return size(a) < size(b); }));
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(part * all.size() / most),
+               end = all.begin() + static_cast<std::ptrdiff_t>((part + 1) * all.size() / most);
+    kept.push_back(*std::max_element(begin, end, [&](auto a, auto b) { return size(a) < size(b); }));
   }
   return kept;
 }
 
-/// The events that a page shows.
-json thinned(const ch::TracedRun& run, const Thinning& how) {
-  const auto& events = run.trace.events;
-  const auto step = ch::detail::step_times(run.trace).at(run.facts.median_step);
-  const auto whole = how.says.empty();
-  std::vector<bool> kept(events.size(), whole);
-  std::map<std::pair<int, std::string>, std::vector<std::size_t>> counters;
-  std::map<std::pair<int, int>, std::vector<std::size_t>> spans;                                 // by process and lane
-  std::map<std::tuple<std::string, std::string, std::string>, std::vector<std::size_t>> arrows;  // ends in the step
-  const auto arrow_of = [](const json& event) {
-    return std::tuple(text(event, "cat"), text(event, "name"), event.at("id").dump());
+/// The texts of the events that a page shows, in the file's order.
+std::vector<std::string_view> thinned(const ch::TracedRun& run, const Thinning& how) {
+  const auto& trace = run.trace;
+  const auto step = ch::detail::step_times(trace).at(run.facts.median_step);
+  const bool whole = how.says.empty();
+  const auto inside = [&](std::size_t place, double begin, double end) {
+    return whole || (begin <= step[place].end && end >= step[place].begin);
   };
-  const auto is_arrow = [](const std::string& phase) { return phase == "s" || phase == "f"; };
-  const auto shown = [&](const json& event) {
-    const int place = event.at("pid").get<int>() - 1;
-    if (place >= how.processes) return false;
-    const auto phase = text(event, "ph"), category = text(event, "cat");
-    if (phase == "M") return true;
-    const auto& of_process = step[static_cast<std::size_t>(place)];
-    const double begin = number(event, "ts"), end = begin + number(event, "dur");
-    const bool inside = begin <= of_process.end && end >= of_process.begin;
-    if (!how.chunks && category == "ring") return false;
-    if (!how.instants && phase == "i") return false;
-    if (inside) return true;
-    return phase == "X" && category != "ring" && (category == "step" || !how.no_others);
-  };
-  if (!whole)
-    for (std::size_t i = 0; i < events.size(); ++i) {
-      if (!shown(events[i])) continue;
-      kept[i] = true;
-      const int pid = events[i].at("pid");
-      const auto phase = text(events[i], "ph");
-      if (is_arrow(phase)) arrows[arrow_of(events[i])].push_back(i);
-      if (phase == "C") counters[{pid, text(events[i], "name")}].push_back(i);
-      if (phase == "X" && text(events[i], "cat") != "step") spans[{pid, events[i].value("tid", 0)}].push_back(i);
+  std::vector<std::string_view> kept;
+  for (std::size_t place = 0; place < trace.processes.size(); ++place) {
+    if (place >= static_cast<std::size_t>(how.processes)) break;
+    const auto& process = trace.processes[place];
+    kept.insert(kept.end(), process.labels.begin(), process.labels.end());
+    std::map<int, std::vector<const ch::TraceSpan*>> lanes;
+    for (const auto& span : process.spans) {
+      const bool chunk = span.category == "ring", of_step = span.category == "step";
+      if (chunk ? !how.chunks || !inside(place, span.begin, span.end)
+                : how.no_others && !of_step && !inside(place, span.begin, span.end))
+        continue;
+      if (of_step)
+        kept.push_back(span.text);
+      else
+        lanes[span.lane].push_back(&span);
     }
-  const auto only = [&](const std::vector<std::size_t>& numbers, const std::set<std::size_t>& those) {
-    for (const auto i : numbers) kept[i] = those.contains(i);
-  };
-  for (const auto& [name, numbers] : counters)
-    only(numbers, largest_of_parts(numbers, how.counters, [&](std::size_t i) {
-           double sum = 0;
-           if (events[i].contains("args"))
-             for (const auto& value : events[i].at("args")) sum += value.is_number() ? value.get<double>() : 0;
-           return sum;
-         }));
-  for (const auto& [lane, numbers] : spans)
-    only(numbers, largest_of_parts(numbers, how.spans, [&](std::size_t i) { return number(events[i], "dur"); }));
-  // Whole ones, the longest of each process.
-  std::map<int, std::vector<std::pair<double, std::vector<std::size_t>>>> arrows_to;
-  for (const auto& [name, ends] : arrows) {
-    for (const auto i : ends) kept[i] = false;
-    if (ends.size() != 2) continue;
-    const auto to = text(events[ends[0]], "ph") == "f" ? ends[0] : ends[1];
-    arrows_to[events[to].at("pid")].push_back(
-        {-std::abs(number(events[ends[0]], "ts") - number(events[ends[1]], "ts")), ends});
+    // In whole ns, else spans that are alike differ.
+    const auto length = [](const ch::TraceSpan* span) { return std::round((span->end - span->begin) * 1000); };
+    for (const auto& [lane, spans] : lanes)
+      for (const auto* span : largest_of_parts(spans, how.spans, length)) kept.push_back(span->text);
+    for (const auto& instant : process.instants)
+      if (how.instants && inside(place, instant.begin, instant.end)) kept.push_back(instant.text);
+    std::map<std::string_view, std::vector<const ch::TraceCounter*>> counters;
+    for (const auto& counter : process.counters)
+      if (inside(place, counter.at, counter.at)) counters[counter.name].push_back(&counter);
+    for (const auto& [name, all] : counters)
+      for (const auto* counter : largest_of_parts(all, how.counters, [](const auto* each) { return each->sum; }))
+        kept.push_back(counter->text);
   }
-  for (auto& [pid, of_process] : arrows_to) {
+  // Of arrows whole ones, the longest that come to each process.
+  std::vector<const ch::TraceArrowEnd*> ends;
+  for (const auto& end : trace.arrows)
+    if (whole)
+      kept.push_back(end.text);
+    else if (end.process < how.processes && (how.chunks || end.category != "ring") &&
+             inside(static_cast<std::size_t>(end.process), end.at, end.at))
+      ends.push_back(&end);
+  const auto arrow = [](const ch::TraceArrowEnd* end) { return std::tuple(end->category, end->name, end->id); };
+  std::stable_sort(ends.begin(), ends.end(), [&](auto a, auto b) { return arrow(a) < arrow(b); });
+  std::map<int, std::vector<std::tuple<double, const ch::TraceArrowEnd*, const ch::TraceArrowEnd*>>> arrows;
+  for (auto end = ends.begin(), next = end; end != ends.end(); end = next) {
+    next = std::find_if(end, ends.end(), [&](auto other) { return arrow(other) != arrow(*end); });
+    if (next - end == 2)
+      arrows[end[end[0]->leaves ? 1 : 0]->process].emplace_back(-std::abs(end[0]->at - end[1]->at), end[0], end[1]);
+  }
+  for (auto& [process, of_process] : arrows) {
     std::sort(of_process.begin(), of_process.end());
     if (of_process.size() > how.arrows) of_process.resize(how.arrows);
-    for (const auto& [length, ends] : of_process)
-      for (const auto i : ends) kept[i] = true;
+    for (const auto& [length, one, other] : of_process) kept.insert(kept.end(), {one->text, other->text});
   }
+  std::sort(kept.begin(), kept.end(), [](auto a, auto b) { return a.data() < b.data(); });
+  kept.erase(std::unique(kept.begin(), kept.end(), [](auto a, auto b) { return a.data() == b.data(); }), kept.end());
+  return kept;
+}
+
+/// As JSON; what comes after more than `most` bytes of it is left out.
+json events_of(const std::vector<std::string_view>& texts, std::size_t most) {
   json out = json::array();
-  for (std::size_t i = 0; i < events.size(); ++i) {
-    if (!kept[i]) continue;
-    out.push_back(events[i]);
+  std::size_t bytes = 0;
+  for (const auto text : texts) {
+    if (bytes > most) break;
+    bytes += out.emplace_back(json::parse(text)).dump().size();
   }
   return out;
 }
@@ -204,10 +198,9 @@ void name(std::vector<ch::TracedRun>& runs) {
                                          : run.trace.file;
 }
 
-/// All that the page shows, as JSON in which no character can end the element around it.
-std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& title, const Thinning& how) {
+/// All that the page shows but events.
+json told_of(const std::vector<ch::TracedRun>& runs, const std::string& title) {
   json list = json::array(), comparison = json::array();
-  std::string says = how.says;
   for (const auto& run : runs) {
     json sentences = json::array(), advice = json::array();
     for (const auto& [said, section] : ch::sentences_of(run.trace, run.facts))
@@ -218,18 +211,9 @@ std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& t
     double sent = 0;
     for (const auto& link : run.facts.links) sent += link.bytes;
     facts["sent_bytes"] = sent;
-    constexpr std::size_t most_links = 1000;
-    if (how.processes < run.facts.devices && facts["links"].size() > most_links) {
-      json links = json::array();
-      for (const auto& link : facts["links"])
-        if (link["from"] < how.processes && link["to"] < how.processes) links.push_back(link);
-      facts["links"] = links;
-      says += "; their links";
-    }
     list.push_back({{"name", run.name},
                     {"file", std::filesystem::path(run.trace.file).filename().string()},
                     {"metadata", run.trace.metadata},
-                    {"events", thinned(run, how)},
                     {"median_step", run.facts.median_step},
                     {"facts", facts},
                     {"sentences", sentences},
@@ -237,8 +221,25 @@ std::string data_of(const std::vector<ch::TracedRun>& runs, const std::string& t
   }
   for (const auto& [said, section] : ch::compare_runs(runs))
     comparison.push_back({{"text", said}, {"section", section}});
-  const json data = {
-      {"title", title}, {"left_out", says.empty() ? "" : says + "."}, {"runs", list}, {"comparison", comparison}};
+  return {{"title", title}, {"runs", list}, {"comparison", comparison}};
+}
+
+/// All that the page shows, as JSON in which no character can end the element around it. Of each run's events up to
+/// `most` bytes: the page is too large then.
+std::string data_of(json data, const std::vector<ch::TracedRun>& runs, const Thinning& how, std::size_t most) {
+  std::string says = how.says;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    auto &run = data["runs"][i], &links = run["facts"]["links"];
+    run["events"] = events_of(thinned(runs[i], how), most);
+    constexpr std::size_t most_links = 1000;
+    if (how.processes >= runs[i].facts.devices || links.size() <= most_links) continue;
+    json shown = json::array();
+    for (const auto& link : links)
+      if (link["from"] < how.processes && link["to"] < how.processes) shown.push_back(link);
+    links = shown;
+    says += "; their links";
+  }
+  data["left_out"] = says.empty() ? "" : says + ".";
   // A file's name need not be UTF-8.
   const auto plain = data.dump(-1, ' ', false, json::error_handler_t::replace);
   std::string out;
@@ -299,8 +300,8 @@ std::string page_of(const std::string& title, std::string_view data) {
 /// Throws UsageError where writing the page would replace something that is no page.
 void check_output_path(const std::string& path, const std::vector<std::string>& traces) {
   std::error_code ignored;
-  ch::check<ch::UsageError>(!std::filesystem::is_directory(path, ignored), "chorus-page: -o expects a file, got '", path,
-                            "'");
+  ch::check<ch::UsageError>(!std::filesystem::is_directory(path, ignored), "chorus-page: -o expects a file, got '",
+                            path, "'");
   for (const auto& trace : traces)
     ch::check<ch::UsageError>(!std::filesystem::equivalent(path, trace, ignored), "chorus-page: -o '", path,
                               "' would replace a trace that it reads");
@@ -354,8 +355,11 @@ int main(int argc, char** argv) {
     std::string text;
     int devices = 1;
     for (const auto& run : runs) devices = std::max(devices, run.facts.devices);
-    for (const auto& how : thinnings(devices)) {
-      text = page_of(title, data_of(runs, title, how));
+    const auto told = told_of(runs, title);
+    const auto all = thinnings(devices);
+    for (const auto& how : all) {
+      const auto most = &how == &all.back() ? std::string::npos : most_bytes;
+      text = page_of(title, data_of(told, runs, how, most));
       if (text.size() < most_bytes) break;
     }
     if (text.size() >= most_bytes)

@@ -51,13 +51,13 @@ inline constexpr std::size_t most_drawn = 16;  // ranks or devices
 
 inline std::string colour_of(const chorus::TraceSpan& span) {
   if (span.category == "comm" || span.category == "ring") {
-    if (chorus::detail::text_of(span.args, "traffic") == "control") return "#c9ccd0";
-    const double bucket =
-        chorus::detail::number_of(span.args, "bucket", chorus::detail::number_of(span.args, "unit", -1));
+    const auto args = span.args();
+    if (chorus::detail::text_of(args, "traffic") == "control") return "#c9ccd0";
+    const double bucket = chorus::detail::number_of(args, "bucket", chorus::detail::number_of(args, "unit", -1));
     return bucket < 0 ? "#8fd0c2" : bucket_colours[static_cast<std::size_t>(bucket) % bucket_colours.size()];
   }
   if (span.name.starts_with("weight of")) return "#dfe7b4";
-  static const std::map<std::string, std::string> colours = {
+  static const std::map<std::string_view, std::string> colours = {
       {"forward", "#cfe0ee"}, {"backward", "#b5d3a4"}, {"optimizer", "#d6cbe4"}, {"loader", "#e3e0d6"},
       {"wait", "#eea999"},    {"bubble", "#f6d3ca"},   {"copy", "#8fd0c2"}};
   const auto known = colours.find(span.category);
@@ -206,7 +206,7 @@ inline std::string memory_svg(const chorus::TracedRun& run) {
       if (counter.name != chorus::detail::memory_counter || counter.at > steps[place].end) continue;
       if (counter.at <= steps[place].begin) samples[place].clear();
       samples[place].push_back(&counter);
-      most = std::max(most, chorus::detail::total_of(counter.values));
+      most = std::max(most, counter.sum);
     }
   Svg svg;
   svg.text(16, 28,
@@ -224,7 +224,7 @@ inline std::string memory_svg(const chorus::TracedRun& run) {
     for (const auto& [kind, fill] : kinds) {
       std::string forth, back;
       for (std::size_t i = 0; i < below.size(); ++i) {
-        const double above = below[i] + chorus::detail::number_of(samples[place][i]->values, kind);
+        const double above = below[i] + chorus::detail::number_of(samples[place][i]->values(), kind);
         const double next = i + 1 < below.size() ? samples[place][i + 1]->at : steps[place].end;
         const auto level = [&](double bytes) { return Svg::number(top + 100 - 100 * bytes / most); };
         const auto left = Svg::number(x(samples[place][i]->at)), right = Svg::number(x(next));

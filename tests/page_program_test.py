@@ -162,6 +162,13 @@ def in_lanes(events, step):
 
 shown, whole = (in_lanes(each, data["runs"][0]["median_step"] - 5) for each in (data["runs"][0]["events"], json.loads((FOLDER / "calls.json").read_text())["traceEvents"]))
 expect(set(shown) == set(whole) and all(shown[lane] >= min(20, whole[lane]) for lane in whole), "lanes are erased:", shown, whole)
+# Of each event the page's program keeps its text and a little more. Sanitizers take address space of their own.
+if b"__sanitizer_" not in pathlib.Path(PAGE).read_bytes():
+    count = len(made("long.json", devices=2, calls=8000, gradients=16_000))
+    expect(count > 280_000, count)
+    most = 50_000_000 + 400 * count
+    data = page("long.json", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)))[1]
+    expect(data["runs"][0]["median_step"] == 6)
 say("large traces fit")
 
 # Pictures as files.

@@ -49,7 +49,7 @@ namespace chorus::simulated {
                .optimizer = optimizer == nullptr ? 0 : us * (optimizer->end - optimizer->begin)};
   for (const auto& full : recorded.instants)
     if (full.category == "bucket" && full.begin >= backward->begin && full.begin <= backward->end) {
-      const double bytes = chorus::detail::number_of(full.args, "bytes", -1);
+      const double bytes = chorus::detail::number_of(full.args(), "bytes", -1);
       check<FileError>(bytes >= 0 && bytes < 0x1p53, printable(path), ": bucket '", printable(full.name), "' of ",
                        bytes, " bytes");
       out.buckets.push_back({std::min(us * computed(full.begin), out.backward), static_cast<std::size_t>(bytes)});

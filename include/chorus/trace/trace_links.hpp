@@ -49,9 +49,10 @@ inline std::optional<CallLinks> call_links(const TraceProcess& process, int rank
   std::map<std::string, bool> rules;
   for (const auto& span : process.spans) {
     if (span.category != "comm" || span.begin < step.begin || span.begin >= step.end) continue;
-    if (text_of(span.args, "traffic") != kind) continue;
+    const auto args = span.args();
+    if (text_of(args, "traffic") != kind) continue;
     std::vector<int> group;
-    if (const auto members = span.args.find("group"); members != span.args.end() && members->is_array())
+    if (const auto members = args.find("group"); members != args.end() && members->is_array())
       for (const auto& member : *members) group.push_back(member.is_number_integer() ? member.get<int>() : -1);
     else
       for (int member = 0; member < ranks; ++member) group.push_back(member);
@@ -59,8 +60,8 @@ inline std::optional<CallLinks> call_links(const TraceProcess& process, int rank
     if (own == group.end()) return std::nullopt;
     const auto place = static_cast<std::size_t>(own - group.begin()), n = group.size();
     const int next = group[(place + 1) % n];
-    const auto op = text_of(span.args, "op"), algorithm = text_of(span.args, "algorithm");
-    const double bytes = number_of(span.args, "bytes"), others = static_cast<double>(n) - 1;
+    const auto op = text_of(args, "op"), algorithm = text_of(args, "algorithm");
+    const double bytes = number_of(args, "bytes"), others = static_cast<double>(n) - 1;
     const bool ring = algorithm == "ring", direct = algorithm == "direct" || algorithm == "in_place";
     if (op == "message") {
       constexpr std::string_view to = "message to ";
@@ -70,7 +71,7 @@ inline std::optional<CallLinks> call_links(const TraceProcess& process, int rank
       out.bytes[peer] += bytes;
       rules["a message each"] = true;
     } else if (op == "broadcast" && ring && n > 1) {  // a chain from the root on
-      const auto root = static_cast<int>(number_of(span.args, "root", -1));
+      const auto root = static_cast<int>(number_of(args, "root", -1));
       if (root < 0) return std::nullopt;
       if (next != root) out.bytes[next] += bytes;
       rules["K"] = true;
@@ -137,7 +138,8 @@ inline std::vector<TraceLink> links_of(const Trace& trace, const std::vector<dou
       int to = -1;
       std::from_chars(name.data(), name.data() + name.size(), to);
       if (to < 0 || to >= trace.devices()) continue;
-      for (const auto& [kind, value] : counter.values.items()) {
+      const auto values = counter.values();
+      for (const auto& [kind, value] : values.items()) {
         after[{to, kind}] = value.get<double>();
         if (counter.at <= step[place].begin) before[{to, kind}] = value.get<double>();
       }
@@ -161,16 +163,17 @@ inline std::vector<CallTime> call_times(const Trace& trace) {
   std::map<std::pair<std::string, double>, std::pair<CallTime, std::size_t>> calls;
   for (const auto& process : trace.processes)
     for (const auto& span : process.spans) {
-      const auto op = text_of(span.args, "op");
-      if (span.category != "comm" || (op != "all_reduce" && op != "all_gather") || span.args.contains("group"))
-        continue;
-      auto& [call, ranks] = calls[{op, number_of(span.args, "sequence", -1)}];
+      if (span.category != "comm") continue;
+      const auto args = span.args();
+      const auto op = text_of(args, "op");
+      if ((op != "all_reduce" && op != "all_gather") || args.contains("group")) continue;
+      auto& [call, ranks] = calls[{op, number_of(args, "sequence", -1)}];
       const double us = span.end - span.begin;
       call = {op,
-              text_of(span.args, "traffic"),
-              text_of(span.args, "algorithm"),
-              number_of(span.args, "bucket", -1),
-              number_of(span.args, "bytes"),
+              text_of(args, "traffic"),
+              text_of(args, "algorithm"),
+              number_of(args, "bucket", -1),
+              number_of(args, "bytes"),
               ranks == 0 ? us : std::min(call.us, us)};
       ++ranks;
     }

@@ -11,11 +11,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <istream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <streambuf>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -25,32 +28,44 @@ namespace chorus {
 struct TraceSpan {
   int lane = 0;  ///< of its process, from 1: see trace::Lane
   double begin = 0, end = 0;
-  std::string category = {}, name = {};
-  nlohmann::json args = nlohmann::json::object();
+  std::string_view category = {}, name = {};
+  std::string_view text = {};  ///< the event, as it is in the file
+  nlohmann::json args() const { return nlohmann::json::parse(text).value("args", nlohmann::json::object()); }
 };
 /// What was counted, from `at` on.
 struct TraceCounter {
   double at = 0;
-  std::string name = {};                             ///< "memory, bytes" or "sent to 1, bytes"
-  nlohmann::json values = nlohmann::json::object();  ///< numbers by name
+  double sum = 0;              ///< of its values
+  std::string_view name = {};  ///< "memory, bytes" or "sent to 1, bytes"
+  std::string_view text = {};
+  /// Numbers by name.
+  nlohmann::json values() const { return nlohmann::json::parse(text).value("args", nlohmann::json::object()); }
 };
-/// One end of an arrow; both have its category and its id.
+/// One end of an arrow; both have its category, its name and its id.
 struct TraceArrowEnd {
   bool leaves = true;  ///< the end from which it comes
   int process = 0;     ///< rank or device
   double at = 0;
-  std::string category = {};
+  std::string_view category = {}, name = {};
   std::int64_t id = 0;
+  std::string_view text = {};
 };
 /// A rank or a device; each list in order of time.
 struct TraceProcess {
   std::string name = {};
+  std::vector<std::string_view> labels = {};  ///< its name and those of its lanes, as they are in the file
   std::vector<TraceSpan> spans = {}, instants = {};
   std::vector<TraceCounter> counters = {};
 };
 
 /// A few steps of a training run, as its file tells of them.
 struct Trace {
+  /// What the events refer to: there may be millions, so each has its text and its words here.
+  struct Texts {
+    std::string all;                        ///< the file's
+    std::unordered_set<std::string> words;  ///< categories and names
+  };
+  std::shared_ptr<Texts> texts = std::make_shared<Texts>();
   std::string file = {};
   /// The file's: "policy", "devices", "device_kind", "first_step", "steps", "peak", "notes". These are all there, and
   /// of their kind; a run that was killed may have told no peaks and no notes.
@@ -58,7 +73,6 @@ struct Trace {
   /// By rank or device: the first ones of them, up to the last of which there is an event.
   std::vector<TraceProcess> processes = {};
   std::vector<TraceArrowEnd> arrows = {};
-  std::vector<nlohmann::json> events = {};  ///< all, as they are in the file
 
   std::string policy() const { return metadata.at("policy"); }
   int devices() const { return metadata.at("devices"); }
@@ -79,15 +93,16 @@ class TraceReader {
   using json = nlohmann::json;
   static constexpr int most_processes = 65'536;
 
-  explicit TraceReader(std::string file) { trace_.file = std::move(file); }
+  TraceReader(std::string text, std::string file) {
+    trace_.texts->all = std::move(text);
+    trace_.file = std::move(file);
+  }
 
-  Trace read(std::string_view text) {
+  Trace read() {
+    const std::string_view text = trace_.texts->all;
     const auto first = text.find_first_not_of(" \t\r\n");
     expect(first != text.npos, "got an empty file");
-    if (text[first] == '[')
-      read_lines(text.substr(first + 1));
-    else
-      read_whole(text);
+    for (const auto event : text[first] == '[' ? of_lines(text.substr(first + 1)) : of_whole(text)) add(event);
     if (trace_.processes.empty()) trace_.processes.resize(1);
     for (auto& process : trace_.processes) {
       std::stable_sort(process.spans.begin(), process.spans.end(), is_before<TraceSpan>);
@@ -111,8 +126,30 @@ class TraceReader {
     if (!good) refuse(parts...);
   }
 
-  void read_whole(std::string_view text) {
-    auto file = json::parse(text.begin(), text.end(), nullptr, false);
+  /// Where a parser is in a text.
+  struct Reading : std::streambuf {
+    explicit Reading(std::string& text) { setg(text.data(), text.data(), text.data() + text.size()); }
+    std::size_t place() const { return static_cast<std::size_t>(gptr() - eback()); }
+  };
+  /// The events' texts. All of them as JSON would take ten times the file's size.
+  std::vector<std::string_view> of_whole(std::string_view text) {
+    Reading reading(trace_.texts->all);
+    std::istream stream(&reading);
+    std::vector<std::string_view> events;
+    bool listed = false;
+    const auto keeps = [&](int depth, json::parse_event_t what, const json& value) {
+      using Event = json::parse_event_t;
+      if (depth == 1 && what == Event::key) listed = value == "traceEvents";
+      if (!listed || depth != 2) return true;
+      if (what == Event::object_start)
+        events.push_back(text.substr(reading.place() - 1));
+      else if (what == Event::object_end)
+        events.back().remove_suffix(text.size() - reading.place());
+      else if (events.empty() || events.back() != "null")
+        events.push_back("null");  // it is no event, whatever it is
+      return what == Event::object_start || what == Event::array_start;
+    };
+    auto file = json::parse(stream, keeps, false);
     expect(!file.is_discarded(), "it is not valid JSON, or ends early");
     expect(file.is_object() && file.contains("traceEvents") && file["traceEvents"].is_array(),
            "it has no list \"traceEvents\"");
@@ -120,13 +157,14 @@ class TraceReader {
            "its \"metadata\" does not say \"chorus\"");
     trace_.metadata = std::move(file["metadata"]);
     check_metadata();
-    for (auto& event : file["traceEvents"]) add(std::move(event));
+    return events;
   }
 
   // A rank's own file, an event a line. Where the run was killed its last line may be cut off.
-  void read_lines(std::string_view text) {
-    std::vector<json> events;
+  std::vector<std::string_view> of_lines(std::string_view text) {
+    std::vector<std::string_view> events;
     json head, end;
+    std::set<json> processes, steps;
     for (std::size_t number = 2; !text.empty();) {
       const auto length = std::min(text.find('\n'), text.size());
       auto line = text.substr(0, length);
@@ -141,20 +179,18 @@ class TraceReader {
       if (event.is_discarded() && last) break;
       expect(event.is_object(), "line ", number, " is not an event");
       const auto name = event.value("name", json());
-      if (name == "chorus")
+      if (name == "chorus") {
         head = event.value("args", json());
-      else if (name == "chorus end")
+      } else if (name == "chorus end") {
         end = event.value("args", json());
-      else
-        events.push_back(std::move(event));
+      } else {
+        events.push_back(line);
+        processes.insert(event.value("pid", json()));
+        if (event.value("cat", json()) == "step") steps.insert(name);
+      }
       ++number;
     }
     expect(head.is_object(), "its first event is not named \"chorus\"");
-    std::set<json> processes, steps;
-    for (const auto& event : events) {
-      processes.insert(event.value("pid", json()));
-      if (event.value("cat", json()) == "step") steps.insert(event.value("name", json()));
-    }
     const bool distributed = head.value("distributed", json(0)) != 0;
     trace_.metadata = {
         {"chorus", 1},
@@ -172,7 +208,7 @@ class TraceReader {
       if (end.value("notes", json()).is_object()) trace_.metadata["notes"] = end["notes"];
     }
     check_metadata();
-    for (auto& event : events) add(std::move(event));
+    return events;
   }
 
   void check_metadata() {
@@ -200,57 +236,65 @@ class TraceReader {
 
   double time(const json& event, const char* key) const {
     const auto value = event.value(key, json());
-    expect(value.is_number() && std::abs(value.get<double>()) < 1e15, "event ", trace_.events.size() + 1,
-           " has no time \"", key, "\"");
+    expect(value.is_number() && std::abs(value.get<double>()) < 1e15, "event ", number_, " has no time \"", key, "\"");
     return whole_ns(value);
   }
   // A begin and a length may sum to a little more or less than the begin of what touches it.
   static double whole_ns(double us) { return std::round(us * 1000) / 1000; }
   std::string text(const json& event, const char* key) const {
     const auto value = event.value(key, json(""));
-    expect(value.is_string(), "event ", trace_.events.size() + 1, " has a \"", key, "\" that is no text");
+    expect(value.is_string(), "event ", number_, " has a \"", key, "\" that is no text");
     return value;
   }
+  /// The one that all events share.
+  std::string_view word(const json& event, const char* key) {
+    return *trace_.texts->words.insert(text(event, key)).first;
+  }
 
-  void add(json event) {
-    const auto number = trace_.events.size() + 1;
-    expect(event.is_object(), "event ", number, " is no object");
+  void add(std::string_view line) {
+    const auto event = json::parse(line);
+    ++number_;
+    expect(event.is_object(), "event ", number_, " is no object");
     const auto phase = text(event, "ph");
-    expect(phase.size() == 1, "event ", number, " has no \"ph\" of one letter");
+    expect(phase.size() == 1, "event ", number_, " has no \"ph\" of one letter");
     const auto pid = event.value("pid", json());
-    expect(pid.is_number_integer() && pid >= 1 && pid <= trace_.devices(), "event ", number,
+    expect(pid.is_number_integer() && pid >= 1 && pid <= trace_.devices(), "event ", number_,
            " has no \"pid\" from 1 to ", trace_.devices());
     const int place = pid.get<int>() - 1;
     if (place >= static_cast<int>(trace_.processes.size())) trace_.processes.resize(static_cast<std::size_t>(pid));
     auto& process = trace_.processes[static_cast<std::size_t>(place)];
     const auto tid = event.value("tid", json(10 * (place + 1)));
-    expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number,
+    expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number_,
            " has a \"tid\" that is no number of a thread");
-    auto args = event.value("args", json::object());
-    expect(args.is_object(), "event ", number, " has \"args\" that are no object");
+    const auto args = event.value("args", json::object());
+    expect(args.is_object(), "event ", number_, " has \"args\" that are no object");
     if (phase == "M") {
+      process.labels.push_back(line);
       if (text(event, "name") == "process_name") process.name = text(args, "name");
     } else if (phase == "C") {
-      expect(are_numbers(args), "event ", number, " counts something else than numbers");
-      process.counters.push_back({time(event, "ts"), text(event, "name"), std::move(args)});
+      expect(are_numbers(args), "event ", number_, " counts something else than numbers");
+      double sum = 0;
+      for (const auto& value : args) sum += value.get<double>();
+      process.counters.push_back({time(event, "ts"), sum, word(event, "name"), line});
     } else if (phase == "X" || phase == "i") {
       const auto begin = time(event, "ts"), length = phase == "X" ? time(event, "dur") : 0;
-      expect(length >= 0, "event ", number, " ends before it begins");
-      TraceSpan span{tid.get<int>() - 10 * (place + 1),
-                     begin,
-                     whole_ns(begin + length),
-                     text(event, "cat"),
-                     text(event, "name"),
-                     std::move(args)};
-      (phase == "X" ? process.spans : process.instants).push_back(std::move(span));
+      expect(length >= 0, "event ", number_, " ends before it begins");
+      const TraceSpan span{tid.get<int>() - 10 * (place + 1),
+                           begin,
+                           whole_ns(begin + length),
+                           word(event, "cat"),
+                           word(event, "name"),
+                           line};
+      (phase == "X" ? process.spans : process.instants).push_back(span);
     } else if (phase == "s" || phase == "f") {
       const auto id = event.value("id", json());
-      expect(id.is_number_integer(), "event ", number, " is an arrow without an \"id\"");
-      trace_.arrows.push_back({phase == "s", place, time(event, "ts"), text(event, "cat"), id.get<std::int64_t>()});
+      expect(id.is_number_integer(), "event ", number_, " is an arrow without an \"id\"");
+      trace_.arrows.push_back({phase == "s", place, time(event, "ts"), word(event, "cat"), word(event, "name"),
+                               id.get<std::int64_t>(), line});
     }
-    trace_.events.push_back(std::move(event));
   }
 
+  std::size_t number_ = 0;  // of the event
   Trace trace_;
 };
 
@@ -258,8 +302,8 @@ class TraceReader {
 
 /// What the text of a trace file says; `file` is its name, for messages. Throws FileError for what is no trace of
 /// chorus.
-inline Trace parse_trace(std::string_view text, std::string file) {
-  return detail::TraceReader(std::move(file)).read(text);
+inline Trace parse_trace(std::string text, std::string file) {
+  return detail::TraceReader(std::move(text), std::move(file)).read();
 }
 
 /// Reads a trace file: the whole of a run, or the list of events of a run that was killed, whose last line may be cut
@@ -277,7 +321,7 @@ inline Trace read_trace(const std::string& path) {
     text.append(part.data(), count);
     check<FileError>(std::ferror(file.get()) == 0, "trace: cannot read '", path, "': ", std::strerror(errno));
     check<FileError>(text.size() <= most, "trace '", path, "': expected at most ", most, " bytes, it has more");
-    if (count == 0) return parse_trace(text, path);
+    if (count == 0) return parse_trace(std::move(text), path);
   }
 }
 

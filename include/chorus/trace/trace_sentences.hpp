@@ -114,7 +114,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
   const auto step = step_times(trace).at(facts.median_step).front();
   for (const auto& instant : trace.processes.front().instants)
     if (instant.category == "bucket" && instant.begin >= step.begin && instant.begin <= step.end) {
-      buckets.insert(number_of(instant.args, "bucket"));
+      buckets.insert(number_of(instant.args(), "bucket"));
       if (first_full < 0) first_full = instant.begin;
     }
   for (const auto& span : trace.processes.front().spans)
@@ -130,7 +130,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
   for (const auto& span : trace.processes.front().spans)
     if (span.category == "ring" && span.begin >= step.begin && span.begin < step.end) {
       ++chunks;
-      calls.insert(number_of(span.args, "sequence"));
+      calls.insert(number_of(span.args(), "sequence"));
     }
   if (chunks > 0)
     say("ring", "Rank 0 makes ", plural(static_cast<double>(chunks), "step"), " in ",

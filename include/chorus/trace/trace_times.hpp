@@ -67,8 +67,10 @@ inline std::map<int, std::vector<StepTime>> step_times(const Trace& trace) {
   std::map<int, std::vector<StepTime>> steps;
   for (std::size_t place = 0; place < trace.processes.size(); ++place)
     for (const auto& span : trace.processes[place].spans) {
-      if (span.category != "step" || !span.args.value("step", nlohmann::json()).is_number_integer()) continue;
-      auto& times = steps[span.args.at("step").get<int>()];
+      if (span.category != "step") continue;
+      const auto number = span.args().value("step", nlohmann::json());
+      if (!number.is_number_integer()) continue;
+      auto& times = steps[number.get<int>()];
       if (times.empty()) times.assign(trace.processes.size(), StepTime{span.begin, span.end});
       times[place] = {span.begin, span.end};
     }
@@ -120,7 +122,7 @@ inline double most_loaded(const TraceProcess& process, std::size_t place,
   double most = 0;
   for (const auto& span : process.spans)
     if (span.category == "loader" && in_a_step(steps, place, span.begin))
-      most = std::max(most, number_of(span.args, key));
+      most = std::max(most, number_of(span.args(), key));
   return most;
 }
 

@@ -98,9 +98,9 @@ inline std::string cores_text(const Trace& trace, const TraceFacts& facts) {
 inline std::string bubble_text(const Trace& trace, const TraceFacts& facts) {
   const auto schedule = text_of(trace.metadata.at("notes"), "schedule");
   if (schedule.empty()) return {};
-  std::set<std::string> micro_batches;
+  std::set<std::string_view> micro_batches;
   for (const auto& span : trace.processes.front().spans)
-    if (const auto at = span.name.find("forward of micro-batch "); at != std::string::npos)
+    if (const auto at = span.name.find("forward of micro-batch "); at != span.name.npos)
       micro_batches.insert(span.name.substr(at + 23, span.name.find(' ', at + 23) - at - 23));
   const double p = facts.devices, m = static_cast<double>(micro_batches.size());
   const bool interleaves = schedule == "interleaved", splits = schedule == "zb-h1";

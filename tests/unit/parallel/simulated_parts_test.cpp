@@ -245,7 +245,7 @@ TEST_CASE("simulated: a trace of a pipeline has its bubbles, and one of FullySha
     if (span.lane == static_cast<int>(trace::Lane::gathers) + 1) {
       ++gathers;
       CHECK(span.category == "comm");
-      CHECK(span.args.at("op") == "all_gather");
+      CHECK(span.args().at("op") == "all_gather");
     }
   CHECK(gathers == 2 * layers - 1);
   std::filesystem::remove(path);

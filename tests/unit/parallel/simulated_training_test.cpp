@@ -283,13 +283,13 @@ TEST_CASE("simulated: a trace with the steps of rings, and memory") {
     std::vector<std::string> steps;
     const TraceSpan* call = nullptr;
     for (const auto& span : process.spans)
-      if (span.category == "comm" && span.args.at("op") == "all_reduce") call = &span;
+      if (span.category == "comm" && span.args().at("op") == "all_reduce") call = &span;
     REQUIRE(call != nullptr);
     for (const auto& span : process.spans) {
-      if (span.category != "ring" || span.args.at("sequence") != call->args.at("sequence")) continue;
+      if (span.category != "ring" || span.args().at("sequence") != call->args().at("sequence")) continue;
       CHECK((span.begin >= call->begin && span.end <= call->end + 1e-6));
-      CHECK(!span.args.contains("first"));  // nobody knows it
-      steps.push_back(cat(span.name, ' ', span.args.at("offset").get<int>()));
+      CHECK(!span.args().contains("first"));  // nobody knows it
+      steps.push_back(cat(span.name, ' ', span.args().at("offset").get<int>()));
     }
     // 12 numbers in 3 chunks of 4: each goes round twice.
     const auto chunk = [&](int back) { return 4 * ((rank - 1 - back + 6) % 3); };

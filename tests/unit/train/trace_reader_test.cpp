@@ -51,12 +51,18 @@ TEST_CASE("a whole trace is read: metadata, spans, instants, counters, arrows, i
   CHECK(first.instants.size() == 3 * 2);
   CHECK(first.counters.size() == 3);
   CHECK(trace.arrows.size() == 2 * 3);
-  CHECK(trace.events.size() == file.events.size());
+  CHECK(first.labels.size() == 1);
   CHECK(first.spans[0].category == "step");  // of two that begin together the longer one is first
   CHECK(first.spans[0].lane == 1);
   CHECK((first.spans[0].begin == 100 && first.spans[0].end == 1100));
   for (std::size_t i = 1; i < first.spans.size(); ++i) CHECK(first.spans[i - 1].begin <= first.spans[i].begin);
-  CHECK(first.counters[0].values.at("gradients") == 12000);
+  CHECK(first.counters[0].values().at("gradients") == 12000);
+  CHECK(first.counters[0].sum == 12064);
+  const auto copy = [&] {
+    const auto other = file.trace();
+    return ch::Trace(other);
+  }();
+  CHECK(copy.processes[0].spans[0].args() == json{{"step", 5}});  // what it refers to lives on
 }
 
 TEST_CASE("a rank's own file is read, with its end or without, and where its last line is cut off") {
@@ -105,6 +111,7 @@ TEST_CASE("what is no trace is refused, with what was expected and what it has")
         expected + "its \"peak\" has something else than bytes by kind");
   const auto event = [&](json value) { return changed([&](made::File& file) { file.events = {std::move(value)}; }); };
   CHECK(event(7) == expected + "event 1 is no object");
+  CHECK(event({{{"ph", "X"}}, 7}) == expected + "event 1 is no object");
   CHECK(event({{"pid", 1}}) == expected + "event 1 has no \"ph\" of one letter");
   CHECK(event({{"ph", 1}, {"pid", 1}}) == expected + "event 1 has a \"ph\" that is no text");
   CHECK(event({{"ph", "X"}, {"pid", 2}}) == expected + "event 1 has no \"pid\" from 1 to 1");
