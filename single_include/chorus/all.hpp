@@ -18796,14 +18796,15 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand)
       : core_(core), at_hand_(std::move(at_hand)) {
-    core_.begins_bucket.assign(core_.entries(), 0);
+    std::vector<char> begins(core_.entries());
     unit_of_.resize(core_.entries());
     for (std::size_t u = 0; u < at_hand_->units(); ++u) {
       const Unit& unit = at_hand_->unit(u);
-      core_.begins_bucket[unit.entries.front()] = 1;
+      begins[unit.entries.front()] = 1;
       for (const std::size_t i : unit.entries) unit_of_[i] = u;
       make_shards(unit, at_hand_->part(u));
     }
+    core_.begins_bucket = [begins](const auto& next) { return begins[next.entry] != 0; };
     for (std::size_t i = 0; i < core_.entries(); ++i) wanted_.push_back(core_.parameter(i).wants_grad());
     missing_.resize(at_hand_->units());
     aside_.resize(at_hand_->units());

@@ -46240,6 +46240,18 @@ inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 :
 template <Device D>
 inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 
+/// The next gradient in the order of memory, for a rule that cuts buckets.
+struct NextGradient {
+  std::string_view name;
+  std::size_t entry = 0;         ///< its number in that order
+  std::size_t bytes = 0;         ///< of this gradient
+  std::size_t bucket = 0;        ///< the number of the open bucket
+  std::size_t bucket_bytes = 0;  ///< of the gradients in the open bucket
+};
+/// Whether a bucket begins with that gradient. All ranks need the same answers.
+using CutBuckets = std::function<bool(const NextGradient&)>;
+
+/// Cuts buckets by size.
 struct BucketOptions {
   /// Largest size of the first bucket, in MiB. Small, so that communication starts early.
   double first_bucket_cap_mb = 1;
@@ -46247,12 +46259,16 @@ struct BucketOptions {
   double bucket_cap_mb = 25;
 
   double cap_mb(std::size_t bucket) const { return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb; }
+  bool operator()(const NextGradient& next) const {
+    return static_cast<double>(next.bucket_bytes + next.bytes) > 1024 * 1024 * cap_mb(next.bucket);
+  }
 };
 
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They apply from the first step on.
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
+  CutBuckets buckets = {};                         ///< a rule of your own, in place of these sizes
   /// The axis of the inputs that holds their samples: 1 for an LSTM's [time, batch, features]. The first input with
   /// such an axis gives a rank's number of samples.
   int dim = 0;
@@ -46272,7 +46288,7 @@ struct DistributedDataParallelOptions {
   NonFinite non_finite = NonFinite::propagate;
 
   template <Device D>
-  BucketOptions buckets() const {
+  BucketOptions caps() const {
     return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
             bucket_cap_mb.value_or(default_bucket_cap_mb<D>)};
   }
@@ -46306,8 +46322,8 @@ struct DistributedDataParallelOptions {
   /// All options as text, for the comparison of ranks.
   template <Device D>
   [[gnu::cold]] std::string describe() const {
-    const auto caps = buckets<D>();
-    std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
+    const auto [first, others] = caps<D>();
+    std::string text = cat("options: bucket_cap_mb ", first, " ", others);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
                 find_unused_parameters, ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite),
                 ", ignored");
@@ -46321,12 +46337,11 @@ struct DistributedDataParallelOptions {
 
 namespace chorus::ddp {
 
-/// Cuts gradients into buckets, in the order of the flat buffers. By entry: `sends`, whether it is sent; `begins`,
-/// whether a bucket begins there. If `begins` is empty, sizes decide.
+/// Cuts gradients into buckets by the rule `begins`, in the order of the flat buffers. `sends`, by entry: whether it is
+/// sent.
 template <Device D>
-[[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                   std::span<const char> sends, std::span<const char> begins = {}) {
-  constexpr double mib = 1024 * 1024;
+[[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const CutBuckets& begins,
+                                                   std::span<const char> sends) {
   std::vector<Bucket> buckets;
   std::vector<Bucket> open(flat.groups().size());  // one for each dtype
   const auto close = [&](Bucket& bucket) {
@@ -46340,9 +46355,8 @@ template <Device D>
     if (!sends[i]) continue;
     const auto& entry = flat.entries()[i];
     auto& bucket = open[entry.group];
-    const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
-    const bool full =
-        begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
+    const auto size = size_of(flat.groups()[entry.group].dtype);
+    const bool full = begins({entry.named.name, i, entry.count * size, buckets.size(), bucket.count * size});
     const bool gap = bucket.begin + bucket.count != entry.begin;  // a parameter that isn't sent lies between
     if (full || gap) close(bucket);
     if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
@@ -46432,7 +46446,7 @@ class Core {
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
   std::unique_ptr<BucketSums> sums = nullptr;
-  std::vector<char> begins_bucket = {};  // by entry, if a policy and not sizes says where buckets begin
+  CutBuckets begins_bucket = options.buckets ? options.buckets : options.template caps<D>();
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
@@ -46546,7 +46560,7 @@ class Core {
     tell(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
-    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), chosen(), begins_bucket), entries());
+    buckets.replace(cut_into_buckets(flat, begins_bucket, chosen()), entries());
     tell(&Extension<D>::buckets_changed);
   }
 
@@ -46887,6 +46901,13 @@ struct DdpLoggingData {
 };
 
 namespace ddp {
+
+/// Whether the program has a call that asks for times: naming `asked` says so before main.
+struct ClockIsWanted {
+  static inline bool by_program = false;
+  template <class>
+  static inline const bool asked = by_program = true;
+};
 
 /// Measures the times of an iteration in this thread: work on a GPU is not measured.
 template <Device D, class Communicator>
@@ -47714,7 +47735,7 @@ class PassesOfOthers final : public Extension<D> {
       core_.brings = Brings::accumulated_gradients;
       own_.take_none(core_.flat);  // they are sent in this pass
     }
-    core_.template find<Clock<D, Communicator>>()->forward_of_others();
+    if (auto* const clock = core_.template find<Clock<D, Communicator>>()) clock->forward_of_others();
     core_.begin_backward();
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);
@@ -48600,8 +48621,14 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     return sizes;
   }
   /// Times of the parts of this rank's iterations.
-  const DdpLoggingData& logging_data() const { return this->template find<Clock<D, Communicator>>()->data(); }
-  void reset_logging_data() { this->template find<Clock<D, Communicator>>()->forget(); }
+  template <class = void>
+  const DdpLoggingData& logging_data() const {
+    return clock().data();
+  }
+  template <class = void>
+  void reset_logging_data() {
+    clock().forget();
+  }
   /// The number of backward passes whose gradients NonFinite::skip_step dropped.
   std::int64_t skipped_steps() const {
     const auto* const judge = this->template find<NonFiniteGradients<D, Communicator>>();
@@ -48635,7 +48662,9 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
   /// Compares the ranks' models and takes rank 0's parameters and buffers.
   [[gnu::cold]] void take_first_state() {
-    this->check_same(Core::options.template describe<D>(), is_shared());
+    auto compared = Core::options.template describe<D>();
+    if (Core::options.buckets) compared += cat("sizes of buckets ", std::span<const std::size_t>(bucket_bytes()), "\n");
+    this->check_same(compared, is_shared());
     take_state(0);
   }
   [[gnu::cold]] void take_state(int root) {
@@ -48673,6 +48702,14 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   HookCalls<D, Hook, Communicator> calls_;
 
  private:
+  // A template, as its callers are: only a program that asks for the times has them measured.
+  template <class Wanted = ClockIsWanted>
+  Clock<D, Communicator>& clock() const {
+    static_cast<void>(Wanted::template asked<void>);
+    auto* const found = this->template find<Clock<D, Communicator>>();
+    check<UsageError>(found != nullptr, "DistributedDataParallel::logging_data: expected a net that was made in main");
+    return *found;
+  }
   PassesOfOthers<D, Communicator>* passes_of_others() const {
     return this->template find<PassesOfOthers<D, Communicator>>();
   }
@@ -48681,7 +48718,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     const auto& options = Core::options;
     if (!options.parameters_and_buffers_to_ignore.empty()) add<IgnoredParameters>();
     add<FrozenParameters>();
-    add<Clock>();
+    if (ClockIsWanted::by_program) add<Clock>();
     add<SeveralNets>(this->operators_send_);
     if (!this->buffers_.empty() && options.broadcast_buffers)
       add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{

@@ -116,6 +116,32 @@ TEST_CASE("buckets are laid out in the order of the first backward, on all ranks
         "21 48 42 fc3.weight fc3.bias fc2.weight fc2.bias fc1.weight fc1.bias \n");
 }
 
+TEST_CASE("buckets: a rule of one's own cuts them") {
+  const auto sizes = common_text(2, [](const World& world) {
+    const auto at_biases = [](const NextGradient& next) { return next.name.ends_with("bias"); };
+    Distributed<test::Smooth<Cpu>> rank(world, {.buckets = at_biases});
+    std::string text;
+    for (const std::size_t bytes : rank.net.bucket_bytes()) text += cat(bytes / sizeof(double), " ");
+    return text;
+  });
+  CHECK(sizes == "21 48 42 ");
+}
+
+TEST_CASE("buckets: rules that cut in different places on two ranks are refused") {
+  Ranks ranks(2, [](const World& world) -> std::string {
+    const bool cuts = world.rank == 1;
+    return message_of<UsageError>([&] {
+      Distributed<test::Smooth<Cpu>> rank(world, {.buckets = [=](const NextGradient& next) {
+        return cuts && next.bucket_bytes > 0;
+      }});
+    });
+  });
+  for (const auto& text : ranks.texts()) {
+    CAPTURE(text);
+    CHECK(text.find("sizes of buckets") != std::string::npos);
+  }
+}
+
 TEST_CASE("buckets: a backward order that is not the members' order is learned") {
   const auto text = common_text(2, [](const World& world) {
     auto model = make<test::Smooth<Cpu>>();

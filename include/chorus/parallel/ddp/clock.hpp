@@ -42,6 +42,13 @@ struct DdpLoggingData {
 
 namespace ddp {
 
+/// Whether the program has a call that asks for times: naming `asked` says so before main.
+struct ClockIsWanted {
+  static inline bool by_program = false;
+  template <class>
+  static inline const bool asked = by_program = true;
+};
+
 /// Measures the times of an iteration in this thread: work on a GPU is not measured.
 template <Device D, class Communicator>
 class Clock final : public Extension<D> {

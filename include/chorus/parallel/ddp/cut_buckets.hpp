@@ -11,12 +11,11 @@
 
 namespace chorus::ddp {
 
-/// Cuts gradients into buckets, in the order of the flat buffers. By entry: `sends`, whether it is sent; `begins`,
-/// whether a bucket begins there. If `begins` is empty, sizes decide.
+/// Cuts gradients into buckets by the rule `begins`, in the order of the flat buffers. `sends`, by entry: whether it is
+/// sent.
 template <Device D>
-[[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const BucketOptions& options,
-                                                   std::span<const char> sends, std::span<const char> begins = {}) {
-  constexpr double mib = 1024 * 1024;
+[[gnu::cold]] std::vector<Bucket> cut_into_buckets(const nn::FlatParameters<D>& flat, const CutBuckets& begins,
+                                                   std::span<const char> sends) {
   std::vector<Bucket> buckets;
   std::vector<Bucket> open(flat.groups().size());  // one for each dtype
   const auto close = [&](Bucket& bucket) {
@@ -30,9 +29,8 @@ template <Device D>
     if (!sends[i]) continue;
     const auto& entry = flat.entries()[i];
     auto& bucket = open[entry.group];
-    const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
-    const bool full =
-        begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
+    const auto size = size_of(flat.groups()[entry.group].dtype);
+    const bool full = begins({entry.named.name, i, entry.count * size, buckets.size(), bucket.count * size});
     const bool gap = bucket.begin + bucket.count != entry.begin;  // a parameter that isn't sent lies between
     if (full || gap) close(bucket);
     if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;

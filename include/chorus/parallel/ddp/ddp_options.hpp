@@ -33,6 +33,18 @@ inline constexpr double default_first_bucket_cap_mb = std::same_as<D, Cpu> ? 3 :
 template <Device D>
 inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 
+/// The next gradient in the order of memory, for a rule that cuts buckets.
+struct NextGradient {
+  std::string_view name;
+  std::size_t entry = 0;         ///< its number in that order
+  std::size_t bytes = 0;         ///< of this gradient
+  std::size_t bucket = 0;        ///< the number of the open bucket
+  std::size_t bucket_bytes = 0;  ///< of the gradients in the open bucket
+};
+/// Whether a bucket begins with that gradient. All ranks need the same answers.
+using CutBuckets = std::function<bool(const NextGradient&)>;
+
+/// Cuts buckets by size.
 struct BucketOptions {
   /// Largest size of the first bucket, in MiB. Small, so that communication starts early.
   double first_bucket_cap_mb = 1;
@@ -40,12 +52,16 @@ struct BucketOptions {
   double bucket_cap_mb = 25;
 
   double cap_mb(std::size_t bucket) const { return bucket == 0 ? first_bucket_cap_mb : bucket_cap_mb; }
+  bool operator()(const NextGradient& next) const {
+    return static_cast<double>(next.bucket_bytes + next.bytes) > 1024 * 1024 * cap_mb(next.bucket);
+  }
 };
 
 struct DistributedDataParallelOptions {
   /// See BucketOptions. They apply from the first step on.
   std::optional<double> first_bucket_cap_mb = {};  ///< not given: `default_first_bucket_cap_mb` of the model's device
   std::optional<double> bucket_cap_mb = {};        ///< not given: `default_bucket_cap_mb` of the model's device
+  CutBuckets buckets = {};                         ///< a rule of your own, in place of these sizes
   /// The axis of the inputs that holds their samples: 1 for an LSTM's [time, batch, features]. The first input with
   /// such an axis gives a rank's number of samples.
   int dim = 0;
@@ -65,7 +81,7 @@ struct DistributedDataParallelOptions {
   NonFinite non_finite = NonFinite::propagate;
 
   template <Device D>
-  BucketOptions buckets() const {
+  BucketOptions caps() const {
     return {first_bucket_cap_mb.value_or(default_first_bucket_cap_mb<D>),
             bucket_cap_mb.value_or(default_bucket_cap_mb<D>)};
   }
@@ -99,8 +115,8 @@ struct DistributedDataParallelOptions {
   /// All options as text, for the comparison of ranks.
   template <Device D>
   [[gnu::cold]] std::string describe() const {
-    const auto caps = buckets<D>();
-    std::string text = cat("options: bucket_cap_mb ", caps.first_bucket_cap_mb, " ", caps.bucket_cap_mb);
+    const auto [first, others] = caps<D>();
+    std::string text = cat("options: bucket_cap_mb ", first, " ", others);
     text += cat(", dim ", dim, ", broadcast_buffers ", broadcast_buffers, ", find_unused_parameters ",
                 find_unused_parameters, ", static_graph ", static_graph, ", non_finite ", static_cast<int>(non_finite),
                 ", ignored");

@@ -89,7 +89,7 @@ class Core {
   bool in_backward = false;  // buckets are under way
   Brings brings = Brings::samples;
   std::unique_ptr<BucketSums> sums = nullptr;
-  std::vector<char> begins_bucket = {};  // by entry, if a policy and not sizes says where buckets begin
+  CutBuckets begins_bucket = options.buckets ? options.buckets : options.template caps<D>();
 
   std::size_t entries() const { return flat.entries().size(); }
   ParameterOn<D>& parameter(std::size_t i) const { return flat.entries()[i].parameter(); }
@@ -203,7 +203,7 @@ class Core {
     tell(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
-    buckets.replace(cut_into_buckets(flat, options.template buckets<D>(), chosen(), begins_bucket), entries());
+    buckets.replace(cut_into_buckets(flat, begins_bucket, chosen()), entries());
     tell(&Extension<D>::buckets_changed);
   }
 

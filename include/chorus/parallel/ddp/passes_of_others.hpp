@@ -42,7 +42,7 @@ class PassesOfOthers final : public Extension<D> {
       core_.brings = Brings::accumulated_gradients;
       own_.take_none(core_.flat);  // they are sent in this pass
     }
-    core_.template find<Clock<D, Communicator>>()->forward_of_others();
+    if (auto* const clock = core_.template find<Clock<D, Communicator>>()) clock->forward_of_others();
     core_.begin_backward();
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);

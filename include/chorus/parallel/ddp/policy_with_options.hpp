@@ -47,8 +47,14 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     return sizes;
   }
   /// Times of the parts of this rank's iterations.
-  const DdpLoggingData& logging_data() const { return this->template find<Clock<D, Communicator>>()->data(); }
-  void reset_logging_data() { this->template find<Clock<D, Communicator>>()->forget(); }
+  template <class = void>
+  const DdpLoggingData& logging_data() const {
+    return clock().data();
+  }
+  template <class = void>
+  void reset_logging_data() {
+    clock().forget();
+  }
   /// The number of backward passes whose gradients NonFinite::skip_step dropped.
   std::int64_t skipped_steps() const {
     const auto* const judge = this->template find<NonFiniteGradients<D, Communicator>>();
@@ -82,7 +88,9 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
   /// Compares the ranks' models and takes rank 0's parameters and buffers.
   [[gnu::cold]] void take_first_state() {
-    this->check_same(Core::options.template describe<D>(), is_shared());
+    auto compared = Core::options.template describe<D>();
+    if (Core::options.buckets) compared += cat("sizes of buckets ", std::span<const std::size_t>(bucket_bytes()), "\n");
+    this->check_same(compared, is_shared());
     take_state(0);
   }
   [[gnu::cold]] void take_state(int root) {
@@ -120,6 +128,14 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
   HookCalls<D, Hook, Communicator> calls_;
 
  private:
+  // A template, as its callers are: only a program that asks for the times has them measured.
+  template <class Wanted = ClockIsWanted>
+  Clock<D, Communicator>& clock() const {
+    static_cast<void>(Wanted::template asked<void>);
+    auto* const found = this->template find<Clock<D, Communicator>>();
+    check<UsageError>(found != nullptr, "DistributedDataParallel::logging_data: expected a net that was made in main");
+    return *found;
+  }
   PassesOfOthers<D, Communicator>* passes_of_others() const {
     return this->template find<PassesOfOthers<D, Communicator>>();
   }
@@ -128,7 +144,7 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     const auto& options = Core::options;
     if (!options.parameters_and_buffers_to_ignore.empty()) add<IgnoredParameters>();
     add<FrozenParameters>();
-    add<Clock>();
+    if (ClockIsWanted::by_program) add<Clock>();
     add<SeveralNets>(this->operators_send_);
     if (!this->buffers_.empty() && options.broadcast_buffers)
       add<BufferSharing>(typename BufferSharing<D, Communicator>::Policy{
