@@ -16,13 +16,13 @@
 // <chorus/autograd/anomaly.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_ANOMALY_HPP
-/// DetectAnomaly: finds the operation that makes the first NaN or infinity.
+/// DetectAnomaly: finds the operation that produces the first NaN or infinity.
 
 namespace chorus {
 
-/// While one lives, in any thread, every recorded operation's output and every gradient that it sends back is searched,
-/// and the first NaN or infinity becomes a NonFiniteError that names the operation. `masked_fill` may give infinities.
-/// Slow: for looking for a mistake.
+/// While an object lives, every recorded operation in every thread checks its output and the gradients that it sends
+/// back. The first NaN or infinity throws a NonFiniteError that names the operation. `masked_fill` may produce
+/// infinities. Slow: use it for debugging only.
 ///   const ch::DetectAnomaly detect;
 ///   loss_of(net, batch).backward();
 class DetectAnomaly {
@@ -39,33 +39,33 @@ class DetectAnomaly {
 // <chorus/autograd/checkpoint.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_CHECKPOINT_HPP
-/// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016): memory for time. What a part of a model computes is
-/// forgotten and computed again when backward needs it.
+/// Activation checkpointing (Chen, Xu, Zhang, Guestrin 2016) trades time for memory: activations of a part of the model
+/// are dropped and recomputed in backward.
 
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+/// The ranks that shard layers (tensor parallelism): each rank's part of a tensor, and their collectives.
 
 namespace chorus {
 
-/// Some neighbouring entries of an axis.
+/// A contiguous range of an axis.
 struct AxisPart {
   Index begin = 0, count = 0;
 };
 
-/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+/// The range of rank `rank` of `ranks` that share `width` entries: whole units; shares differ by at most one unit.
 constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
   const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
   const Index begin = share_begin(width / unit, n, at) * unit;
   return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
 }
 
-/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+/// A parameter's elements relative to the sharded axis: [outer, blocks, width, inner].
 struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
 
-  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  /// `extents`: of the shard or the whole; `whole`: size of the whole axis.
   SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
     const auto axis = static_cast<std::size_t>(split.axis);
     width = whole / blocks;
@@ -73,7 +73,7 @@ struct SplitLayout {
     for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
   }
   Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  /// Calls `f(in_whole, in_part, count)` for each contiguous run of a shard.
   template <class F>
   void for_runs(const AxisPart& part, const F& f) const {
     if (part.count == 0) return;
@@ -82,32 +82,32 @@ struct SplitLayout {
   }
 };
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+/// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
+/// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
  public:
   virtual ~TensorGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  /// Whether sequence positions are sharded, too, between sharded layers.
   virtual bool splits_sequences() const { return false; }
 
-  /// Sums over all members, in place; the same bits for each.
+  /// Sums over all members, in place; all get the same bits.
   template <Real T>
   void sum(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
   }
-  /// The largest of all members' numbers, in place.
+  /// The maximum over all members, in place.
   template <Real T>
   void max(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
   }
-  /// all := every member's `mine`, in the order of ranks.
+  /// all := every member's `mine`, in rank order.
   template <Real T>
   void all_gather(std::span<const T> mine, std::span<T> all) {
     if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
   }
-  /// mine := this member's chunk of the sum of every member's `all`.
+  /// mine := this member's chunk of the sum over all members' `all`.
   template <Real T>
   void reduce_scatter(std::span<const T> all, std::span<T> mine) {
     if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
@@ -121,13 +121,13 @@ class TensorGroup {
   virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
 };
 
-/// The group of this thread's forward pass; null where layers are whole.
+/// The group of this thread's forward pass; null if layers are not sharded.
 inline std::shared_ptr<TensorGroup>& tensor_group() {
   thread_local std::shared_ptr<TensorGroup> group;
   return group;
 }
 
-/// While it lives, layers of this thread belong to `group`.
+/// While it lives, this thread's layers belong to `group`.
 struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
@@ -144,13 +144,13 @@ namespace chorus {
 
 namespace detail {
 
-/// The random numbers of a part of a forward pass, to be drawn again, and what its layers found.
+/// Replays a part of a forward pass: its random numbers and what its layers recorded in the first run.
 class PassReplay {
  public:
   PassReplay() : outer_(random_context()), outer_run_(first_run) {
     if (outer_ != nullptr) {
       context_ = *outer_;
-      // Asked for once, while its answer holds; not at all if no random operation asks.
+      // Asked at most once, in the first run, while the answer is valid.
       if (context_.first_sample)
         context_.first_sample = [ask = context_.first_sample, known = std::optional<std::int64_t>()]() mutable {
           if (!known) known = ask();
@@ -165,7 +165,7 @@ class PassReplay {
     }
     start_ = context_.next_operation;
   }
-  /// Runs the part, each time with the same numbers.
+  /// Runs the part with the same random numbers each time.
   template <class Function>
   auto run(const Function& function) {
     context_.next_operation = start_;
@@ -176,13 +176,13 @@ class PassReplay {
     const FirstRunScope run_scope(findings_);
     return function();
   }
-  /// After the first run: the rest of the pass goes on after it.
+  /// After the first run: the pass continues with the random numbers after the part's.
   void leave() {
     if (outer_ != nullptr) {
       outer_->next_operation = context_.next_operation;
       outer_->drew = context_.drew;
     }
-    context_.is_share = nullptr;  // it has been asked; by backward there may be another batch
+    context_.is_share = nullptr;  // already asked; during backward the batch may be another one
     outer_ = nullptr;
     outer_run_ = nullptr;
     ran_ = true;
@@ -198,8 +198,7 @@ class PassReplay {
   PassNumbers passes_;
 };
 
-/// The parameters that a part of a forward pass takes, and the versions of their numbers: what is computed again needs
-/// the same ones.
+/// The parameters that a part of a forward pass uses, with their versions: recomputation needs the same values.
 class SeenParameters final : public ParameterWatch {
  public:
   SeenParameters() : outer_(std::exchange(parameter_watch, this)) {}
@@ -232,8 +231,8 @@ auto fresh_leaf(const X& x) {
     return Variable(value_of(x), static_cast<bool>(node_of(x)));
 }
 
-/// The leaves behind a value, recorded after `start`, that existed then. Throws UsageError where it was made from an
-/// older one.
+/// The leaves behind a value recorded after `start` that are older than `start`. Throws UsageError if the value depends
+/// on an older operation.
 inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t start) {
   struct Walk {
     std::vector<Ref<Node>> nodes, leaves;
@@ -321,19 +320,19 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     std::vector<Ref<Node>> parameters;
     std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
-    std::shared_ptr<TensorGroup> layers;  // who shares them
+    std::shared_ptr<TensorGroup> layers;  // the ranks that share them
   };
   std::optional<Saved> saved_;
 };
 
 }  // namespace detail
 
-/// `function(inputs...)`, a Variable, of which only the inputs and the result are kept: backward runs it a second time,
-/// with the same random numbers, to have what lies between. Parameters that the function uses get their gradients as
-/// ever. Other recorded values must be inputs; what the function refers to must live until backward. Layers are in
-/// training or in evaluation as they were the first time, and batch norm counts its batch once; a layer of one's own
-/// that changes buffers asks `is_recomputed`. Throws UsageError for a value that is no input, and in backward where a
-/// parameter has been written since.
+/// Computes `function(inputs...)`, a Variable, but keeps only the inputs and the result. Backward runs the function
+/// again with the same random numbers to recompute the rest. Parameters that the function uses get their gradients as
+/// usual. Other recorded values must be inputs. Objects that the function references must live until backward. The
+/// second run is in training or evaluation mode as the first was, and batch norm counts its batch once. A user's layer
+/// that changes buffers asks `is_recomputed`. Throws UsageError for a recorded value that is no input, and in backward
+/// if a parameter was written in between.
 ///   for (const auto& block : blocks) x = ch::checkpoint([&](const auto& in) { return block(in); }, x);
 template <class Function, Operand... Inputs>
 auto checkpoint(const Function& function, const Inputs&... inputs) {
@@ -357,7 +356,7 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
   Ref<GradNode<T, Output::rank, D>> node(new Made(value.value(), function, std::move(random), std::move(parameters),
                                                   std::move(seen), inputs...));
-  node->take_mean(*value.node());  // of a function that returns its loss
+  node->take_mean(*value.node());  // for functions that return a loss
   return Output(value.value(), std::move(node));
 }
 
@@ -367,11 +366,11 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
 // <chorus/autograd/custom_function.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_CUSTOM_FUNCTION_HPP
-/// Differentiable functions of a user's own.
+/// User-defined differentiable functions.
 
 namespace chorus {
 
-// What the tape remembers of this operation beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class Backward>
 struct Custom {
@@ -391,11 +390,11 @@ std::tuple<X> as_tuple(X one) {
 }
 }  // namespace detail
 
-/// A function given by its forward and its backward pass, both in Tensors: `forward(x...)` returns the value y,
-/// `backward(dy, y, x...)` the gradient by x, or a tuple of those by each input (an undefined Tensor{}: none). `inputs`
-/// are Tensors, Variables or Parameters; the result is a Tensor for Tensors, else a Variable. Inputs and value are
-/// saved for the way back. A backward function that takes any operand (`const auto&`) is differentiated again in
-/// programs with <chorus/ops/higher_order.hpp>. Throws ShapeError where a gradient hasn't its input's shape.
+/// A user-defined function. `forward(x...)` and `backward(dy, y, x...)` work on Tensors. `forward` returns the value y;
+/// `backward` returns the gradient w.r.t. x, or a tuple with one for each input (an undefined Tensor{} for none).
+/// `inputs` are Tensors, Variables or Parameters; the result is a Tensor if all are Tensors, else a Variable. Inputs
+/// and value are saved for backward. A `backward` that takes any operand (`const auto&`) can be differentiated again
+/// with <chorus/ops/higher_order.hpp>. Throws ShapeError if a gradient's shape is not its input's.
 ///   auto clipped_exp(const auto& x) {  // exp(min(x, 3)), whose gradient never ends
 ///     return ch::custom_function(
 ///         "clipped_exp", [](const auto& in) { return ch::exp(ch::minimum(in, ceiling)); },
@@ -430,24 +429,24 @@ auto custom_function(const char* name, const Forward& forward, const Backward& b
 // <chorus/autograd/grad.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_HPP
-/// grad: gradients by chosen values as results, added to nothing (PyTorch's torch.autograd.grad).
+/// grad: returns gradients w.r.t. chosen values and accumulates nothing (PyTorch's torch.autograd.grad).
 
 namespace chorus {
 
 /// Options of grad.
 struct GradOptions {
-  /// Record how the gradients are made, so that gradients can be taken through them: for GraphVariables, see
+  /// Record the computation of the gradients, so that they can be differentiated again. For GraphVariables: see
   /// <chorus/ops/higher_order.hpp>.
   bool create_graph = false;
-  /// Keep what the operations saved, so that backward or grad can go through them again. Unset: as `create_graph`.
+  /// Keep saved tensors, so that backward or grad can run again. Unset: as `create_graph`.
   std::optional<bool> retain_graph = {};
-  /// Give an undefined gradient for an input on which the value does not depend, rather than an error.
+  /// Return an undefined gradient for an input that the value does not depend on, instead of an error.
   bool allow_unused = false;
 };
 
 namespace detail {
 
-/// The part of a tape that lies between a value and the chosen inputs. While it lives, what it leads to beside them is
+/// The part of the tape between a value and the chosen inputs. While it lives, branches that lead to no input are
 /// skipped.
 class GradPath {
  public:
@@ -472,7 +471,7 @@ class GradPath {
     }
     std::sort(nodes_.begin(), nodes_.end(),
               [](const Ref<Node>& a, const Ref<Node>& b) { return a->sequence() > b->sequence(); });
-    // From the first recorded to the last: an operation leads to an input where one of its own inputs is on the path.
+    // From the first recorded to the last: an operation leads to an input if one of its own inputs is on the path.
     for (std::size_t i = nodes_.size(); i-- > 0;) {
       struct Search {
         const GradPath* path;
@@ -491,7 +490,7 @@ class GradPath {
       check<UsageError>(
           !leads_on(*node) || node->only_to_inputs(), "grad: '", node->operation(),
           "' sends gradients to parameters by itself; call grad inside of the function that it runs, or backward");
-    // No further: what lies behind may be on the path of another thread.
+    // Only direct inputs: nodes behind them may be on another thread's path.
     for (const auto& node : nodes_)
       if (leads_on(*node))
         for_each_behind(
@@ -535,7 +534,7 @@ class GradPath {
   bool any_input_ = false;
 };
 
-/// Takes an input's gradient out of the way of what `grad` computes, and puts it back.
+/// Sets an input's accumulated gradient aside while `grad` runs, and restores it.
 template <class N>
 class Divert {
  public:
@@ -549,7 +548,6 @@ class Divert {
   typename N::Held held_;
 };
 
-/// The gradients as Tensors.
 template <class T, class D, class... Nodes>
 auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, const Ref<Nodes>&... nodes) {
   check<UsageError>(value.requires_grad(), "grad: nothing behind the value requires a gradient");
@@ -567,7 +565,7 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
     }
     if (path.leads_on(*node)) node->backward_to_wanted(options.retain_graph.value_or(options.create_graph));
   }
-  // A far leaf may turn out to be unused.
+  // Only now it is known whether a far leaf got a gradient.
   const bool all = std::apply([](const auto&... gradient) { return (gradient.defined() && ...); }, gradients);
   if (!all && !options.allow_unused) GradPath::fail_unused();
   return gradients;
@@ -575,10 +573,9 @@ auto grad_tensors(const Variable<T, 0, D>& value, const GradOptions& options, co
 
 }  // namespace detail
 
-/// The gradients of `value`, a scalar, by `inputs`, a tuple of Variables and Parameters, leaves or not: a tuple of
-/// Tensors. Nothing is added to any value's `grad()`, no hook runs. For a value of another shape take `sum(value *
-/// seed)`. Throws UsageError for an input that requires no gradient or on which the value does not depend (but see
-/// `allow_unused`).
+/// The gradients of `value`, a scalar, w.r.t. `inputs`, a tuple of Variables and Parameters, leaves or not. Returns a
+/// tuple of Tensors. Does not change any `grad()` and runs no hooks. For a non-scalar value use `sum(value * seed)`.
+/// Throws UsageError if an input requires no gradient, or if the value does not depend on it (see `allow_unused`).
 ///   const auto [dx, dw] = ch::grad(loss, std::tie(x, layer.weight));
 template <AnyVariable Y, class... Inputs>
 auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
@@ -587,7 +584,7 @@ auto grad(const Y& value, const std::tuple<Inputs...>& inputs, const GradOptions
                     "GraphVariable(x), of <chorus/ops/higher_order.hpp>");
   return std::apply([&](const auto&... x) { return detail::grad_tensors(value, options, node_of(x)...); }, inputs);
 }
-/// The same by one input: a Tensor.
+/// The same for one input; returns a Tensor.
 template <AnyVariable Y, AnyVariable X>
 auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));
@@ -599,20 +596,19 @@ auto grad(const Y& value, const X& input, const GradOptions& options = {}) {
 // <chorus/autograd/gradient_check.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRADIENT_CHECK_HPP
-/// Numeric gradients, to check those of an operator or of a whole model.
+/// Numeric gradients, to check those of an operator or of a model.
 
 namespace chorus {
 
 /// Options of gradient_error.
 struct GradientCheckOptions {
-  /// Half the distance of the two points of a central difference.
+  /// Half the distance between the two points of a central difference.
   double step = 1e-6;
 };
 
-/// Compares the gradients by all `inputs` (double, on the CPU) of `function(inputs...)`, a Variable of any shape, with
-/// central differences. The output is weighted with fixed random numbers, so that errors don't cancel. Returns the
-/// largest difference, relative to the largest gradient of that input (at least 1); 1e-6 is a good bound for smooth
-/// functions.
+/// Compares the gradients of `function(inputs...)` (a Variable of any shape) w.r.t. all `inputs` (double, on the CPU)
+/// with central differences. Fixed random weights on the output keep errors from cancelling. Returns the largest
+/// difference, relative to that input's largest gradient (at least 1). 1e-6 is a good bound for smooth functions.
 template <class Function, int... Ranks>
 double gradient_error(const Function& function, const GradientCheckOptions& options,
                       const Tensor<double, Ranks>&... inputs) {
@@ -1677,17 +1673,17 @@ AnyCommunicator join_thread_group(const World& world);
 // <chorus/data/csv.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
-/// Tables in text files, values separated by commas (RFC 4180).
+/// CSV files (RFC 4180).
 
 // <chorus/data/text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
-/// Texts: files and their lines, and windows of a long row of tokens for language models.
+/// Text files and their lines, and windows of a token sequence for language models.
 
 // <chorus/data/file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
-/// Files of a dataset: opened once, sized, read in order; each error names the path.
+/// Dataset files: opened once, sized, read in order. Errors name the path.
 
 namespace chorus::data {
 
@@ -1698,13 +1694,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
+/// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is not a regular file.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -1730,7 +1726,7 @@ class InputFile {
 
 namespace chorus::data {
 
-/// All of a file. Throws FileError with the path if it can't be read.
+/// Reads a whole file. Throws FileError with the path if it can't be read.
 inline std::string read_text(const std::string& path) {
   InputFile file(path);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -1738,7 +1734,7 @@ inline std::string read_text(const std::string& path) {
   return text;
 }
 
-/// A file's lines, without their ends ("\n" or "\r\n"); for `VectorDataset{read_lines(path)}`. Throws FileError.
+/// The lines of a file, without "\n" or "\r\n", for `VectorDataset{read_lines(path)}`. Throws FileError.
 inline std::vector<std::string> read_lines(const std::string& path) {
   const std::string text = read_text(path);
   std::vector<std::string> lines;
@@ -1751,7 +1747,7 @@ inline std::vector<std::string> read_lines(const std::string& path) {
   return lines;
 }
 
-/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of each token's successor; in a
+/// Non-overlapping windows of `window` tokens. A sample is the pair of a window and of each token's successor; in a
 /// batch both are [samples, window].
 class TokenWindows {
  public:
@@ -1780,12 +1776,12 @@ namespace chorus::data {
 /// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
-  bool header = true;  ///< the first line names the columns; else they are "0", "1", ...
-  /// The number for an empty value. Without it an empty value is an error.
+  bool header = true;  ///< the first line has the column names; else they are "0", "1", ...
+  /// The number for empty values. By default an empty value is an error.
   std::optional<double> missing = {};
 };
 
-/// A table from read_csv: each row has the same number of values.
+/// A table from read_csv. All rows have the same number of values.
 class CsvTable {
  public:
   CsvTable(std::string path, const CsvOptions& options) : path_(std::move(path)), options_(options) { read(); }
@@ -1794,7 +1790,7 @@ class CsvTable {
   const std::vector<std::string>& names() const { return names_; }
 
   /// Columns as numbers: [rows, columns]. Throws UsageError for a missing column, and FileError with the line for a
-  /// value that is no number of type T.
+  /// value that is not a number of type T.
   template <Scalar T = float>
   Tensor<T, 2> numbers(const std::vector<std::string>& columns) const {
     const auto out = Tensor<T, 2>::empty({rows(), static_cast<Index>(columns.size())});
@@ -1809,7 +1805,7 @@ class CsvTable {
   Tensor<T, 1> column(const std::string& name) const {
     return numbers<T>({name}).view(Shape<1>{rows()});
   }
-  /// A column as texts. Throws UsageError if it is missing.
+  /// A column as texts. Throws UsageError if the column is missing.
   std::vector<std::string> texts(const std::string& name) const {
     const std::size_t from = find(name);
     std::vector<std::string> out;
@@ -1847,14 +1843,14 @@ class CsvTable {
 
   void read() {
     const std::string text = read_text(path_);
-    std::size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // a mark that some programs write
+    std::size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // byte order mark
     Index line = 1;
     std::vector<std::string> row;
     while (at < text.size()) {
       const Index first = line;
       row.clear();
       read_row(text, at, line, row);
-      if (row.size() == 1 && row[0].empty()) continue;  // an empty line
+      if (row.size() == 1 && row[0].empty()) continue;  // skip empty lines
       if (names_.empty()) {
         for (std::size_t i = 0; i < row.size(); ++i) names_.push_back(options_.header ? row[i] : cat(i));
         if (options_.header) continue;
@@ -1867,7 +1863,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line, LF, CR LF or CR; quoted values may span several lines.
+  /// Reads one row, up to the line's end (LF, CR LF or CR). Quoted values may span several lines.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -1905,12 +1901,12 @@ class CsvTable {
 
   std::string path_;
   CsvOptions options_;
-  std::vector<std::string> names_, values_;  // row after row
-  std::vector<Index> lines_;                 // the line in which each row begins
+  std::vector<std::string> names_, values_;  // row by row
+  std::vector<Index> lines_;                 // the line number of each row
 };
 
-/// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` makes samples of it. Throws
-/// FileError with the line if a row has another number of values than the first, or a quote has no end.
+/// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` turns it into samples. Throws
+/// FileError with the line if a row has a different number of values than the first, or a quote is not closed.
 inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}) { return {path, options}; }
 
 }  // namespace chorus::data
@@ -1919,13 +1915,13 @@ inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}
 // <chorus/data/datasets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
-/// Datasets in memory, and parts and unions of datasets.
+/// TensorDataset, VectorDataset, Subset, ConcatDataset and random_split.
 
 namespace chorus::data {
 
 namespace detail {
 
-/// A dataset with a name, which must live on, or a temporary, which is kept.
+/// References an lvalue dataset, which must outlive the reference; keeps a temporary.
 template <class D>
 std::shared_ptr<const D> kept(const D& dataset) {
   return {std::shared_ptr<void>(), &dataset};
@@ -1945,8 +1941,8 @@ auto row_of(const Tensor<T, Rank>& tensor, Index i) {
 
 }  // namespace detail
 
-/// Rows of tensors, like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis,
-/// a tensor of one axis less or a number.
+/// Like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis, a tensor with one
+/// axis less or a number.
 template <AnyTensor... Xs>
 requires(sizeof...(Xs) > 0) class TensorDataset {
  public:
@@ -1985,11 +1981,11 @@ class VectorDataset {
   std::vector<Sample> samples_;
 };
 
-/// Some samples of a dataset, in the order of `indices`. A dataset with a name must outlive it; a temporary is kept.
+/// The samples of a dataset at `indices`, in that order. An lvalue dataset must outlive it; a temporary is kept.
 template <Dataset D>
 class Subset {
  public:
-  /// Throws UsageError if an index is none of the dataset's.
+  /// Throws UsageError if an index is out of range.
   Subset(const D& dataset, std::vector<Index> indices) : Subset(detail::kept(dataset), std::move(indices)) {}
   Subset(D&& dataset, std::vector<Index> indices) : Subset(detail::kept(std::move(dataset)), std::move(indices)) {}
   Subset(std::shared_ptr<const D> dataset, std::vector<Index> indices)
@@ -2026,12 +2022,11 @@ class Subset {
 template <class D>
 Subset(D&&, std::vector<Index>) -> Subset<std::remove_cvref_t<D>>;
 
-/// The samples of several datasets of one type, one after the other.
+/// The samples of several datasets of one type, concatenated.
 template <Dataset D>
 class ConcatDataset {
  public:
-  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError if images have
-  /// several shapes.
+  /// Lvalue datasets must outlive it; temporaries are kept. Throws ShapeError if images have different shapes.
   template <class First, class... More>
   requires std::same_as<std::remove_cvref_t<First>, D> &&
       (std::same_as<std::remove_cvref_t<More>, D>&&...) explicit ConcatDataset(First&& first, More&&... more)
@@ -2059,7 +2054,7 @@ class ConcatDataset {
     return most;
   }
   ImageShape image_shape() const requires LabelledImages<D> { return parts_[0]->image_shape(); }
-  /// That of the first dataset, for all.
+  /// The normalisation of the first dataset, for all.
   Normalize normalization() const requires requires(const D& d) {
     { d.normalization() } -> std::convertible_to<Normalize>;
   }
@@ -2096,7 +2091,7 @@ template <Dataset D>
 ConcatDataset(std::vector<D>) -> ConcatDataset<D>;
 
 namespace detail {
-/// Whole numbers of samples for lengths. Fractions that add up to 1 mean parts of `size`.
+/// Numbers of samples for lengths. Floating-point lengths are fractions of `size` and must add up to 1.
 template <class Length>
 std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
   std::vector<Index> counts;
@@ -2126,9 +2121,9 @@ std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
 }
 }  // namespace detail
 
-/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or with numbers of samples, `{800,
+/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or by numbers of samples, `{800,
 /// 200}`. With one seed they are the same on all ranks and under every policy. Throws UsageError if the lengths don't
-/// add up. A dataset with a name must outlive the parts; a temporary is kept.
+/// add up. An lvalue dataset must outlive the parts; a temporary is kept.
 template <class D, class Length, std::size_t N>
 requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<D>>> random_split(
     D&& dataset, const Length (&lengths)[N], std::uint64_t seed = 0) {
@@ -2151,13 +2146,13 @@ requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<
 #ifndef CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 /// Reads IDX files, MNIST's format: two zero bytes, a type (8: unsigned bytes), the number of axes, one big-endian
-/// 32-bit size for each axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST
+/// 32-bit size per axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST database").
 /// database").
 
 // <chorus/data/gzip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib if the build has it.
+/// Gzip-compressed files, if the build has zlib.
 
 #if CHORUS_USE_ZLIB
 #include <zlib.h>
@@ -2167,12 +2162,12 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
-/// arrived, not with the number in a header.
+/// Makes room for more of `count` values during decompression. Memory grows with the values read, not with the number
+/// in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
-  values.reserve(next);  // no more than that
+  values.reserve(next);  // exact, without extra capacity
   values.resize(next);
 }
 
@@ -2180,7 +2175,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. It never makes more bytes than the caller asks for.
+/// Decompresses a file sequentially; never produces more bytes than requested.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -2193,11 +2188,11 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate compresses by at most a factor of 1032.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
-  /// short.
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data is corrupt or
+  /// truncated.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
     while (done < to.size() && !ended_) {
@@ -2214,7 +2209,7 @@ class GzipFile {
     return done;
   }
 
-  /// True if the file has nothing but the gzip data; valid after everything was read.
+  /// Whether nothing follows the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -2257,7 +2252,7 @@ class GzipFile {
 
 namespace chorus::data {
 
-/// Bytes in row-major order, with their sizes.
+/// Bytes in row-major order, with the sizes of the axes.
 struct IdxArray {
   std::vector<Index> sizes;
   std::vector<std::uint8_t> values;
@@ -2269,7 +2264,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
+// A plain file's size must match exactly. For a compressed file it is only an upper bound; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -2310,7 +2305,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
+    // No file has 2^32 values or more, and a product of two 32-bit factors does not overflow.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -2326,9 +2321,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
-/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
-/// in its header.
+/// Reads the bytes of `path`, which must have `rank` axes; names that end in .gz are decompressed. Throws FileError if
+/// the header, the sizes and the length are inconsistent. Memory is allocated for the file's contents, not for the
+/// sizes in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -2340,12 +2335,12 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 // <chorus/data/open_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
-/// Opens a folder of images of any known dataset.
+/// Opens an image dataset by its folder.
 
 namespace chorus::data {
 
 /// The dataset in `folder`: MNIST if one of its files for `split` exists, else CIFAR-10. Throws FileError with the
-/// expected names if the folder has neither, and everything that `Mnist` and `Cifar10` throw.
+/// expected names if the folder has neither, and the errors of `Mnist` and `Cifar10`.
 inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
   require_folder("open_images", folder);
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
@@ -2364,24 +2359,24 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 // <chorus/data/weighted_sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
-/// A sampler that draws samples by weights, for example rare classes more often.
+/// A sampler with weights, for example to draw rare classes more often.
 
 namespace chorus::data {
 
 /// Options of WeightedRandomSampler.
 struct WeightedOptions {
-  Index num_samples = 0;    ///< samples in an epoch; 0: as many as the dataset has
-  bool replacement = true;  ///< a sample may come several times in an epoch
+  Index num_samples = 0;    ///< samples per epoch; 0: the dataset's size
+  bool replacement = true;  ///< whether a sample may repeat in an epoch
 };
 
-/// An epoch of samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler: `DataLoader
-/// loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends on seed, epoch and
-/// weights alone. It is cut into shares like the other sampler's order: any number of ranks under any policy sees the
-/// same global batches if all have the same weights.
+/// Draws an epoch's samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler:
+/// `DataLoader loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends only on
+/// seed, epoch and weights. It is split into shares like the other sampler's order: with equal weights, any number of
+/// ranks under any policy sees the same global batches.
 class WeightedRandomSampler : public Sampler {
  public:
-  /// `weights`: one for each sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
-  /// above 0 and no sample may repeat.
+  /// `weights`: one per sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
+  /// positive and samples may not repeat.
   WeightedRandomSampler(Sampler shares, const std::vector<double>& weights, const WeightedOptions& options = {})
       : Sampler(std::move(shares)) {
     const Index count = options.num_samples == 0 ? dataset_size() : options.num_samples;
@@ -2393,8 +2388,8 @@ class WeightedRandomSampler : public Sampler {
   }
 
  private:
-  /// Node n of a binary tree has the sum of nodes 2 n and 2 n + 1; the leaves are the weights as whole numbers, so that
-  /// sums have no rounding, and every machine draws the same.
+  /// A binary tree: node n is the sum of nodes 2 n and 2 n + 1; the leaves are the weights as integers, so that sums
+  /// are exact and every machine draws the same.
   std::vector<std::uint64_t> tree(const std::vector<double>& weights, Index at_least) const {
     check<UsageError>(std::cmp_equal(weights.size(), dataset_size()), "WeightedRandomSampler: expected ",
                       dataset_size(), " weights, one for each sample, got ", weights.size());
@@ -2437,7 +2432,7 @@ class WeightedRandomSampler : public Sampler {
     return order;
   }
 
-  /// The upper half of word * total: a whole number in [0, total).
+  /// The upper half of word * total: an integer in [0, total).
   static std::uint64_t scaled(std::uint64_t word, std::uint64_t total) {
     const std::uint64_t low = word & 0xFFFFFFFFu, high = word >> 32;
     const std::uint64_t a = low * (total & 0xFFFFFFFFu), b = low * (total >> 32), c = high * (total & 0xFFFFFFFFu);
@@ -2971,7 +2966,7 @@ void say_changed(nn::Module& model) {
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
-/// A file descriptor that closes itself, and a file to read.
+/// An owning file descriptor, and a file for reading.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -2979,22 +2974,21 @@ void say_changed(nn::Module& model) {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
+/// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
+/// file or socket would then get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens the closed ones on /dev/null.
+/// Opens closed standard streams on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+      const int opened = open("/dev/null", O_RDWR);  // gets the lowest free number: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
+/// Duplicates the descriptor to a number above 2, closed on exec, and closes the old one. -1, with errno, on failure.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -3003,8 +2997,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+/// Opens a text file for writing, like fopen(path, "we"), or keeps its content with `keeps`; also pipes and devices.
+/// Null, with errno, on failure; ENXIO: the pipe has no reader after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -3022,7 +3016,7 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is no standard stream's.
+/// Owns `value`, unless it is negative. It is never a standard stream's number.
 struct Descriptor {
   int value = -1;
 
@@ -3038,16 +3032,16 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
+/// The maximum size of one read or write call. Linux stops just below 2 GiB, and some systems fail for more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
-/// A regular file, open for reading; without a path none.
+/// A regular file, open for reading; empty without a path.
 class RegularFile {
  public:
   RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
+  /// `who` is the prefix of messages. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would block for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -3060,7 +3054,7 @@ class RegularFile {
   bool is_open() const { return file_.value >= 0; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, with the reason.
   template <class... Reading>
   void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
     while (!to.empty()) {
@@ -3670,38 +3664,38 @@ class FileTensors {
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
-/// process is killed or the disk is full at any moment, either the old file or the new one is left.
+/// A file that is replaced atomically: written to a temporary file, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old or the new file remains.
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, on failure.
+/// Writes all of `data` at an offset of a file. Returns false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
-/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` moves it into place. Without a commit the
+/// destructor removes it and the old file stays. The next AtomicFile for the same path removes leftovers of a killed
+/// process; temporary files in use are locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
-  /// written, or if `path` is read-only or no regular file.
+  /// Follows symbolic links, even to a missing file. Throws FileError if the folder is missing or not writable, or if
+  /// `path` is read-only or not a regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile() { discard(); }
 
-  /// Appends. Throws FileError, and then removes the temporary file.
+  /// Appends. On failure removes the temporary file and throws FileError.
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Extends the file to that length, for others who write ranges of it, and returns its temporary path. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
+  /// Writes at an offset, independently of `write`. On failure removes the file and throws FileError.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
-  /// untouched, unless the message says that only the folder's sync failed.
+  /// Syncs the file, renames it into place, and syncs the folder. Throws FileError; the old file is then unchanged,
+  /// unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -3713,17 +3707,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
+  /// Reports errno. The written data is invalid: a caller that catches the error must not commit it.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   void open_folder();
 
-  /// The permissions for the new file; 0 if there is no old file.
+  /// The new file's permissions; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
+  /// Removes temporary files of dead writers of this path. Best effort: saving continues if it fails.
   void remove_leftovers() const;
 
   void create(mode_t mode);
@@ -3734,8 +3728,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
-/// that begins with `who`.
+/// Writes a whole file. A regular file at `path` is replaced by AtomicFile; a pipe or a device is written to. Throws
+/// FileError that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -3744,14 +3738,14 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put in place.
+/// Writes temporary files and moves them into place.
 
 #include <dirent.h>
 #include <sys/file.h>
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and complete.
+/// A path in a message: on one line and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -3768,7 +3762,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete now, so that the destructor cleans up if anything throws here.
+  // The object is complete now, so the destructor cleans up if anything below throws.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -3805,7 +3799,7 @@ CHORUS_INLINE void AtomicFile::commit() {
     fail_at("renaming the temporary file");
   }
   temporary_.clear();
-  // Some file systems can't sync a folder and say EINVAL.
+  // Some file systems cannot sync a folder and return EINVAL.
   if (sync(folder_) != 0 && errno != EINVAL) {
     fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
   }
@@ -3831,10 +3825,10 @@ CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
 }
 
 CHORUS_INLINE void AtomicFile::open_folder() {
-  constexpr int most_links = 40;  // as of Linux
+  constexpr int most_links = 40;  // as in Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which does not find a missing file.
+  // realpath would fail for a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -3850,7 +3844,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
   check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
                    ": it exists and is not a regular file");
-  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  // NAME_MAX is 255 bytes. Longer names may share a prefix; the locks make that harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
   folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
@@ -3893,8 +3887,7 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
-    // any more.
+    // Another process's remove_leftovers may run before this lock: then it holds the lock, or the file is unlinked.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -5893,19 +5886,19 @@ Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view
 // <chorus/nn/parallel_linear.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
 #define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-/// Fully connected layers that the ranks of TensorParallel share: by columns of the output, then by rows.
+/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
 
 // <chorus/ops/columns.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-/// Columns: a value whose last axis is shared out among the ranks of a TensorGroup, as a type of its own. Functions of
-/// each element take it; what mixes columns does not compile.
+/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
+/// accept it; functions that mix columns don't compile.
 
 // <chorus/ops/tensor_regions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
-/// Where tensor parallelism begins and ends (Shoeybi et al. 2019, Megatron-LM): functions whose gradients are each
-/// other's. Of a null group all are the identity.
+/// The boundaries of tensor parallel regions (Shoeybi et al. 2019, Megatron-LM): pairs of functions, each the gradient
+/// of the other. For a null group all are the identity.
 
 namespace chorus {
 
@@ -5918,7 +5911,7 @@ std::span<T> span_of(const Tensor<T, Rank, D>& x) {
   return {x.data(), static_cast<std::size_t>(x.numel())};
 }
 
-/// The sum over the group.
+/// The sum over the group (all-reduce).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -5928,18 +5921,18 @@ Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   return sum;
 }
 
-/// How an axis of `width` entries is shared out, whose parts have `unit` entries or several times as many.
+/// An axis of `width` entries that is sharded in multiples of `unit`.
 struct SharedAxis {
   std::size_t axis;
   Index width, unit;
 };
 
-// The most numbers that a member has; messages have that size.
+// The largest number of elements of a member, which is the message size.
 inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
   return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
 }
 
-/// All members' parts, each `x` of its own, joined along the axis.
+/// All members' parts, joined along the axis (all-gather).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto part = contiguous(x);
@@ -5960,7 +5953,7 @@ Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shar
   return out;
 }
 
-/// This member's part of the sum of all members' `x`.
+/// This member's part of the sum over members (reduce-scatter).
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto dense = contiguous(x);
@@ -5992,7 +5985,7 @@ void check_first_order() {
                      "TensorParallel shares out");
 }
 
-/// An operation between ranks: `forward(x)`, and `backward(dy)` for the gradient.
+/// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
 template <class Forward, class Backward, Operand X>
 X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
   check_first_order<X>();
@@ -6004,7 +5997,7 @@ X between_ranks(const char* name, const Forward& forward, Backward backward, con
         [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
 }
 
-/// What takes a Variable's place: of a Parameter its Variable.
+/// The Variable of a Parameter; other operands as they are.
 template <Operand X>
 auto as_recorded(const X& x) {
   if constexpr (AnyTensor<X> || is_graph_variable<X>)
@@ -6015,7 +6008,7 @@ auto as_recorded(const X& x) {
 
 }  // namespace detail
 
-/// x, which all members have, where each begins to compute something of its own with it. Gradients are added up.
+/// Megatron's f: the identity, where members start different computations with x. Gradients are summed.
 template <Operand X>
 auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -6024,7 +6017,7 @@ auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
 }
 
-/// The sum of all members' x: each has it then.
+/// Megatron's g: the sum over members; the gradient passes unchanged.
 template <Operand X>
 auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -6044,8 +6037,8 @@ auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& 
       [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
 }
 
-/// All members' parts of an axis of `width` entries, of which x is this one's. `summing`: what comes after it differs
-/// between members, so that gradients are added up; else all compute the same with it.
+/// Joins all members' parts of an axis of `width` entries. `summing`: members use the result differently, so gradients
+/// are summed; else all members compute the same with it.
 template <Operand X>
 auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
                  const TensorGroupRef& group = tensor_group()) {
@@ -6063,7 +6056,7 @@ auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summi
       detail::as_recorded(x));
 }
 
-/// This member's part of an axis of the sum of all members' x. Gradients are gathered.
+/// This member's part of an axis of the sum over members. Gradients are gathered.
 template <Operand X>
 auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -6079,13 +6072,13 @@ auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGro
 
 namespace chorus {
 
-/// [..., width], of which this rank has some neighbouring columns: `part()`. Without a group that is all of them.
+/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
 template <Operand X>
 class Columns {
  public:
   using operand_type = X;
 
-  /// `unit`: see Split. Throws ShapeError where the part is not this rank's.
+  /// `unit`: see Split. Throws ShapeError if the part does not have this rank's size.
   Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
       : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
     check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
@@ -6096,20 +6089,20 @@ class Columns {
   Index width() const { return width_; }
   Index unit() const { return unit_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Which columns this rank has.
+  /// The range of columns that this rank holds.
   AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
-  /// Of all columns.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape.back() = width_;
     return shape;
   }
-  /// Another value whose columns are shared out as these are.
+  /// Another value with the same sharding.
   template <Operand Y>
   Columns<Y> with(Y part) const {
     return {std::move(part), width_, unit_, group_};
   }
-  /// Whether two values' columns are shared out in the same way.
+  /// Whether two values have the same sharding.
   template <class Y>
   bool same_as(const Columns<Y>& other) const {
     return width_ == other.width() && group_ == other.group() &&
@@ -6137,13 +6130,13 @@ void check_same_columns(const char* operation, const Columns<A>& a, const Column
 }
 }  // namespace detail
 
-/// All columns, on every rank.
+/// All columns, on every rank (all-gather).
 template <class X>
 auto gather_columns(const Columns<X>& x) {
   return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
 }
 
-/// This rank's columns of what all ranks have.
+/// This rank's columns of a value that all ranks have.
 template <Operand X>
 auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   const Index width = value_of(x).shape().back();
@@ -6206,7 +6199,7 @@ auto operator-(const Columns<X>& x) {
   return x.with(-x.part());
 }
 
-// What would mix columns, of which no rank has all. The sentence is the only error, so what they return is x.
+// Functions that would mix columns. They return x, so that the message below is the only error.
 #define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
@@ -6224,7 +6217,7 @@ CHORUS_MIXES_COLUMNS(sum)
 CHORUS_MIXES_COLUMNS(mean)
 #undef CHORUS_MIXES_COLUMNS
 
-/// The same elements go as of the whole value on one device: each row's numbers are drawn at this part's place.
+/// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
 template <class X>
 auto dropout(const Columns<X>& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 2, "dropout: the input has a batch axis");
@@ -6234,7 +6227,7 @@ auto dropout(const Columns<X>& x, double p, bool training = true) {
   return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
 }
 
-/// Another shape for all axes but the last, which stays: the sizes are those of all columns. Throws ShapeError.
+/// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
 template <class X, std::size_t NewRank>
 auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
   check<ShapeError>(shape.back() == x.width(), "reshape: columns that are shared out stay the last axis: expected ",
@@ -6249,18 +6242,18 @@ auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
 // <chorus/ops/sequence_part.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
-/// SequencePart: a value whose places of a text are shared out among the ranks of a TensorGroup (Korthikanti et al.
-/// 2022, sequence parallelism), between the layers that share columns. A type of its own, as Columns are.
+/// SequencePart: a value whose sequence positions are sharded over the ranks of a TensorGroup (sequence parallelism,
+/// Korthikanti et al. 2022), between column-sharded layers. A type of its own, as Columns.
 
 namespace chorus {
 
-/// The group that shares out sequences, where the policy wants that; null else.
+/// The group that shards sequences, if the policy uses sequence parallelism; else null.
 inline TensorGroupRef sequence_group() {
   const auto& group = tensor_group();
   return group != nullptr && group->splits_sequences() ? group : nullptr;
 }
 
-/// [batch, length, ...], of which this rank has some neighbouring places: `part()`. Without a group that is all.
+/// [batch, length, ...], of which this rank holds adjacent positions: `part()`. Without a group it holds all.
 template <Operand X>
 class SequencePart {
  public:
@@ -6270,13 +6263,13 @@ class SequencePart {
   const X& part() const { return part_; }
   Index length() const { return length_; }
   const TensorGroupRef& group() const { return group_; }
-  /// Of all places.
+  /// The shape of the whole value.
   auto shape() const {
     auto shape = value_of(part_).shape();
     shape[1] = length_;
     return shape;
   }
-  /// Another value of the same places.
+  /// Another value with the same sharding.
   template <Operand Y>
   SequencePart<Y> with(Y part) const {
     return {std::move(part), length_, group_};
@@ -6288,9 +6281,9 @@ class SequencePart {
   TensorGroupRef group_;
 };
 
-/// This rank's places of x: [batch, length, ...], which all ranks have; all places where sequences are whole. Blocks of
-/// a transformer take what it gives, and give such: a model that calls it before its blocks, and gather_sequence after
-/// them, keeps each rank at its own places in between.
+/// This rank's positions of x: [batch, length, ...], which all ranks have; all positions without sequence parallelism.
+/// Transformer blocks map SequenceParts to SequenceParts: call this before the blocks and gather_sequence after them,
+/// and each rank works on its own positions in between.
 template <Operand X>
 auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
   static_assert(tensor_of<X>::rank >= 2, "split_sequence: the value is [batch, length, ...]");
@@ -6298,7 +6291,7 @@ auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) 
   return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
 }
 
-/// All places, on every rank, which compute the same with them.
+/// All positions, on every rank (all-gather). All ranks must compute the same with them.
 template <class X>
 auto gather_sequence(const SequencePart<X>& x) {
   return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
@@ -6311,7 +6304,7 @@ auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
   return a.with(a.part() + b.part());
 }
 
-/// The same elements go as of the whole value on one device.
+/// Drops the same elements as on one device.
 template <class X>
 auto dropout(const SequencePart<X>& x, double p, bool training = true) {
   if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
@@ -6329,8 +6322,8 @@ auto dropout(const SequencePart<X>& x, double p, bool training = true) {
 namespace chorus::nn {
 
 namespace detail {
-/// The group that shares a layer's `width` entries, of which the layer has `mine`; null where it has all. Throws
-/// UsageError where there is none.
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
+/// UsageError if there is no such group.
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
   if (mine == width) return nullptr;
   const auto& group = tensor_group();
@@ -6340,7 +6333,7 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
   return group;
 }
 
-/// What goes into a layer that `group` shares, and differs between ranks from there on: all places of it.
+/// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
 template <Operand X>
 auto entered(const X& x, const TensorGroupRef& group) {
   return enter_tensor_region(x, group);
@@ -6355,12 +6348,12 @@ auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
 /// Options of ColumnParallelLinear and RowParallelLinear.
 struct ParallelLinearOptions {
   bool bias = true;
-  /// Ranks have whole groups of so many columns each, such as the features of a head.
+  /// Ranks hold whole groups of this many columns, such as the features of a head.
   Index unit = 1;
 };
 
-/// Linear whose outputs are shared out under TensorParallel: each rank has rows of the weight and the same of the bias,
-/// and computes its columns of y. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded outputs under TensorParallel: each rank holds rows of weight and bias and computes its columns
+/// of y. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class ColumnParallelLinear : public Linear<D, T> {
  public:
@@ -6371,19 +6364,19 @@ class ColumnParallelLinear : public Linear<D, T> {
                       " outputs");
   }
 
-  /// x: [..., in], on each rank the same -> Columns of [..., out].
+  /// x: [..., in], the same on all ranks -> Columns of [..., out].
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
-  /// x: [batch, length, in] in parts -> Columns of [batch, length, out], of all places.
+  /// x: sharded [batch, length, in] -> Columns of [batch, length, out], for all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {
     return detail::watched(*this, [&] { return columns_of(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
-    return linear(x, this->weight, this->bias);  // which does not compile, and says why
+    return linear(x, this->weight, this->bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override {
     visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
@@ -6404,30 +6397,30 @@ class ColumnParallelLinear : public Linear<D, T> {
   Index out_, unit_;
 };
 
-/// Linear whose inputs are shared out under TensorParallel: each rank has columns of the weight, and computes a term of
-/// y; the terms are added up, then the bias. Else it is Linear, with the same names, shapes and initial numbers.
+/// Linear with sharded inputs under TensorParallel: each rank holds columns of the weight and computes a partial y; the
+/// sum gets the bias. Without it, a Linear with the same names, shapes and initial values.
 template <Device D, Real T = float>
 class RowParallelLinear : public Linear<D, T> {
  public:
-  /// `unit` is that of the columns that come in. Throws ShapeError unless it divides the inputs.
+  /// `unit` is that of the input columns. Throws ShapeError unless it divides the inputs.
   RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
       : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
     check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
                       " inputs");
   }
 
-  /// x: [..., in], as a ColumnParallelLinear gives it -> [..., out], on each rank the same. Throws ShapeError where the
-  /// columns are shared out in another way.
+  /// x: [..., in], as returned by ColumnParallelLinear -> [..., out], the same on all ranks. Throws ShapeError if the
+  /// columns are sharded differently.
   template <class X>
   auto operator()(const Columns<X>& x) const {
     return detail::watched(*this, [&] { return of_columns(x); });
   }
-  /// Of what each rank has whole, it takes its columns.
+  /// For an input that all ranks have: uses this rank's columns.
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return of_whole(x); });
   }
-  /// The same, y: [batch, length, out] in parts, where `group` shares out sequences: it adds up what each rank needs.
+  /// The same with a sharded result [batch, length, out], if `group` shards sequences: a reduce-scatter.
   template <class X>
   auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
     return detail::watched(*this, [&] { return sequence_of(x, group); });
@@ -6500,8 +6493,8 @@ class RowParallelLinear : public Linear<D, T> {
 // <chorus/ops/attention_packed.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
-/// Attention of queries, keys and values as layers give them: the heads of a place lie side by side. On GPUs, where
-/// scores are not to be in memory, kernels go by strides, and nothing is copied.
+/// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
+/// scores don't fit into the limit, strided kernels read them without a copy.
 
 // <chorus/ops/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
@@ -6511,42 +6504,42 @@ class RowParallelLinear : public Linear<D, T> {
 // <chorus/kernels/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-/// Scaled dot-product attention by blocks (Dao et al., "FlashAttention", NeurIPS 2022): the matrix of all queries by
-/// all keys is never in memory, only a block of it, forward and back. Every array is dense on the CPU.
+/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
+/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
 
 namespace chorus::kernels {
 
 /// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
 struct AttentionShape {
   Index samples, heads, queries, keys, features, values;
-  /// The factor of scores.
+  /// The factor of the scores.
   double scale;
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, by the key; the others are scaled by 1 / (1 - p).
+  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
   double dropout = 0;
   RandomKey key = {};
-  /// Distance of the matrices in an additive mask; 0: one matrix for all.
+  /// The distance between the matrices of an additive mask; 0: one matrix for all.
   Index mask_pitch = 0;
 
   Index batch() const { return samples * heads; }
 };
 
-/// The layout of an array of matrices, in elements from one sample, head and row to the next; features are neighbours.
+/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
 struct AttentionPitch {
   Index sample, head, row;
   static AttentionPitch dense(Index heads, Index rows, Index features) {
     return {heads * rows * features, rows * features, features};
   }
 };
-/// Of q, k, v and y; each gradient has the layout of its variable.
+/// The strides of q, k, v and y. Each gradient has the strides of its variable.
 struct AttentionPitches {
   AttentionPitch q, k, v, y;
   static AttentionPitches dense(const AttentionShape& s) {
     return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
             AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
   }
-  /// Of arrays [samples, places, heads, features].
+  /// For arrays [samples, places, heads, features].
   static AttentionPitches heads_inside(const AttentionShape& s) {
     const auto of = [&s](Index rows, Index features) {
       return AttentionPitch{rows * s.heads * features, features, s.heads * features};
@@ -6555,31 +6548,30 @@ struct AttentionPitches {
   }
 };
 
-/// The gradients that are added to old values; the others overwrite them.
+/// Which gradients are added to old values; the others are overwritten.
 struct AttentionAdds {
   bool q, k, v;
 };
 
-/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values], and the log of each softmax's denominator,
-/// log_sums: [samples, heads, queries]. `mask` (null, or [queries, keys] numbers for each head, or for all) is added to
-/// the scores. A query that sees no key gives zeros, and its log_sum is infinite: its weights are 0 in backward, too.
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
+/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
+/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums);
 
-/// The gradients by q, k and v, added to old values. Any may be null.
+/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
 template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// The largest size of all scores, in bytes, for attention on GPUs by whole matrices. Beyond it attention goes by
-/// blocks: slower than products of whole matrices on tensor cores, but without the scores in memory. It may be changed
-/// at any time.
+/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
+/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
   return bytes;
 }
-/// Whether that number of scores of type T goes by blocks.
+/// Whether that many scores of type T need blockwise kernels.
 template <class T>
 bool above_scores_limit(Index scores) {
   return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
@@ -6591,7 +6583,7 @@ bool above_scores_limit(Index scores) {
 // <chorus/kernels/cpu/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-/// Attention by blocks on the CPU: blocks of scores that stay in the first-level cache, products by `gemm_alone`.
+/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
 
 namespace chorus::kernels {
 
@@ -6604,12 +6596,12 @@ struct AttentionBlock {
   Index matrix, query, rows, key, columns;
 };
 
-/// The number of the block's keys that its query `i` sees.
+/// The number of the block's keys that query `i` may attend to.
 inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
   return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
 }
 
-/// scores[i, j] = scale q kᵀ + mask, -inf if a query does not see a key. Rows are `attention_block` apart.
+/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
 template <class T>
 void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
                       T* scores) {
@@ -6652,7 +6644,7 @@ void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* fact
   }
 }
 
-/// Calls f(first, count) for the blocks of [0, n).
+/// Calls f(first, count) for each block of [0, n).
 template <class F>
 void for_attention_blocks(Index n, F f) {
   for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
@@ -6794,34 +6786,34 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Attention by blocks on GPUs, with sums in float: the matrix of all queries by all keys is never in memory. It uses
-/// no tensor cores, so products by cuBLASLt are faster if that matrix fits memory. cuDNN's graphs for attention are not
-/// used: without a GPU nothing tells whether it would accept one.
+/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
+/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
+/// cuDNN accepts one can only be tested on a GPU.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Products of tiles in a block's shared memory, the parts of attention by blocks.
+/// Tile products in shared memory, for blockwise attention.
 
 namespace chorus::kernels::cuda {
 
-/// Rows and columns of a tile: a block uses less than 48 KB of shared memory, which every GPU allows.
+/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
 template <class C>
 inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// The part of a sum that is in shared memory at once.
+/// The number of terms of a sum that are in shared memory at once.
 inline constexpr int attention_depth = 16;
-/// Threads form a square.
+/// The side of the square that a block's threads form.
 inline constexpr int attention_side = 16;
 static_assert(attention_side * attention_side == block_threads);
 
-/// Rows are one number longer than necessary, so that a column lies in all banks.
+/// Rows are padded by one element, so that a column uses all banks.
 template <class C>
 struct TileMemory {
   C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
   C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
 };
 
-/// A thread's numbers of a tile.
+/// A thread's elements of a tile.
 template <class C>
 struct TileSums {
   static constexpr int count = attention_tile<C> / attention_side;
@@ -6839,8 +6831,8 @@ struct TileSums {
   }
 };
 
-/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Neighbours in memory are right's p, or with
-/// `right_by_columns` its c. All threads of the block call it; it waits for what they wrote before.
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
+/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
 template <bool right_by_columns, class C, class Left, class Right>
 __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
   constexpr int tile = attention_tile<C>, depth = attention_depth;
@@ -6863,19 +6855,19 @@ __device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, 
   }
 }
 
-/// The arrays of one attention, without its results.
+/// The inputs of an attention.
 template <class T>
 struct AttentionInputs {
   const T *q, *k, *v, *mask;
   AttentionPitches pitches;
 };
-/// The place of a row of a matrix.
+/// The offset of a row of a matrix.
 inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
   const Index sample = matrix / s.heads;
   return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
 }
 
-/// A task of a block of threads: a tile of rows and a tile of columns of one matrix's result.
+/// The task of a block: a tile of rows and columns of one matrix's result.
 struct AttentionTask {
   Index matrix, first, column;
 };
@@ -6900,8 +6892,8 @@ namespace chorus::kernels {
 
 namespace cuda {
 
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf if a query does not see a key, and
-/// beyond the matrix. The thread that has written a number may read it; the others wait.
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
+/// matrix. A thread may read what it wrote itself; others need a barrier.
 template <class T>
 __device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
                                  Index matrix, Index query, Index key) {
@@ -6936,8 +6928,8 @@ __device__ C attention_dropout(const AttentionShape& s, Index matrix, Index quer
   return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
 }
 
-/// A block for a tile of queries and of values: it walks over the keys with the softmax so far (Milakov and Gimelshein
-/// 2018).
+/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
+/// Gimelshein 2018).
 template <class T>
 __global__ void attention_forward(const __grid_constant__ AttentionShape s,
                                   const __grid_constant__ AttentionTasks tasks,
@@ -6951,7 +6943,7 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
     const AttentionTask task = tasks(i, tile);
     const Index matrix = task.matrix, query = task.first, value = task.column;
-    __syncthreads();  // the last task's numbers may still be read
+    __syncthreads();  // the previous task's numbers may still be read
     if (lane == 0) largest[row] = lowest, total[row] = 0;
     TileSums<C> out;
     const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
@@ -6998,8 +6990,8 @@ __global__ void attention_forward(const __grid_constant__ AttentionShape s,
   }
 }
 
-/// The way back's data beside the inputs: `dots` are those of each row of y and dy. And whether gradients are added to
-/// old values.
+/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
+/// which gradients are added to old values.
 template <class T>
 struct AttentionGradients {
   const T* dy;
@@ -7007,7 +6999,7 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights as they were used, m.gradients = the gradients by q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -7031,7 +7023,7 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
   __syncthreads();
 }
 
-/// A block for a tile of queries and of features.
+/// One block per tile of queries and of features.
 template <class T>
 __global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
                                          const __grid_constant__ AttentionTasks tasks,
@@ -7059,7 +7051,7 @@ __global__ void attention_query_gradient(const __grid_constant__ AttentionShape 
   }
 }
 
-/// A block for a tile of keys, and of features and values.
+/// One block per tile of keys, and of features and values.
 template <class T>
 __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
                                         const __grid_constant__ AttentionTasks tasks,
@@ -7109,7 +7101,7 @@ struct AttentionDots {
   }
 };
 
-/// Reports, once for each shape, that attention goes by blocks; cuBLASLt's plans report products of whole matrices.
+/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
 [[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
@@ -7125,7 +7117,7 @@ struct AttentionDots {
 
 }  // namespace cuda
 
-/// As on the CPU, with the mask's numbers in T and log_sums in the type of sums, and with arrays of the layout `at`.
+/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
 template <Real T>
 void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
@@ -7141,7 +7133,7 @@ void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T
   attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
 }
 
-/// With `adds` gradients are added to old values.
+/// `adds`: which gradients are added to old values.
 template <Real T>
 void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
                         const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
@@ -7179,14 +7171,14 @@ void attention_backward(Cuda device, const AttentionShape& s, const T* q, const 
 // <chorus/tensor/kept_for_replays.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Memory that a captured step reads, and whose owner may release it before the last replay.
+/// Keeps memory alive for replays of a captured step.
 
 #if CHORUS_USE_CUDA
 #endif
 
 namespace chorus::detail {
 
-/// In a capture: keeps `storage` as long as the captured graph may be replayed.
+/// In a capture: keeps `storage` as long as the graph may be replayed.
 template <Device D>
 void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #if CHORUS_USE_CUDA
@@ -7202,15 +7194,15 @@ namespace chorus {
 
 /// Options of scaled_dot_product_attention.
 struct AttentionOptions {
-  /// Query i sees keys 0 to i only.
+  /// Query i attends to keys 0 to i only.
   bool causal = false;
-  /// The probability of a weight to be dropped, in training (see `dropout`).
+  /// The probability of dropping an attention weight in training (see `dropout`).
   double dropout = 0;
 };
 
 namespace detail {
 
-/// Whether there is a kernel that goes by blocks: on the CPU, in float and double, for a gradient of the first order.
+/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_attention_kernel =
     std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
@@ -7225,8 +7217,8 @@ kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
 template <class Q>
 using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
 
-/// `mask` is undefined or has the shape of the scores, or of one matrix of them; there are some. With `heads_inside`,
-/// on GPUs, operands and result are [batch, places, heads, features].
+/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
+/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
 template <bool heads_inside = false, Operand Q, Operand K, Operand V>
 auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
                          const AttentionOptions& options) {
@@ -7292,8 +7284,8 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
       q, k, v);
 }
 
-/// [queries, keys]: true where the key comes after the query. The newest one is kept, so that a step that is captured
-/// as a graph, in which nothing comes from the host, finds it.
+/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
+/// copy from the host.
 template <Device D>
 Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   thread_local Tensor<bool, 2, D> kept;
@@ -7309,7 +7301,7 @@ Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
   return kept;
 }
 
-/// Whether this is a layer's attention of which the interceptor takes the weights of values.
+/// Whether the interceptor wants the attention weights of this layer.
 template <Operand Q>
 bool takes_attention_weights() {
   if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
@@ -7325,8 +7317,8 @@ W taken_weights(const W& weights) {
   return weights;
 }
 
-/// The same by operations of the library, in memory for all scores: for every device and type. `masked(scores)` hides
-/// what is not to be seen.
+/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
+/// applies the mask.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto features = static_cast<double>(value_of(q).size(-1));
@@ -7339,13 +7331,14 @@ auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& mask
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// Whether scores are stacked products, and hidden in the softmax itself: on GPUs, for a gradient of the first order.
+/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
+/// gradients.
 template <class Q, class K, class V>
 inline constexpr bool has_stacked_attention =
     !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
     tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
 
-/// q kᵀ / sqrt(features) of stacks of one shape, without a copy that is transposed or scaled.
+/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
 template <Operand Q, Operand K>
 auto attention_scores(const Q& q, const K& k) {
   using kernels::Trans;
@@ -7381,7 +7374,7 @@ auto attention_scores(const Q& q, const K& k) {
       q, k);
 }
 
-/// The weights that scores [..., queries, keys] give, where query i sees keys 0 to i only.
+/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
 template <Operand X>
 auto causal_softmax(const X& scores) {
   return along_axis(
@@ -7394,8 +7387,8 @@ auto causal_softmax(const X& scores) {
       });
 }
 
-/// A product of stacks for the scores, and one for the result: memory for all scores, launches whose number does not
-/// depend on sizes.
+/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
+/// launches does not depend on the sizes.
 template <Operand Q, Operand K, Operand V, class Masked>
 auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto scores = masked(attention_scores(q, k));
@@ -7404,7 +7397,7 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
   return matmul(dropout(weights, options.dropout), v);
 }
 
-/// A mask for each matrix of the scores, one after the other, or one for all.
+/// The mask as matrices: one for each matrix of scores, or one for all.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "the mask is [queries, keys], or with axes in front");
@@ -7413,7 +7406,7 @@ Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index,
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
   return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
 }
-/// The same of truth values: numbers of type T that hide what no query sees.
+/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
   constexpr float hidden = -std::numeric_limits<float>::infinity();
@@ -7463,9 +7456,8 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
 }  // namespace detail
 
 /// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. Its memory grows with queries and keys, not with their product; on
-/// GPUs from kernels::attention_scores_limit() on. Throws ShapeError where sizes differ, UsageError unless 0 <= dropout
-/// < 1.
+/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
+/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
 template <Operand Q, Operand K, Operand V>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
   return detail::attention(
@@ -7477,8 +7469,8 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causa
   return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
 }
 
-/// The same where the mask says which keys each query sees: true for those; [queries, keys] or with axes in front.
-/// A query that sees no key gets zeros, and no gradient, as in PyTorch.
+/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
+/// without any key gets zeros and no gradient, as in PyTorch.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
                                   const AttentionOptions& options = {}) {
@@ -7492,8 +7484,7 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tens
       options);
 }
 
-/// The same where the mask's numbers are added to the scores: [queries, keys] or with axes in front. It gets no
-/// gradient.
+/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
 template <Operand Q, Operand K, Operand V, int Rank, Device D>
 auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
                                   const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
@@ -7510,7 +7501,7 @@ namespace chorus {
 
 namespace detail {
 
-/// What is added to scores of this shape: of one mask, or of none.
+/// The additive mask for scores of this shape; undefined without a mask.
 template <Operand Q, class... Mask>
 AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
   static_assert(sizeof...(mask) <= 1);
@@ -7520,7 +7511,7 @@ AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
     return {};
 }
 
-/// Whether attention of [batch, heads, queries, keys] scores goes by strides.
+/// Whether attention with scores [batch, heads, queries, keys] uses strided kernels.
 template <class Q, class K, class V>
 bool goes_by_strides(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
@@ -7529,8 +7520,8 @@ bool goes_by_strides(const Shape<4>& scores) {
   return false;
 }
 
-/// By blocks; the gradients of all three are one array, too. `mask` is undefined or has the shape of the scores, or of
-/// one matrix of them.
+/// Blockwise attention; the three gradients are one array, too. `mask` is undefined, or has the shape of the scores or
+/// of one score matrix.
 template <Operand X>
 auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, const AttentionOptions& options) {
   using T = typename tensor_of<X>::value_type;
@@ -7571,7 +7562,7 @@ auto attention_in_packed_blocks(const X& qkv, const AttentionMask<X>& mask, cons
 }
 
 /// q: [batch, queries, heads, features], k: [batch, keys, heads, features], v: [batch, keys, heads, values] ->
-/// scaled_dot_product_attention of each head: [batch, queries, heads, values]. `mask`: one as it takes it, or none.
+/// scaled_dot_product_attention for each head: [batch, queries, heads, values]. `mask`: as there, or none.
 template <Operand Q, Operand K, Operand V, class... Mask>
 auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOptions& options, const Mask&... mask) {
   if constexpr (has_stacked_attention<Q, K, V>) {
@@ -7611,16 +7602,15 @@ auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&
 
 }  // namespace detail
 
-/// qkv: [batch, length, 3, heads, features], of each place a query, a key and a value for each head ->
-/// scaled_dot_product_attention of each head: [batch, length, heads, features]. On GPUs, where scores are not to be in
-/// memory, nothing is copied for it. Throws ShapeError where the third axis is not 3, UsageError unless 0 <= dropout <
-/// 1.
+/// qkv: [batch, length, 3, heads, features], i.e. for each position and head a query, a key and a value ->
+/// scaled_dot_product_attention for each head: [batch, length, heads, features]. On GPUs, above the limit for scores,
+/// it copies nothing. Throws ShapeError if the third axis is not 3, UsageError unless 0 <= dropout < 1.
 template <Operand X>
 auto scaled_dot_product_attention_packed(const X& qkv, const AttentionOptions& options = {}) {
   return detail::attention_packed(qkv, options);
 }
-/// The same with a mask, as scaled_dot_product_attention takes one: true for the keys that a query sees, or numbers
-/// that are added to the scores; [length, length] or with axes in front.
+/// The same with a mask as for scaled_dot_product_attention: true for visible keys, or numbers added to the scores;
+/// [length, length] or with leading axes.
 template <Operand X, Scalar T, int Rank, Device D>
 auto scaled_dot_product_attention_packed(const X& qkv, const Tensor<T, Rank, D>& mask,
                                          const AttentionOptions& options = {}) {
@@ -7637,10 +7627,10 @@ struct MultiheadAttentionOptions {
   bool bias = true;
 };
 
-/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features]; each of
-/// `heads` heads attends with features / heads numbers. in_proj_weight: [3 features, features], the projections of
-/// query, key and value one below the other. Batches come first (PyTorch's batch_first = True). Under TensorParallel
-/// each rank has some of the heads, whole ones. Under QuantizationAware the operands of both products are rounded, too.
+/// query: [batch, queries, features], key, value: [batch, keys, features] -> [batch, queries, features], with features
+/// / heads per head. in_proj_weight: [3 features, features], the stacked projections of query, key and value. The batch
+/// axis comes first (PyTorch's batch_first = True). TensorParallel shards whole heads over ranks. QuantizationAware
+/// also rounds the operands of both products.
 template <Device D, Real T>
 class MultiheadAttention : public Module {
  public:
@@ -7652,7 +7642,7 @@ class MultiheadAttention : public Module {
   /// Throws ShapeError unless `heads` divides the features.
   MultiheadAttention(Index features, Index heads, const MultiheadAttentionOptions& options = {})
       : out_proj(features, features, {options.bias, checked_head(features, heads)}), heads_(heads) {
-    // Xavier's bound (Glorot, Bengio 2010) for the three projections as one.
+    // Xavier's bound (Glorot, Bengio 2010) for the three stacked projections.
     const double bound = std::sqrt(6.0 / static_cast<double>(4 * features));
     in_proj_weight = Parameter(init::uniform<T, D, 2>({3 * features, features}, bound));
     if (!options.bias) return;
@@ -7660,18 +7650,18 @@ class MultiheadAttention : public Module {
     out_proj.bias = Parameter(init::constant<T, D, 1>({features}, T{0}));
   }
 
-  /// With `causal`, query i sees keys 0 to i only.
+  /// With `causal`, query i attends to keys 0 to i only.
   template <Operand Q, Operand K, Operand V>
   auto operator()(const Q& query, const K& key, const V& value, bool causal = false) const {
     return detail::watched(*this, [&] { return attend(query, key, value, causal); });
   }
-  /// `mask` says which keys each query sees: [queries, keys], or with axes [batch, heads] in front.
+  /// `mask` is true for keys that the query attends to: [queries, keys], or with leading axes [batch, heads].
   template <Operand Q, Operand K, Operand V, int Rank>
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
 
-  /// Of sequences in parts, which give such a one: each query sees keys of all places.
+  /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
   template <class Q, class K, class V, class Seen = bool>
   auto operator()(const SequencePart<Q>& query, const K& key, const V& value, const Seen& seen = Seen{}) const {
     return detail::watched(
@@ -7699,7 +7689,7 @@ class MultiheadAttention : public Module {
   auto attend(const Q& query, const K& key, const V& value, const Seen& seen) const {
     return out_proj(attended(query, key, value, seen));
   }
-  // [batch, queries, features], before the last layer.
+  // [batch, queries, features], before the output projection.
   template <class Q, class K, class V, class Seen>
   auto attended(const Q& query, const K& key, const V& value, const Seen& seen) const {
     const ReadsParts parts;
@@ -7727,7 +7717,7 @@ class MultiheadAttention : public Module {
       return permute(seen_in_order(q, k, v, seen, head, group), Shape<4>{0, 2, 1, 3});
     }
   }
-  // On GPUs, where kernels go by strides: of one input one product, and attention to what it gives as it lies.
+  // On GPUs with strided kernels: one product if query, key and value are the same, whose result is used in place.
   template <Operand Q, Operand K, Operand V, class... Mask>
   auto seen_in_place(const Q& q, const K& k, const V& v, Index head, const AttentionOptions& options,
                      const Mask&... mask) const {
@@ -7771,7 +7761,7 @@ class MultiheadAttention : public Module {
   static auto node_in(const SequencePart<X>& x) {
     return node_of(x.part());
   }
-  // One value that goes in at several places enters once, so that its gradients are added up in one message.
+  // A value that is used several times enters once, so that its gradients are summed in one message.
   template <class X, class Known, class Entered>
   static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
     requires std::is_same_v<X, Known>
@@ -7784,7 +7774,7 @@ class MultiheadAttention : public Module {
   static auto entered_once(const X& x, const TensorGroupRef& group, const Known&, const Entered&) {
     return detail::entered(x, group);
   }
-  // Of a mask with an axis of heads, this rank's.
+  // For a mask with an axis of heads: this rank's heads.
   template <class Seen>
   Seen of_heads(const Seen& seen, const TensorGroupRef& group) const {
     if constexpr (AnyTensor<Seen>)
@@ -7818,19 +7808,19 @@ class MultiheadAttention : public Module {
 // <chorus/nn/convolutions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CONVOLUTIONS_HPP
-/// Convolution layers of sequences and volumes, and transposed convolutions.
+/// 1D and 3D convolution layers, and transposed convolutions.
 
 // <chorus/ops/convolution3d.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CONVOLUTION3D_HPP
-/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth among the channels.
+/// Three-dimensional convolution (cross-correlation, as in PyTorch): conv2d with the kernel's depth as channels.
 
 namespace chorus {
 
 /// Depth, height and width, given as one number or three.
 struct Size3d {
   Index depth = 0, height = 0, width = 0;
-  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number stands for three
+  constexpr Size3d(Index all) : depth(all), height(all), width(all) {}  // NOLINT: one number for all three
   constexpr Size3d(Index d, Index h, Index w) : depth(d), height(h), width(w) {}
 };
 
@@ -7857,7 +7847,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
 
-  // The slices that each slice of the result sees; slice 0 of the padded input is zero and serves for all padding.
+  // The input slices of each output slice. Slice 0 of the padded input is zero and serves as all padding.
   std::vector<std::int64_t> slices;
   for (Index d = 0; d < out_depth; ++d)
     for (Index k = 0; k < w[2]; ++k) {
@@ -7884,11 +7874,11 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 // <chorus/ops/transposed_convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRANSPOSED_CONVOLUTION_HPP
-/// The transposed convolution: what conv2d's backward pass does to its input's gradient, as a forward function.
+/// The transposed convolution: the gradient of conv2d w.r.t. its input, as a forward function.
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
@@ -7904,8 +7894,8 @@ struct ConvTranspose2dOptions {
 };
 
 /// x: [batch, in, height, width], weight: [in, out / groups, kernel_h, kernel_w] -> [batch, out, out_h, out_w] with
-/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError where
-/// channels don't fit or nothing would be left, UsageError for options that make no sense.
+/// out_h = (height - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Throws ShapeError if channels
+/// don't match or the output would be empty, UsageError for invalid options.
 template <Operand X, Operand W>
 auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions& options = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -7925,7 +7915,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
     return (size - 1) * step - 2 * pad + gap * (kernel - 1) + more + 1;
   };
-  // The convolution that this one turns round: it would make x from the result.
+  // The transposed convolution: it maps the result's shape to x's.
   const kernels::Conv2dShape shape{
       .batch = input.size(0),
       .in_channels = w.size(1) * groups,
@@ -7966,7 +7956,7 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
       x, weight);
 }
 
-// What operands of different types get, and no other error.
+// The only error for operands of different types.
 template <Operand X, Operand W>
 requires OfOtherType<X, W>
 auto conv_transpose2d(const X&, const W&, const ConvTranspose2dOptions& = {}) {
@@ -8149,13 +8139,13 @@ class ConvTranspose2d : public detail::ConvolutionBase<4, D, T> {
 // <chorus/nn/fold_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FOLD_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_NN_FOLD_BATCH_NORM_HPP
-/// Models for inference: batch norms folded into the layers in front of them.
+/// Folds batch norms into the layers before them, for inference.
 
 namespace chorus::nn {
 
 namespace detail {
 
-/// Watches one forward pass, and finds the batch norms that take just what one layer gives, which nothing else takes.
+/// Observes one forward pass and finds batch norms that are the only user of a layer's output.
 class FollowingNorms final : public chorus::detail::OperationWatch, public chorus::detail::LayerWatch {
  public:
   explicit FollowingNorms(Module& model) {
@@ -8166,7 +8156,7 @@ class FollowingNorms final : public chorus::detail::OperationWatch, public choru
     all.found = &modules_;
     all.walk(model);
   }
-  /// Pairs of a layer and the batch norm after it, each of which was called once. `result`: what the model gave.
+  /// Pairs of a layer and its batch norm, both called once. `result`: the model's output.
   std::vector<std::pair<Module*, Module*>> found(const void* result) const {
     std::vector<std::pair<Module*, Module*>> out;
     for (const auto& [data, made] : made_)
@@ -8207,10 +8197,10 @@ class FollowingNorms final : public chorus::detail::OperationWatch, public choru
   std::map<const void*, int> calls_;
   std::vector<const void*> inside_;
   std::map<const void*, Made> made_;
-  std::vector<chorus::detail::WatchedTensor> kept_;  // so that no address is used twice
+  std::vector<chorus::detail::WatchedTensor> kept_;  // kept alive, so that no address is reused
 };
 
-/// The same numbers in a tensor like `like`.
+/// A tensor like `like` with these values.
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> tensor_like(const Tensor<T, Rank, D>& like, const std::vector<T>& numbers) {
   auto out = Tensor<T, Rank, D>::empty(like.shape(), like.device());
@@ -8218,7 +8208,7 @@ Tensor<T, Rank, D> tensor_like(const Tensor<T, Rank, D>& like, const std::vector
   return out;
 }
 
-/// weight <- weight factor, bias <- beta + (bias - mean) factor, with factor = gamma / sqrt(var + eps), in new
+/// weight <- weight factor, bias <- beta + (bias - mean) factor, with factor = gamma / sqrt(var + eps), as new
 /// parameters, computed in double.
 template <class Layer, class T, class D>
 void fold_into(Layer& layer, BatchNorm<D, T>& norm) {
@@ -8242,7 +8232,7 @@ void fold_into(Layer& layer, BatchNorm<D, T>& norm) {
   norm.fold_away();
 }
 
-/// Folds where both are of numbers of type T and the layer is one that can take it.
+/// Folds the norm if both have scalar type T and the layer is supported.
 template <class T, class D>
 void fold_pair(Module& layer, Module& following) {
   auto* const norm = dynamic_cast<BatchNorm<D, T>*>(&following);
@@ -8256,7 +8246,7 @@ void fold_pair(Module& layer, Module& following) {
   if (norm->tracks_running_stats()) fold(dynamic_cast<Linear<D, T>*>(&layer));
 }
 
-/// Throws UsageError where two results of a model differ by more than rounding explains.
+/// Throws UsageError if two results of a model differ by more than rounding.
 template <class Y>
 void check_same_results(const Y& expected, const Y& got) {
   const auto a = contiguous(value_of(expected)).to_vector(), b = contiguous(value_of(got)).to_vector();
@@ -8273,12 +8263,12 @@ void check_same_results(const Y& expected, const Y& got) {
 
 }  // namespace detail
 
-/// A copy of the model for inference, in which each batch norm that directly follows a convolution or a linear layer is
-/// part of that layer's weight and bias (PyTorch's fuse_conv_bn_eval): its results are the model's up to rounding, and
-/// its parameters are its own. `x`: inputs that the model takes, a sample is enough: one pass over them is watched, so
-/// that it doesn't matter where layers are listed. A batch norm stays where its layer is called more than once or
-/// something else takes the layer's result, where it has no running statistics, and behind transposed convolutions.
-/// Throws UsageError where the model, or a layer of it, is in training; a folded model refuses to train.
+/// A copy of the model for inference, with each batch norm that directly follows a convolution or a linear layer folded
+/// into that layer's weight and bias (PyTorch's fuse_conv_bn_eval). Results are the same up to rounding; parameters are
+/// not shared. `x`: example inputs, one sample is enough. One forward pass finds the pairs, whatever the order of
+/// members. A batch norm is not folded if its layer is called more than once, if the layer's output has other users, if
+/// it has no running statistics, or after a transposed convolution. Throws UsageError if the model or a layer is in
+/// training mode; a folded model refuses to train.
 template <class Model, class... X>
 Model fold_batch_norm(const Model& model, const X&... x) {
   using D = typename Model::device_type;
@@ -8311,11 +8301,11 @@ Model fold_batch_norm(const Model& model, const X&... x) {
 // <chorus/nn/group_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_NN_GROUP_NORM_HPP
-/// Normalisation within a sample as layers: groups of channels, single channels, root mean square.
+/// Layers that normalise within a sample: GroupNorm, InstanceNorm, RMSNorm.
 
 namespace chorus::nn {
 
-/// Normalises groups of neighbouring channels of x: [batch, channels, ...], then scales and shifts each channel.
+/// Normalises groups of adjacent channels of x: [batch, channels, ...], then scales and shifts each channel.
 template <Device D, Real T>
 class GroupNorm : public Module {
  public:
@@ -8348,7 +8338,7 @@ class GroupNorm : public Module {
 /// Options of InstanceNorm.
 struct InstanceNormOptions {
   double eps = 1e-5;
-  /// Whether channels are scaled and shifted; not, by default, as in PyTorch.
+  /// Whether channels are scaled and shifted; off by default, as in PyTorch.
   bool affine = false;
 };
 
@@ -8387,10 +8377,10 @@ class InstanceNorm : public Module {
   double eps_;
 };
 
-/// PyTorch's names; the number of inner axes is the input's.
+/// PyTorch's name for sequences. The number of inner axes is the input's.
 template <Device D, Real T = float>
 using InstanceNorm1d = InstanceNorm<D, T>;
-/// InstanceNorm under the name that PyTorch has for images.
+/// PyTorch's name for images.
 template <Device D, Real T = float>
 using InstanceNorm2d = InstanceNorm<D, T>;
 
@@ -8431,7 +8421,7 @@ namespace chorus::nn {
 
 namespace detail {
 
-/// 2-byte copies of a model's float parameters, laid out as they are. A copy of this object has none.
+/// 2-byte copies of a model's float parameters, with the same layout. A copy of this object is empty.
 template <Narrow T, Device D>
 class NarrowCopies {
  public:
@@ -8439,14 +8429,14 @@ class NarrowCopies {
   NarrowCopies(const NarrowCopies&) {}
   NarrowCopies& operator=(const NarrowCopies&) { return *this; }
 
-  /// Converts the parameters that have changed since the last call: neighbours in memory by one kernel.
+  /// Converts the parameters that changed since the last call; one kernel converts a run of adjacent ones.
   void refresh(Module& model) {
     Collector found;
     model.visit(found);
     auto& parameters = found.parameters;
     std::sort(parameters.begin(), parameters.end(),
               [](const auto* a, const auto* b) { return std::less<>()(a->memory(), b->memory()); });
-    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared ones
+    parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());  // shared parameters
     if (!laid_out_for(parameters)) lay_out(parameters);
 
     const auto is_old = [&](std::size_t i) { return parameters[i]->narrow_copy.version != parameters[i]->version(); };
@@ -8472,7 +8462,7 @@ class NarrowCopies {
     void module(std::string_view, Module& child) override { child.visit(*this); }
     void parameter(std::string_view, AnyParameter& handle) override {
       auto& parameter = handle.on<D>();
-      // Where a rank has only a part at hand, operations convert what they have gathered.
+      // If parameters are sharded, operations convert what they have gathered.
       if (parameter.storage().in_parts()) return;
       if (parameter.dtype() == DType::f32 && parameter.count() > 0) parameters.push_back(&parameter);
     }
@@ -8483,7 +8473,7 @@ class NarrowCopies {
     return static_cast<const float*>(parameter.memory());
   }
 
-  // Elements up to where a small one that follows begins: in front of a large one there may be more.
+  // Elements up to the next small parameter. There may be more before a large one, which is aligned.
   static Index occupied(const ParameterOn<D>& parameter) {
     return static_cast<Index>(padded_count<D>(static_cast<std::size_t>(parameter.count()), sizeof(float)));
   }
@@ -8525,7 +8515,7 @@ inline constexpr bool is_floating = false;
 template <Operand X>
 inline constexpr bool is_floating<X> = Real<typename tensor_of<X>::value_type> && !chorus::detail::says_exact<X>;
 
-// Outputs none of which is narrow. A loss, which has no axes, is float always.
+// Whether all outputs are float tensors with axes. A scalar loss is always float.
 template <class Y>
 inline constexpr bool all_in_float = false;
 template <Operand Y>
@@ -8536,12 +8526,11 @@ inline constexpr bool all_in_float<std::tuple<Members...>> =
 
 }  // namespace detail
 
-/// `Model`, whose layers compute in T: floating-point inputs are turned into T, outputs into float, and what an
-/// Embedding looks up by integer inputs is T. A model whose layers would all run in float does not compile.
-/// Parameters, their gradients, their reduction over devices and the optimizer's step stay float, as does the loss; of
-/// the parameters a copy in T is kept, which is renewed in the first forward pass after a step. A type like any other
-/// model, for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`; parameters keep their names.
-/// With half, gradients may be too small for T: see optim::GradScaler.
+/// Runs `Model` in T: converts floating-point inputs to T and outputs to float; Embeddings return T for integer inputs.
+/// If all layers would run in float, it does not compile. Parameters, gradients, their reduction, the optimizer's step
+/// and the loss stay float. A copy of the parameters in T is updated in the first forward pass after a step. It is a
+/// model type for every policy: `DistributedDataParallel<MixedPrecision<ToyModel<Cuda>>>`. Parameter names stay the
+/// same. With half, gradients may underflow: see optim::GradScaler.
 template <class Model, Narrow T = bf16>
 class MixedPrecision : public Module {
  public:
@@ -8549,8 +8538,8 @@ class MixedPrecision : public Module {
 
   explicit MixedPrecision(Model model = {}) : model_(std::move(model)) {}
 
-  /// What `Model::forward` takes and gives, tuples included; tensors that are not floating-point pass as they are, and
-  /// so do those that are `exact(x)`.
+  /// `Model::forward`, with tuples converted, too. Tensors that are not floating-point, and those marked `exact(x)`,
+  /// are passed unchanged.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
     copies_.refresh(model_);
@@ -8566,7 +8555,7 @@ class MixedPrecision : public Module {
     return detail::watched(*this, [&] { return forward(inputs...); });
   }
 
-  /// The model inside.
+  /// The wrapped model.
   Model& model() { return model_; }
   void visit(Visitor& visitor) override {
     visitor.inner(model_);
@@ -8605,7 +8594,7 @@ class MixedPrecision : public Module {
     return std::apply([](const auto&... y) { return std::tuple(widened(y)...); }, members);
   }
 
-  mutable Model model_;  // a visit hands out its parameters, to which the copies belong
+  mutable Model model_;  // visiting it hands out mutable parameters, which own the copies
   mutable detail::NarrowCopies<T, device_type> copies_;
 };
 
@@ -8615,12 +8604,12 @@ class MixedPrecision : public Module {
 // <chorus/nn/more_activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
-/// Functions as layers, beside those of activations.hpp.
+/// More functions as layers.
 
 // <chorus/ops/dropout_variants.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DROPOUT_VARIANTS_HPP
-/// Dropout of whole channels, and dropout that keeps mean and variance.
+/// Dropout of whole channels; dropout that keeps mean and variance.
 
 namespace chorus {
 
@@ -8640,15 +8629,15 @@ auto dropout_channels(const X& x, double p, bool training = true) {
   return x * reshape(kept, per_channel);
 }
 
-/// In training sets each element with probability p to SELU's limit at minus infinity, then scales and shifts all, so
-/// that mean 0 and variance 1 stay (Klambauer et al. 2017). Throws UsageError unless 0 <= p < 1.
+/// In training, sets each element with probability p to SELU's limit at minus infinity, then scales and shifts all
+/// elements to keep mean 0 and variance 1 (Klambauer et al. 2017). Throws UsageError unless 0 <= p < 1.
 template <Operand X>
 auto alpha_dropout(const X& x, double p, bool training = true) {
   const double limit = -1.7580993408473766, keep = 1 - p;
   const auto kept = dropout(tensor_of<X>::ones(value_of(x).shape(), value_of(x).device()), p, training);
   const double drops = training ? p : 0;
   const double scale = 1 / std::sqrt((1 - drops) * (1 + drops * limit * limit));
-  // `kept` is 0 or 1 / keep in training: times keep it chooses.
+  // In training `kept` is 0 or 1 / keep; multiplied by keep it is a mask.
   const auto chosen = kept * (training ? keep : 1);
   return (x * chosen + (1 - chosen) * limit) * scale - scale * limit * drops;
 }
@@ -8659,13 +8648,13 @@ auto alpha_dropout(const X& x, double p, bool training = true) {
 // <chorus/ops/interpolation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_INTERPOLATION_HPP
-/// Images in other sizes: bilinear interpolation, and the largest number of each part of an image.
+/// Resizing images: bilinear interpolation and adaptive max pooling.
 
 namespace chorus {
 
 namespace detail {
 
-// Each entry of the resized axis lies between two of the old one, at a share of the way from the one to the other.
+// Each entry of the resized axis is interpolated linearly between two old entries.
 inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
   AxisWeights weights{in, {}};
   for (Index i = 0; i < out; ++i) {
@@ -8684,8 +8673,8 @@ inline AxisWeights between_entries(Index in, Index out, bool align_corners) {
   return weights;
 }
 
-/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their
-/// last one.
+/// [..., in, ...] -> [..., out, longest, ...]: the entries of each part of an axis. Shorter parts repeat their last
+/// entry.
 template <Operand X>
 auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
   using D = typename tensor_of<X>::device_type;
@@ -8702,7 +8691,7 @@ auto split_axis(const X& x, std::size_t a, const AxisParts& parts) {
   return reshape(index_select(x, static_cast<Index>(a), index), split);
 }
 
-// The largest of each of `out` equal parts of an axis.
+// The maximum of each of `out` parts of an axis.
 template <Operand X>
 auto adaptive_max(const X& x, std::size_t a, Index out) {
   const AxisParts parts{value_of(x).shape()[a], out};
@@ -8723,9 +8712,9 @@ inline void check_resize(const char* operation, const Shape<4>& image, Size2d si
 
 }  // namespace detail
 
-/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width], between pixels in straight lines.
-/// With `align_corners` the centres of the corner pixels stay in the corners, else the corners of the images do. Throws
-/// UsageError unless the size is positive, ShapeError for an image without pixels.
+/// x: [batch, channels, height, width] -> [batch, channels, size.height, size.width]. With `align_corners` the centres
+/// of the corner pixels align, else the corners of the images. Throws UsageError unless the size is positive,
+/// ShapeError for an image without pixels.
 template <Operand X>
 auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
   static_assert(tensor_of<X>::rank == 4, "upsample_bilinear2d: the input is [batch, channels, height, width]");
@@ -8738,15 +8727,15 @@ auto upsample_bilinear2d(const X& x, Size2d size, bool align_corners = false) {
                               /*exact=*/false);
 }
 
-/// x: [batch, channels, height, width] -> the largest number of each part of an image: [batch, channels, size.height,
-/// size.width]; parts as of adaptive_avg_pool2d. Of pixels that tie the first gets the gradient. Throws as that does.
+/// x: [batch, channels, height, width] -> the maximum of each part of an image: [batch, channels, size.height,
+/// size.width]; parts as for adaptive_avg_pool2d. In a tie the first pixel gets the gradient. Throws as that does.
 template <Operand X>
 auto adaptive_max_pool2d(const X& x, Size2d size) {
   static_assert(tensor_of<X>::rank == 4, "adaptive_max_pool2d: the input is [batch, channels, height, width]");
   const auto& shape = value_of(x).shape();
   detail::check_resize("adaptive_max_pool2d", shape, size);
   const auto parts = [&] { return detail::adaptive_max(detail::adaptive_max(x, 3, size.width), 2, size.height); };
-  // Equal parts are the windows of a plain pooling.
+  // With equal parts it is plain max pooling.
   if (shape[2] % size.height == 0 && shape[3] % size.width == 0)
     return decltype(parts())(max_pool2d(x, Size2d{shape[2] / size.height, shape[3] / size.width}));
   return parts();
@@ -8758,13 +8747,13 @@ auto adaptive_max_pool2d(const X& x, Size2d size) {
 // <chorus/ops/more_activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_ACTIVATIONS_HPP
-/// Activations beside the usual ones, with PyTorch's definitions.
+/// Less common activations, with PyTorch's definitions.
 
 namespace chorus {
 
 namespace functors {
 
-/// scale (x, or alpha (exp(x) - 1) below 0) with the constants that keep mean 0 and variance 1 (Klambauer et al. 2017).
+/// scale (x, or alpha (exp(x) - 1) for x <= 0). The constants keep mean 0 and variance 1 (Klambauer et al. 2017).
 struct Selu {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -8772,7 +8761,7 @@ struct Selu {
     return where(x > 0, x * R(1.0507009873554805), expm1(x) * R(1.6732632423543772 * 1.0507009873554805));
   }
 };
-/// x, or alpha (exp(x / alpha) - 1) below 0 (Barron 2017).
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0 (Barron 2017).
 struct Celu {
   double alpha = 1;
   template <class S>
@@ -8812,7 +8801,7 @@ struct Hardshrink {
     return {{where(abs(x) > real_of<S>(lambda), dy, S(0))}};
   }
 };
-/// x moved by lambda towards 0, where it ends.
+/// x moved by lambda towards 0, but not beyond.
 struct Softshrink {
   double lambda = 0.5;
   template <class S>
@@ -8821,7 +8810,7 @@ struct Softshrink {
     return where(x > R(lambda), x - R(lambda), where(x < R(-lambda), x + R(lambda), x * 0));  // NaN stays
   }
 };
-/// x above the threshold, else a value.
+/// x above the threshold, else `value`.
 struct Threshold {
   double threshold = 0, value = 0;
   template <class S>
@@ -8829,7 +8818,7 @@ struct Threshold {
     return where(x <= real_of<S>(threshold), S(real_of<S>(value)), x);
   }
 };
-/// x for positive x, else slope x, the slope being learned (He et al. 2015).
+/// x for positive x, else slope x with a learned slope (He et al. 2015).
 struct Prelu {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& slope) const {
@@ -8839,12 +8828,12 @@ struct Prelu {
 
 }  // namespace functors
 
-/// elu with the scale and alpha of Klambauer et al., 2017, for which numbers keep mean 0 and variance 1.
+/// elu with the constants of Klambauer et al. 2017, which keep mean 0 and variance 1.
 template <Operand X>
 auto selu(const X& x) {
   return detail::pointwise("selu", functors::Selu{}, x);
 }
-/// Throws UsageError where alpha is 0.
+/// x, or alpha (exp(x / alpha) - 1) for x <= 0. Throws UsageError if alpha is 0.
 template <Operand X>
 auto celu(const X& x, double alpha = 1) {
   check<UsageError>(alpha != 0, "celu: alpha is 0");
@@ -8860,23 +8849,23 @@ template <Operand X>
 auto tanhshrink(const X& x) {
   return detail::pointwise("tanhshrink", functors::Tanhshrink{}, x);
 }
-/// x where |x| > lambda, else 0.
+/// x if |x| > lambda, else 0.
 template <Operand X>
 auto hardshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("hardshrink", functors::Hardshrink{lambda}, x);
 }
-/// x pulled towards 0 by lambda, and 0 where |x| <= lambda.
+/// x moved by lambda towards 0; 0 if |x| <= lambda.
 template <Operand X>
 auto softshrink(const X& x, double lambda = 0.5) {
   return detail::pointwise("softshrink", functors::Softshrink{lambda}, x);
 }
-/// x where x > above, else value.
+/// x if x > above, else value.
 template <Operand X>
 auto threshold(const X& x, double above, double value) {
   return detail::pointwise("threshold", functors::Threshold{above, value}, x);
 }
 
-/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError where the channels differ.
+/// x: [batch, channels, ...], slope: [channels] or [1]. Throws ShapeError if the channels differ.
 template <Operand X, Operand W>
 auto prelu(const X& x, const W& slope) {
   constexpr int rank = tensor_of<X>::rank;
@@ -8910,7 +8899,7 @@ CHORUS_FUNCTION_LAYER(GELUTanh, gelu_tanh);
 /// The mean of each channel of an image: [batch, channels].
 CHORUS_FUNCTION_LAYER(GlobalAvgPool, global_avg_pool);
 
-// One option, given at construction.
+// A layer with one option.
 #define CHORUS_OPTION_LAYER(LAYER, FUNCTION, OPTION, DEFAULT)                                  \
   struct LAYER : Module {                                                                      \
     double OPTION;                                                                             \
@@ -8926,7 +8915,7 @@ CHORUS_OPTION_LAYER(Hardshrink, hardshrink, lambda, 0.5);
 CHORUS_OPTION_LAYER(Softshrink, softshrink, lambda, 0.5);
 #undef CHORUS_OPTION_LAYER
 
-/// log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold.
+/// log(1 + exp(beta x)) / beta; x itself if beta x exceeds the threshold.
 struct Softplus : Module {
   double beta, threshold;
   explicit Softplus(double scale = 1, double above = 20) : beta(scale), threshold(above) {}
@@ -8937,7 +8926,7 @@ struct Softplus : Module {
   std::string describe() const override { return cat("Softplus(", beta, ")"); }
 };
 
-/// x limited to [min, max].
+/// x clipped to [min, max].
 struct Hardtanh : Module {
   double min, max;
   explicit Hardtanh(double low = -1, double high = 1) : min(low), max(high) {}
@@ -8948,7 +8937,7 @@ struct Hardtanh : Module {
   std::string describe() const override { return cat("Hardtanh(", min, ", ", max, ")"); }
 };
 
-/// x above the threshold, else the value.
+/// x above the threshold, else `value`.
 struct Threshold : Module {
   double threshold, value;
   Threshold(double above, double otherwise) : threshold(above), value(otherwise) {}
@@ -8981,7 +8970,7 @@ struct GLU : Module {
   std::string describe() const override { return cat("GLU(", axis, ")"); }
 };
 
-/// x for positive x, else x times a learned slope: one, or one a channel of x: [batch, channels, ...].
+/// x for positive x, else x times a learned slope: a single one, or one per channel of x: [batch, channels, ...].
 template <Device D, Real T = float>
 class PReLU : public Module {
  public:
@@ -8999,7 +8988,7 @@ class PReLU : public Module {
   std::string describe() const override { return cat("PReLU(", weight.shape()[0], ")"); }
 };
 
-/// x as it is: in the place of a layer that a variant of a model lacks.
+/// Returns x: a placeholder for a layer that a variant of a model lacks.
 struct Identity : Module {
   template <Operand X>
   X operator()(const X& x) const {
@@ -9008,7 +8997,7 @@ struct Identity : Module {
   std::string describe() const override { return "Identity"; }
 };
 
-/// In training zeroes whole channels of x: [batch, channels, ...] with probability `p`.
+/// In training, zeroes whole channels of x: [batch, channels, ...] with probability `p`.
 struct Dropout2d : Dropout {
   using Dropout::Dropout;
   template <Operand X>
@@ -9027,7 +9016,7 @@ struct AlphaDropout : Dropout {
   std::string describe() const override { return cat("AlphaDropout(", p, ")"); }
 };
 
-/// Images of any size to images of one.
+/// Average pooling to a fixed image size.
 struct AdaptiveAvgPool2d : Module {
   Size2d size;
   explicit AdaptiveAvgPool2d(Size2d to) : size(to) {}
@@ -9037,7 +9026,7 @@ struct AdaptiveAvgPool2d : Module {
   }
   std::string describe() const override { return cat("AdaptiveAvgPool2d(", size.height, "x", size.width, ")"); }
 };
-/// adaptive_max_pool2d as a layer: images become `size`.
+/// Max pooling to a fixed image size.
 struct AdaptiveMaxPool2d : Module {
   Size2d size;
   explicit AdaptiveMaxPool2d(Size2d to) : size(to) {}
@@ -9048,10 +9037,10 @@ struct AdaptiveMaxPool2d : Module {
   std::string describe() const override { return cat("AdaptiveMaxPool2d(", size.height, "x", size.width, ")"); }
 };
 
-/// How Upsample makes the pixels between.
+/// How Upsample interpolates.
 enum class UpsampleMode : std::uint8_t { nearest, bilinear };
 
-/// Images `scale` times as large.
+/// Enlarges images by `scale`.
 struct Upsample : Module {
   Size2d scale;
   UpsampleMode mode;
@@ -9079,24 +9068,24 @@ struct Upsample : Module {
 // <chorus/nn/positions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_POSITIONS_HPP
-/// Encodings of positions in a sequence: learned, sinusoidal, rotary.
+/// Position encodings: learned, sinusoidal, rotary.
 
 namespace chorus::nn {
 
-/// Adds a learned vector for each place: x: [batch, length, features], weight: [most, features].
+/// Adds a learned vector for each position. x: [batch, length, features], weight: [most, features].
 template <Device D, Real T = float>
 class LearnedPositions : public Module {
  public:
   using device_type = D;
   Parameter<T, 2, D> weight;
 
-  /// Starts with numbers from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
+  /// Initialised from N(0, 0.02²). Throws ShapeError unless both sizes are positive.
   LearnedPositions(Index most, Index features) {
     check<ShapeError>(most > 0 && features > 0, "LearnedPositions: ", most, " places of ", features,
                       " features: both must be positive");
     weight = Parameter(init::normal<T, D, 2>({most, features}, 0, 0.02));
   }
-  /// Throws ShapeError where the sequence is longer than there are places.
+  /// Throws ShapeError if the sequence is longer than `most`.
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
@@ -9113,7 +9102,7 @@ class LearnedPositions : public Module {
 };
 
 namespace detail {
-// [at least `length`, features / 2]: sines and cosines of the place times 10000^(-2 i / features).
+// [at least `length`, features / 2]: sine and cosine of position * 10000^(-2 i / features).
 template <Real T, Device D>
 struct PositionTables {
   Index features = 0, length = 0;
@@ -9121,7 +9110,7 @@ struct PositionTables {
   Tensor<T, 2, D> sine{}, cosine{};
 };
 
-// Each thread keeps its tables for the next call.
+// Each thread caches its tables.
 template <Real T, Device D>
 const PositionTables<T, D>& position_tables(Index length, Index features, D device) {
   thread_local std::vector<PositionTables<T, D>> kept;
@@ -9151,8 +9140,8 @@ const PositionTables<T, D>& position_tables(Index length, Index features, D devi
 }
 }  // namespace detail
 
-/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the place at falling frequencies (Vaswani et al. 2017) to
-/// x: [batch, length, features]. Throws ShapeError for an odd number of features.
+/// Adds sines (features 0, 2, ...) and cosines (1, 3, ...) of the position at decreasing frequencies (Vaswani et al.
+/// 2017) to x: [batch, length, features]. Throws ShapeError for an odd number of features.
 struct SinusoidalPositions : Module {
   template <Operand X>
   auto operator()(const X& x) const {
@@ -9168,9 +9157,9 @@ struct SinusoidalPositions : Module {
   std::string describe() const override { return "SinusoidalPositions"; }
 };
 
-/// Turns the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle that grows with the
-/// place, so that products of them depend on distances alone (Su et al. 2021). `first` is the place of the first entry.
-/// Throws ShapeError for an odd number of features.
+/// Rotates the pairs (i, i + features / 2) of queries or keys x: [..., length, features] by an angle proportional to
+/// the position, so that their products depend only on distances (Su et al. 2021). `first` is the position of the first
+/// entry. Throws ShapeError for an odd number of features.
 template <Operand X>
 auto rotary_positions(const X& x, Index first = 0) {
   using T = typename tensor_of<X>::value_type;
@@ -9189,7 +9178,7 @@ auto rotary_positions(const X& x, Index first = 0) {
 // <chorus/nn/recurrent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
 #define CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
-/// LSTM and GRU: several layers, both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
+/// LSTM and GRU with several layers and both directions, with PyTorch's parameter names (`weight_ih_l0_reverse`) and
 /// initialisation.
 
 // <chorus/ops/recurrent.hpp>
@@ -9202,7 +9191,7 @@ namespace chorus {
 
 namespace functors {
 
-/// The next cell state from the gates before their activations and the present state.
+/// The next cell state from the pre-activation gates and the current cell state.
 struct LstmCell {
   template <class S>
   CHORUS_HD S operator()(const S& input, const S& forget, const S& candidate, const S& cell) const {
@@ -9227,7 +9216,7 @@ struct LstmOutput {
   }
 };
 
-/// The candidate state: the reset gate acts on what comes from the present state.
+/// The candidate state: the reset gate is applied to the hidden state's contribution.
 struct GruCandidate {
   template <class S>
   CHORUS_HD S operator()(const S& reset_x, const S& reset_h, const S& x, const S& h) const {
@@ -9240,7 +9229,7 @@ struct GruCandidate {
     return {{by_reset, by_reset, by_x, by_x * r}};
   }
 };
-/// The next state, between the candidate and the present one.
+/// The next state, interpolated between the candidate and the current state.
 struct GruState {
   template <class S>
   CHORUS_HD S operator()(const S& update_x, const S& update_h, const S& candidate, const S& state) const {
@@ -9263,7 +9252,7 @@ struct LstmResult {
   State hidden, cell;
   auto fields() { return std::tie(output, hidden, cell); }
 };
-/// A GRU's outputs, and its last state.
+/// The outputs of all steps, and the last state.
 template <class Sequence, class State>
 struct GruResult {
   Sequence output;
@@ -9285,7 +9274,7 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
 }
 
-// Columns `gate` of the rows of a step.
+// The columns of one gate.
 template <Operand X>
 auto gate(const X& gates, Index number, Index hidden) {
   return slice(gates, -1, number * hidden, (number + 1) * hidden);
@@ -9310,7 +9299,7 @@ auto zero_state(const X& x, const W& weight_hh) {
       {value_of(x).size(0), value_of(weight_hh).size(1)}, value_of(x).device());
 }
 
-// A first state, a Tensor or recorded, as the steps' states are.
+// The initial state, in the type of the steps' states.
 template <class State, Operand H>
 State as_state(const H& h) {
   if constexpr (std::is_same_v<State, H>)
@@ -9331,9 +9320,9 @@ auto join_steps(const std::vector<State>& steps) {
 
 }  // namespace detail
 
-/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden];
-/// gates in the order input, forget, candidate, output; h, c: the states before the first step, [batch, hidden]. With
-/// `reverse` the sequence is read from its end; outputs stay at their steps. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
+/// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
+/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
           const C& c0, bool reverse = false) {
@@ -9358,16 +9347,16 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
   auto output = detail::join_steps(steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
-/// The same with states that start from zero.
+/// The same with initial states of zero.
 template <Operand X, Operand W, Operand B>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   const auto zero = detail::zero_state(x, weight_hh);
   return lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, zero, zero);
 }
 
-/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden];
-/// gates in the order reset, update, candidate; h: the state before the first step, [batch, hidden]; `reverse` as for
-/// lstm. Throws ShapeError where sizes don't fit.
+/// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
+/// sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
          bool reverse = false) {
@@ -9393,7 +9382,7 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
   auto output = detail::join_steps(steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
-/// The same with a state that starts from zero.
+/// The same with an initial state of zero.
 template <Operand X, Operand W, Operand B>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh) {
   return gru(x, weight_ih, weight_hh, bias_ih, bias_hh, detail::zero_state(x, weight_hh));
@@ -9408,14 +9397,14 @@ namespace chorus::nn {
 struct RecurrentOptions {
   Index num_layers = 1;
   bool bias = true;
-  /// Inputs and outputs are [batch, time, features], else [time, batch, features].
+  /// Inputs and outputs are [batch, time, features] instead of [time, batch, features].
   bool batch_first = false;
-  /// Applied to the outputs of all layers but the last.
+  /// Dropout on the outputs of all layers but the last.
   double dropout = 0;
   bool bidirectional = false;
 };
 
-/// The parameters of an LSTM or a GRU, and the walk through layers and directions.
+/// The base of LSTM and GRU: parameters, and the loop over layers and directions.
 template <Device D, Real T>
 class Recurrent : public Module {
  public:
@@ -9426,7 +9415,7 @@ class Recurrent : public Module {
     Parameter<T, 2, D> weight_ih, weight_hh;
     Parameter<T, 1, D> bias_ih, bias_hh;
   };
-  /// Of layer 0, of its reverse direction if there is one, of layer 1, ...
+  /// Layer 0, its reverse direction if there is one, layer 1, ...
   std::vector<Cell> cells;
 
   void visit(Visitor& visitor) override {
@@ -9469,7 +9458,7 @@ class Recurrent : public Module {
   Index directions() const { return options_.bidirectional ? 2 : 1; }
 
   /// Calls `run(input, cell, number, reverse)`, which returns outputs [batch, time, hidden], for all layers and
-  /// directions, and gives the last layer's outputs.
+  /// directions. Returns the last layer's outputs.
   template <class X, class Run>
   auto through_layers(const X& x, const Run& run) const {
     const auto layer = [&](const auto& in, Index number) {
@@ -9484,7 +9473,7 @@ class Recurrent : public Module {
     return options_.batch_first ? y : decltype(y)(transpose(y, 0, 1));
   }
 
-  /// Row `number` of the first states [layers * directions, batch, hidden].
+  /// Row `number` of the initial states [layers * directions, batch, hidden].
   template <Operand H>
   auto state_of(const H& states, Index number) const {
     const Shape<3> expected{static_cast<Index>(cells.size()), value_of(states).size(1), hidden_};
@@ -9497,8 +9486,8 @@ class Recurrent : public Module {
     const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
     return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
   }
-  /// The states of all layers and directions, each [batch, hidden], as [layers * directions, batch, hidden], which says
-  /// that the batch is axis 1: DataParallel goes by it.
+  /// Stacks the states of all layers and directions, [batch, hidden] each, to [layers * directions, batch, hidden],
+  /// marked with batch axis 1 for DataParallel.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
     const auto& shape = states.front().shape();
@@ -9514,7 +9503,7 @@ class Recurrent : public Module {
 };
 
 /// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
-/// directions, batch, hidden]}. First states default to zero. Throws ShapeError where sizes don't fit.
+/// directions, batch, hidden]}. Initial states default to zero. Throws ShapeError if sizes don't match.
 template <Device D, Real T>
 class LSTM final : public Recurrent<D, T> {
  public:
@@ -9590,14 +9579,14 @@ class GRU final : public Recurrent<D, T> {
 // <chorus/nn/summary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
-/// A table of a model's layers and their parameters; given an input, of what they make of it, their multiply-adds and
-/// the memory that backward needs.
+/// A table of a model's layers and parameters; given an input, also of output shapes, multiply-adds and activation
+/// memory.
 
 namespace chorus::nn {
 
 namespace detail {
 
-/// The lines of a summary, and who watches the layers while they are called.
+/// The rows of a summary. Observes the layers during the forward pass.
 template <Device D>
 class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
  public:
@@ -9606,7 +9595,7 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
     std::vector<AnyParameter> parameters{};
     const Module* module = nullptr;
     int calls = 0;
-    std::size_t place = uncalled;  ///< among the calls
+    std::size_t place = uncalled;  ///< index in call order
     std::int64_t multiply_adds = 0;
   };
   static constexpr std::size_t uncalled = std::numeric_limits<std::size_t>::max();
@@ -9619,22 +9608,22 @@ class SummaryTable final : public Walker, public chorus::detail::LayerWatch {
 
   std::int64_t all_multiply_adds() const;
 
-  /// The rows, in the order of the first calls where there were any; each column as wide as it needs to be.
+  /// The rows, in call order if there were calls. Column widths fit the content.
   std::string text(bool called);
 
  private:
   struct Call {
-    Row* row;  ///< that its multiply-adds are of
+    Row* row;  ///< the row that counts its multiply-adds
     bool counts;
   };
 
   std::string own_path() const { return prefix().empty() ? "" : prefix().substr(0, prefix().size() - 1); }
   void enter(Module& module) override;
-  // Its caller's description has said what it is.
+  // The wrapper's description already names it.
   void inner(Module&) override {}
   void parameter(std::string_view, AnyParameter& handle) override;
 
-  // A list of layers, which nobody calls, comes before the first of them; what nobody has called, last.
+  // A list of layers, which is not called itself, comes before its first layer. Uncalled layers come last.
   void sort_by_calls();
 
   std::vector<Row> rows_;
@@ -9662,7 +9651,7 @@ D device_for_summary(Module& model) {
   return parameters.front().parameter->where();
 }
 
-/// An input, on the model's device.
+/// The example input, on the model's device.
 template <class X, Device D>
 decltype(auto) example_on(const X& x, D device) {
   if constexpr (AnyTensor<X>)
@@ -9673,23 +9662,23 @@ decltype(auto) example_on(const X& x, D device) {
 
 }  // namespace detail
 
-/// One line a module: its path, what it is, its own parameters (in parentheses where all of them are shared with a
-/// layer above); then the sums.
+/// One line per module: path, description, own parameters (in parentheses if all are shared with a layer above). The
+/// last lines are totals.
 template <class Model>
 std::string summary(Model& model) {
   using D = typename Model::device_type;
   return detail::SummaryTable<D>(model).text(false) + detail::summed_parameters<D>(model);
 }
 
-/// The same for `model(inputs...)`: lines in the order of the first calls, with the shape of the (last) output, and the
-/// multiply-adds that are the module's own: of Linear, matrix products, convolutions, attention's two products (all
-/// pairs, causal or not), and recurrent layers; nothing else counts, an embedding neither. One that is called several
-/// times says so. "-": not called, or not by a call that is watched, as `layer(x)` is in the calling thread. The last
-/// line sums up: multiply-adds, and the bytes of activations that the tape holds after the forward pass.
+/// The same for `model(inputs...)`: lines in call order, with the shape of the (last) output and the module's own
+/// multiply-adds: those of Linear, matrix products, convolutions, attention's two products (all pairs, causal or not),
+/// and recurrent layers. Other operations, such as embeddings, don't count. Repeated calls are noted. "-": not called,
+/// or called in a way that is not observed (only `layer(x)` in the calling thread is). The last line has totals:
+/// multiply-adds, and the bytes of activations on the tape after the forward pass.
 ///
-/// The forward pass is one of a copy, with the model's mode and gradients: the model, its statistics and random numbers
-/// stay as they are, and other ranks hear nothing. Call it with the bare model (`net.module()`), while no other thread
-/// computes on its device. Throws what the model throws, with "summary: " in front.
+/// Runs the forward pass on a copy, with the model's mode and gradient settings: the model, its statistics and random
+/// numbers don't change, and nothing is communicated. Call it with the bare model (`net.module()`) while no other
+/// thread uses its device. Throws what the model throws, prefixed with "summary: ".
 template <class Model, class... Inputs>
 requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&... inputs) {
   using D = typename Model::device_type;
@@ -9726,7 +9715,7 @@ requires(sizeof...(Inputs) > 0) std::string summary(Model& model, const Inputs&.
   }
 }
 
-/// The same for an input of that shape: `summary(model, {1, 3, 224, 224})`, zeros of type T.
+/// The same for zeros of type T of the given shape: `summary(model, {1, 3, 224, 224})`.
 template <Real T = float, class Model, std::size_t Rank>
 std::string summary(Model& model, const Index (&shape)[Rank]) {
   std::array<Index, Rank> extents{};
@@ -9738,7 +9727,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
   for (const Index extent : shape)
     check<ShapeError>(extent > 0, "summary: an input of shape ", shape, ": extents are at least 1");
   const auto device = detail::device_for_summary<typename Model::device_type>(model);
-  const trace::PeakKept peak(trace_slot(device));  // of the zeros, too
+  const trace::PeakKept peak(trace_slot(device));  // includes the zeros
   return summary(model, Tensor<T, static_cast<int>(Rank), typename Model::device_type>::zeros(shape, device));
 }
 
@@ -9748,7 +9737,7 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
 // <chorus/nn/summary_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
-/// How a model's layers become the lines of a table.
+/// Builds and prints the table of a model's layers.
 
 namespace chorus::nn::detail {
 
@@ -9761,7 +9750,7 @@ SummaryTable<D>::SummaryTable(Module& model) {
 template <Device D>
 void SummaryTable<D>::begins(const void* layer) {
   const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.module == layer; });
-  // A layer that calls itself, with more arguments, is called once. One that is not listed is part of its caller.
+  // A layer that calls itself with more arguments counts once. An unlisted layer belongs to its caller.
   const bool counts = row != rows_.end() && (under_way_.empty() || under_way_.back().row != &*row);
   under_way_.push_back({row != rows_.end() ? &*row : (under_way_.empty() ? nullptr : under_way_.back().row), counts});
   if (!counts) return;
@@ -9849,22 +9838,21 @@ void SummaryTable<D>::sort_by_calls() {
 // <chorus/nn/transformer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
 #define CHORUS_SINGLE_CHORUS_NN_TRANSFORMER_HPP
-/// Layers of the transformer (Vaswani et al. 2017), as PyTorch has them: TransformerEncoderLayer,
-/// TransformerDecoderLayer.
+/// Transformer layers (Vaswani et al. 2017) as in PyTorch: TransformerEncoderLayer, TransformerDecoderLayer.
 
 namespace chorus::nn {
 
-/// What stands between the two linear layers of a transformer layer.
+/// The activation between the two linear layers of a transformer layer.
 enum class FeedForwardActivation : std::uint8_t { relu, gelu };
 
 /// Options of transformer layers.
 struct TransformerOptions {
   Index heads = 8;
-  /// Features between the two linear layers; 0 stands for 4 times the model's.
+  /// Features between the two linear layers; 0 means 4 times the model's.
   Index feed_forward = 0;
   double dropout = 0.1;
   FeedForwardActivation activation = FeedForwardActivation::relu;
-  /// Normalisation before attention and feed-forward instead of after them.
+  /// Normalise before attention and feed-forward instead of after them.
   bool norm_first = false;
 };
 
@@ -9878,9 +9866,9 @@ inline Index inner_features(Index features, const TransformerOptions& options) {
 }
 }  // namespace detail
 
-/// x: [batch, length, features] -> the same shape: self-attention, then two linear layers on each place, each with
-/// dropout, a residual connection and layer normalisation. Under TensorParallel ranks share heads, and the features
-/// between the two linear layers.
+/// x: [batch, length, features] -> the same shape: self-attention, then two linear layers at each position, each with
+/// dropout, a residual connection and layer normalisation. TensorParallel shards the heads and the features between the
+/// two linear layers.
 template <Device D, Real T>
 class TransformerEncoderLayer : public Module {
  public:
@@ -9898,12 +9886,12 @@ class TransformerEncoderLayer : public Module {
         norm2(features),
         options_(options) {}
 
-  /// With `causal` (or a mask: true for the keys that a query sees).
+  /// `seen`: whether attention is causal, or a mask that is true for visible keys.
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), seen)); });
   }
-  /// The same of a sequence in parts: see split_sequence.
+  /// The same for a sharded sequence: see split_sequence.
   template <class X, class Seen = bool>
   auto operator()(const SequencePart<X>& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return forward(x, seen); });
@@ -9941,8 +9929,8 @@ class TransformerEncoderLayer : public Module {
   TransformerOptions options_;
 };
 
-/// x: [batch, length, features], memory: [batch, keys, features] (what the encoder made) -> x's shape: causal
-/// self-attention, attention to the memory, then two linear layers on each place.
+/// x: [batch, length, features], memory: [batch, keys, features] (the encoder's output) -> x's shape: causal
+/// self-attention, attention to the memory, then two linear layers at each position.
 template <Device D, Real T>
 class TransformerDecoderLayer : public Module {
  public:
@@ -9966,7 +9954,7 @@ class TransformerDecoderLayer : public Module {
   auto operator()(const X& x, const M& memory, bool causal = true) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, causal)); });
   }
-  /// The same of a sequence in parts: see split_sequence. The memory may be whole or in parts.
+  /// The same for a sharded sequence: see split_sequence. The memory may be whole or sharded.
   template <class X, class M>
   auto operator()(const SequencePart<X>& x, const M& memory, bool causal = true) const {
     return detail::watched(*this, [&] { return forward(x, memory, causal); });
@@ -10014,36 +10002,36 @@ class TransformerDecoderLayer : public Module {
 // <chorus/nn/vocabulary_embedding.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
 #define CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
-/// The table of learned vectors, shared by the ranks of TensorParallel.
+/// The embedding table under TensorParallel.
 
 // <chorus/ops/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_VOCABULARY_HPP
-/// Looking up and scoring the entries of a vocabulary that ranks share (Shoeybi et al. 2019, section 3).
+/// Embedding and cross entropy with a vocabulary that is sharded over ranks (Shoeybi et al. 2019, section 3).
 
 // <chorus/kernels/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_VOCABULARY_HPP
-/// Cross entropy over classes of which this rank has some, in steps between which ranks sum.
+/// Cross entropy over sharded classes, in steps between which ranks sum.
 
 // <chorus/kernels/cpu/vocabulary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_VOCABULARY_HPP
-/// Cross entropy over shared classes on the CPU.
+/// Cross entropy with sharded classes on the CPU.
 
 // <chorus/kernels/cpu/axis_lines.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_AXIS_LINES_HPP
-/// The lines of a tensor along one axis, as registers hold them. A kernel over an axis is written once, for `Row` and
-/// `Columns`: `reduce` gives each lane the result of its line, `each` visits the line's packets.
+/// The lines of a tensor along one axis, in registers. A kernel over an axis is written once for `Row` and `Columns`:
+/// `reduce` gives each lane its line's result, `each` visits the line's packets.
 
 // <chorus/kernels/cpu/packet.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_HPP
-/// SIMD registers for kernels that reduce: loads and stores with a tail, and accurate sums in an order that is fixed
-/// for any alignment.
+/// SIMD registers for reductions: loads and stores with a tail, and accurate sums in an order that does not depend on
+/// alignment.
 
-// GCC's own AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it inlines them.
+// GCC's AVX-512 header leaves registers undefined; GCC up to 12 then warns wherever it is inlined.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #ifndef __clang__
@@ -10061,7 +10049,7 @@ using Packet = typename Eigen::internal::packet_traits<T>::type;
 template <class T>
 inline constexpr Index lanes = Eigen::internal::packet_traits<T>::size;
 
-/// The count of a whole packet; the count of a tail is an Index.
+/// The element count of a whole packet. A tail's count is an Index.
 template <class T>
 using Whole = std::integral_constant<Index, lanes<T>>;
 
@@ -10079,7 +10067,7 @@ Packet<T> splat(T value) {
 }
 
 namespace detail {
-// Not inlined: kernels have many tails, and tails have few elements.
+// Not inlined: kernels have many tails, but tails have few elements.
 template <class T>
 [[gnu::noinline]] Packet<T> load_one_by_one(const T* from, Index count) {
   alignas(sizeof(Packet<T>)) T all[lanes<T>];
@@ -10110,7 +10098,7 @@ inline __m256 keep_some(__m256 value, Index count, float fill) {
 inline __m256d keep_some(__m256d value, Index count, double fill) {
   return _mm256_blendv_pd(_mm256_set1_pd(fill), value, _mm256_castsi256_pd(first_eighths(2 * count)));
 }
-// In halves: masked stores take dozens of cycles on some processors.
+// Stored in halves: masked stores take dozens of cycles on some processors.
 [[gnu::noinline]] inline void store_some(float* to, __m256 value, Index count) {
   if ((count & 8) != 0) return _mm256_storeu_ps(to, value);
   __m128 rest = _mm256_castps256_ps128(value);
@@ -10139,7 +10127,7 @@ inline __m256d keep_some(__m256d value, Index count, double fill) {
 #endif
 }  // namespace detail
 
-/// The first `count` lanes from memory of any alignment, the others 0.
+/// Loads the first `count` lanes from unaligned memory; the others are 0.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count) {
   if constexpr (std::is_same_v<Count, Whole<T>>) {
@@ -10161,7 +10149,7 @@ Packet<T> load(const T* from, Count count) {
   }
 }
 
-/// Writes the first `count` lanes, or adds them to the old values.
+/// Stores the first `count` lanes, or adds them to the old values.
 template <class T, class Count>
 void store(T* to, Packet<T> value, Count count, bool accumulate = false) {
   if (accumulate) value = padd(load<T>(to, count), value);
@@ -10190,8 +10178,8 @@ bool is_aligned(const T* at) {
   return reinterpret_cast<std::uintptr_t>(at) % sizeof(Packet<T>) == 0;
 }
 
-/// Writes a packet to an aligned address without the caches, if they couldn't keep it until it is read: its line is not
-/// fetched first, and displaces no other. Call `finish_streams` before other threads learn of it.
+/// Stores a packet to an aligned address without caching it (a non-temporal store), for data that would not stay in the
+/// caches until it is read. Call `finish_streams` before other threads read it.
 template <class T>
 void stream(T* to, Packet<T> value) {
 #if defined(__AVX512F__)
@@ -10205,7 +10193,7 @@ inline void finish_streams() {
 #endif
 }
 
-/// The first `count` lanes of `value`, the others `fill`.
+/// The first `count` lanes of `value`; the others are `fill`.
 template <class T, class Count>
 Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   if constexpr (std::is_same_v<Count, Whole<T>>) return value;
@@ -10216,14 +10204,14 @@ Packet<T> keep_first(Packet<T> value, Count count, T fill) {
   else
     return pselect(pcmp_lt(Eigen::internal::plset<Packet<T>>(T{0}), splat(static_cast<T>(count))), value, splat(fill));
 }
-/// The first `count` lanes from memory, the others `fill`.
+/// Loads the first `count` lanes; the others are `fill`.
 template <class T, class Count>
 Packet<T> load(const T* from, Count count, T fill) {
   return keep_first<T>(load(from, count), count, fill);
 }
 
-/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. An `f` that stores packets
-/// is faster if it holds its inputs by value: references are read anew after each store.
+/// Calls `f(i, count)` for the packets of `n` elements in order; only the last may be short. If `f` stores packets it
+/// should capture its inputs by value: references are reloaded after each store.
 template <class T, class F>
 void for_packets(Index n, F f) {
   Index i = 0;
@@ -10231,21 +10219,21 @@ void for_packets(Index n, F f) {
   if (i < n) f(i, n - i);
 }
 
-/// The same by several threads, for an `f` that treats each packet by itself.
+/// The same on several threads, for an `f` that treats packets independently.
 template <class T, class F>
 void parallel_packets(Index n, F f) {
   parallel_ranges(n, lanes<T>, thread_elements,
                   [=](Index first, Index count) { for_packets<T>(count, [=](Index i, auto k) { f(first + i, k); }); });
 }
 
-/// NaN if a lane is NaN, else `extremum`, which is that of all lanes. (Eigen goes lane by lane if NaN has to win.)
+/// NaN if a lane is NaN, else `extremum`, that of all lanes. Eigen's NaN-propagating reduction is scalar.
 template <class T>
 T nan_or(Packet<T> a, T extremum) {
   const T others = Eigen::internal::predux(pselect(pcmp_eq(a, a), splat(T{0}), splat(T{1})));
   return others == 0 ? extremum : std::numeric_limits<T>::quiet_NaN();
 }
 
-/// The operators of `reduce_packets` and `reduce_rows`. In Max and Min NaN wins.
+/// The operators of `reduce_packets` and `reduce_rows`. NaN propagates in Max and Min.
 template <class T>
 struct Sum {
   static constexpr T neutral = T{0};
@@ -10265,9 +10253,9 @@ struct Min {
   static T fold(Packet<T> a) { return nan_or<T>(a, Eigen::internal::predux_min(a)); }
 };
 
-/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: in two chains, and pairwise above
-/// blocks of 128 packets, so that rounding errors stay near those of one block. Threads share long ranges, in the same
-/// order.
+/// Combines `value(i, count)` over the packets of [begin, end), starting from `zero`: with two accumulators, and
+/// pairwise above blocks of 128 packets, so that the rounding error is about that of one block. Threads share long
+/// ranges, in the same order.
 template <class T, class V, class Combine, class Value>
 V reduce_packets(Index begin, Index end, V zero, Combine combine, const Value& value) {
   constexpr Index w = lanes<T>, block = 128 * w;
@@ -10316,11 +10304,11 @@ V reduce_rows(Index begin, Index end, V zero, Combine combine, const Value& valu
 
 namespace chorus::kernels {
 
-/// One line whose elements are neighbours: packets lie along it.
+/// One line with adjacent elements: packets lie along it.
 template <class T>
 struct Row {
-  Index at;      ///< of the first element in [outer, axis, inner]
-  Index result;  ///< of the line's place in [outer, inner]
+  Index at;      ///< index of the first element in [outer, axis, inner]
+  Index result;  ///< index of the line in [outer, inner]
   Index length;
 
   /// `value(offset, count)` is a packet of operands; every lane gets the whole line's result.
@@ -10334,7 +10322,7 @@ struct Row {
   void each(const F& f) const {
     for_packets<T>(length, [&](Index i, auto count) { f(at + i, count); });
   }
-  /// A scalar function of a result.
+  /// Applies a scalar function to a result.
   template <class F>
   Packet<T> map(Packet<T> value, const F& f) const {
     return splat(f(Eigen::internal::pfirst(value)));
@@ -10351,7 +10339,7 @@ struct Row {
   }
 };
 
-/// As many neighbouring lines as a packet has lanes, or `Count` of them: packets lie across the lines.
+/// As many adjacent lines as a packet has lanes, or `Count` of them: packets lie across the lines.
 template <class T, class Count>
 struct Columns {
   Index at, result, length;
@@ -10387,8 +10375,8 @@ struct Columns {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with every Row, or with every Columns if `inner` is not 1: those from
-/// `first` (of inner) on.
+/// Calls `f` with every Row, or, if `inner` is not 1, with every Columns from `first` (of inner) on; on several threads
+/// if it pays.
 template <class T, class F>
 void for_lines(AxisShape shape, const F& f, Index first = 0) {
   if (shape.inner == 1) {
@@ -10424,12 +10412,12 @@ void for_lines(AxisShape shape, const F& f, Index first = 0) {
 // <chorus/kernels/cpu/label_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LABEL_LOSSES_HPP
-/// The common part of losses by labels: checked labels, and summed losses.
+/// Shared code of losses with labels: checks labels and reduces losses.
 
 namespace chorus::kernels {
 
-/// The number of labels that are not `ignore_index`: the divisor of a mean. Throws UsageError, with the sample and its
-/// label, if one lies outside of [0, classes).
+/// The number of labels that are not `ignore_index`, which divides a mean. Throws UsageError, with the sample and its
+/// label, if one is not in [0, classes).
 inline Index count_labels(Cpu, std::string_view operation, Index batch, Index classes, const std::int64_t* labels,
                           std::int64_t ignore_index) {
   Index counted = 0;
@@ -10448,8 +10436,8 @@ inline void check_smoothing(const CrossEntropyOptions& options) {
                     "cross_entropy: label_smoothing must be in [0, 1], got ", options.label_smoothing);
 }
 
-/// The losses of all samples by `sample_loss(i)`: kept, summed or averaged. The mean of no sample is 0, so that a
-/// device's empty share of a batch contributes nothing.
+/// Reduces the losses `sample_loss(i)` of all samples: none, sum or mean. The mean over no samples is 0, so that an
+/// empty share of a batch contributes nothing.
 template <class T, class SampleLoss>
 void reduce_losses(Index batch, Index counted, Reduction reduction, T* loss, SampleLoss sample_loss) {
   double total = 0;
@@ -10484,21 +10472,21 @@ T sample_scale(Index i, Index counted, Reduction reduction, const T* dloss) {
 // <chorus/kernels/cpu/column_blocks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_COLUMN_BLOCKS_HPP
-/// Neighbouring columns, for kernels that pass over an axis several times: their rows are neighbours in memory, and the
-/// second pass finds them in the cache.
+/// Blocks of adjacent columns, for kernels that pass over an axis several times: row segments are contiguous, and the
+/// second pass hits the cache.
 
 namespace chorus::kernels::detail {
 
-/// The most columns of a block: the kept numbers of each stay in the first-level cache.
+/// The largest number of columns in a block: their intermediate values fit into the first-level cache.
 template <class T>
 inline constexpr Index block_columns = 1024 / static_cast<Index>(sizeof(T));
 
 template <class T>
 struct ColumnBlock {
-  Index at;       ///< of the first element in [outer, axis, inner]
-  Index result;   ///< of the first column's place in [outer, inner]
-  Index length;   ///< of the axis
-  Index stride;   ///< from row to row
+  Index at;       ///< index of the first element in [outer, axis, inner]
+  Index result;   ///< index of the first column in [outer, inner]
+  Index length;   ///< size of the axis
+  Index stride;   ///< row stride
   Index columns;  ///< at most block_columns
 
   /// Calls f(j, count) for the packets of the block's columns.
@@ -10542,8 +10530,8 @@ struct ColumnBlock {
   }
 };
 
-/// Calls `f`, on several threads if it pays, with blocks of all columns. A block stays in the second-level cache
-/// together with another array of its size.
+/// Calls `f` with the blocks of all columns, on several threads if it pays. The second-level cache holds a block and
+/// another array of its size.
 template <class T, class F>
 void for_column_blocks(AxisShape shape, const F& f) {
   constexpr Index cache = 1 << 17, line = 64 / static_cast<Index>(sizeof(T));
@@ -10565,18 +10553,18 @@ void for_column_blocks(AxisShape shape, const F& f) {
 namespace chorus::kernels {
 
 namespace detail {
-/// exp(x) for x not far above 0. Eigen's exp never becomes 0, but a masked logit (-inf) must give exactly 0.
+/// exp(x) for x not far above 0. Eigen's exp never returns 0, but a masked logit (-inf) must give exactly 0.
 template <class T>
 Packet<T> exp_to_zero(Packet<T> x) {
   constexpr T smallest = sizeof(T) == 4 ? T(-87.3) : T(-708.3);
   return pselect(pcmp_lt(x, splat(smallest)), splat(T{0}), Eigen::internal::pexp(x));
 }
 
-/// log(sum(exp(x))) of a line; each lane has that of its own line.
+/// log(sum(exp(x))) of a line; each lane has the result of its line.
 template <class T, class Line>
 Packet<T> logsumexp(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
-  // A line of only -inf must give -inf, and one with +inf must give +inf: such lines are shifted by 0.
+  // A line of only -inf must give -inf, and one with +inf must give +inf, so the shift of such lines is 0.
   const auto finite = pcmp_lt(Eigen::internal::pabs(maximum), splat(std::numeric_limits<T>::infinity()));
   const auto shift = pselect(finite, maximum, splat(T{0}));
   const auto total =
@@ -10584,8 +10572,8 @@ Packet<T> logsumexp(const Line& line, const T* x) {
   return padd(shift, line.map(total, [](T value) { return std::log(value); }));
 }
 
-/// The largest number of a line, and log(sum(exp(x - largest))); each lane has those of its own line. As two numbers
-/// they are exact, while their sum is not: the logarithm is lost to rounding next to a large number.
+/// The maximum of a line, and log(sum(exp(x - maximum))); each lane has the results of its line. They are kept apart,
+/// since the logarithm is lost to rounding next to a large number.
 template <class T, class Line>
 std::pair<Packet<T>, Packet<T>> log_sum_below_maximum(const Line& line, const T* x) {
   const auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -10782,13 +10770,13 @@ void nll_loss_backward(Cpu cpu, Index batch, Index classes, const std::int64_t* 
 
 namespace chorus::kernels {
 
-/// The `classes` of this rank. Scores are [batch, count].
+/// This rank's part of `classes`. Scores are [batch, count].
 struct Vocabulary {
   Index classes, begin, count;
   bool has(std::int64_t label) const { return label >= begin && label < begin + count; }
 };
 
-/// largest[i]: the largest of this rank's scores of sample i.
+/// largest[i]: the maximum of this rank's scores of sample i.
 template <class T>
 void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scores, T* largest) {
   for (Index i = 0; i < batch; ++i) {
@@ -10797,8 +10785,8 @@ void vocabulary_maximum(Cpu, Index batch, const Vocabulary& words, const T* scor
   }
 }
 
-/// sums[i]: for sample i the sum of exp(x - largest), x - largest of the label if this rank has it, else 0, and, if
-/// labels are smoothed, the sum of x - largest. Throws UsageError for a bad label and a bad option.
+/// sums[i], for sample i: the sum of exp(x - largest); x - largest of the label if this rank has it, else 0; and, with
+/// label smoothing, the sum of x - largest. Throws UsageError for a bad label or option.
 template <class T>
 void vocabulary_sums(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                      const CrossEntropyOptions& options, const T* largest, T* sums) {
@@ -10834,7 +10822,7 @@ void vocabulary_loss(Cpu cpu, Index batch, const Vocabulary& words, const std::i
   });
 }
 
-/// The gradient by this rank's scores.
+/// The gradient w.r.t. this rank's scores.
 template <class T>
 void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T* scores, const std::int64_t* labels,
                          const CrossEntropyOptions& options, const T* largest, const T* sums, const T* dloss,
@@ -10865,7 +10853,7 @@ void vocabulary_backward(Cpu cpu, Index batch, const Vocabulary& words, const T*
 #if CHORUS_USE_CUDA
 namespace chorus::kernels {
 
-/// On GPUs there is none: use gather_columns.
+/// Not available on GPUs: use gather_columns.
 template <class T>
 void vocabulary_maximum(Cuda, Index, const Vocabulary&, const T*, T*) {
   fail<UsageError>("cross_entropy: of classes that ranks share it is for the CPU; use gather_columns(logits)");
@@ -10885,8 +10873,8 @@ void vocabulary_backward(Cuda, Index, const Vocabulary&, const T*, const std::in
 
 namespace chorus {
 
-/// weight: this rank's entries of `entries`: [part, features], index: [...] -> the rows that it names: [..., features],
-/// on all ranks. Throws UsageError for an index that is no entry.
+/// weight: this rank's part of `entries`: [part, features], index: [...] -> rows: [..., features], on all ranks. Throws
+/// UsageError for an index out of range.
 template <Operand W, int Rank, class D>
 auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index entries,
                           const TensorGroupRef& group = tensor_group()) {
@@ -10930,7 +10918,7 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
   auto largest = Tensor<T, 1, D>::empty({batch}, device);
   kernels::vocabulary_maximum(device, batch, words, scores.data(), largest.data());
   logits.group()->max(span_of(largest));
-  // Of each sample: the sum of exp(x - largest), x - largest of the label, and the sum of x - largest.
+  // For each sample: the sum of exp(x - largest), the label's x - largest, and the sum of x - largest.
   auto sums = Tensor<T, 2, D>::empty({batch, 3}, device);
   kernels::vocabulary_sums(device, batch, words, scores.data(), targets.data(), options, largest.data(), sums.data());
   logits.group()->sum(span_of(sums));
@@ -10949,7 +10937,7 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
       logits.part());
 }
 
-// `f(columns)`, of bf16 and half ones in float.
+// `f(columns)`; bf16 and half columns are computed in float.
 template <class X, class F>
 auto columns_in_float(const Columns<X>& logits, const F& f) {
   if constexpr (NarrowOperand<X>)
@@ -10960,8 +10948,8 @@ auto columns_in_float(const Columns<X>& logits, const F& f) {
 
 }  // namespace detail
 
-/// Of scores that ranks share by classes: the loss of all classes, on every rank, for which three numbers a sample go
-/// between ranks. Throws as it does for whole scores.
+/// Cross entropy of scores whose classes are sharded over ranks: the loss over all classes, on every rank. Communicates
+/// three numbers per sample. Throws as for whole scores.
 template <class X, class D>
 auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& labels,
                    const CrossEntropyOptions& options = {}) {
@@ -10998,8 +10986,8 @@ auto cross_entropy_per_sample(const Columns<X>& logits, const Tensor<std::int64_
 
 namespace chorus::nn {
 
-/// Embedding whose entries are shared out under TensorParallel: each rank looks up those that it has, and what they
-/// give is added up. Else it is Embedding, with the same name, shape and initial numbers.
+/// Embedding with sharded entries under TensorParallel: each rank looks up its own entries, and the results are summed.
+/// Without it, an Embedding with the same name, shape and initial values.
 template <Device D, Real T = float>
 class VocabularyParallelEmbedding : public Embedding<D, T> {
  public:
@@ -11018,8 +11006,8 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto operator()(const NarrowIndices<N, Rank, D>& index) const {
     return to<N>((*this)(index.plain()));
   }
-  /// The head of a model that has its weight in common with the table: x: [..., features] -> the scores of all entries,
-  /// x weightᵀ, as Columns of [..., entries].
+  /// The output head of a model with tied weights: x: [..., features] -> the scores of all entries, x weightᵀ, as
+  /// Columns of [..., entries].
   template <Operand X>
   auto scores(const X& x) const {
     const ReadsParts parts;
@@ -11044,7 +11032,7 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
 // <chorus/nn/weights.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
-/// Numbers of whole models: frozen, copied, and followed slowly by those of a target network.
+/// freeze, unfreeze, copy_into, and soft_update for target networks.
 
 namespace chorus::nn {
 
@@ -11069,9 +11057,9 @@ void want_gradients(Model& model, bool wants) {
   for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
 }
 
-/// Calls `visit(to, from, parameter)` for parameters, then buffers, of two models: for those that are here. Throws
-/// ShapeError where these differ in name, shape or dtype, and UsageError where a rank has a part of one and not of the
-/// other, before the first call.
+/// Calls `visit(to, from, parameter)` for the local parameters, then buffers, of two models. Before the first call,
+/// throws ShapeError if they differ in name, shape or dtype, and UsageError if a rank holds a part of one but not of
+/// the other.
 template <class D, class Visit>
 void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
   struct Place {
@@ -11109,33 +11097,33 @@ void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtH
 
 }  // namespace detail
 
-/// No gradients are computed for the parameters of a model or a layer, and optimizers leave them alone. Call it before
-/// the model is given to a policy: DistributedDataParallel compares what is frozen when it is built.
+/// Excludes a model's or layer's parameters from training: no gradients, and optimizers skip them. Call it before the
+/// model is given to a policy: DistributedDataParallel compares frozen parameters at construction.
 template <class Model>
 void freeze(Model& model) {
   detail::want_gradients(model, false);
 }
-/// The opposite.
+/// Undoes freeze.
 template <class Model>
 void unfreeze(Model& model) {
   detail::want_gradients(model, true);
 }
 
-/// Copies parameters and buffers into another model with the same names, shapes and dtypes; both may be policies, on
-/// all ranks of which it is called. Throws ShapeError where they differ, with nothing copied then, and UsageError where
-/// a rank has not all numbers (under FullyShardedDataParallel outside of `gathered()`).
+/// Copies parameters and buffers into another model with the same names, shapes and dtypes. Both may be policies; then
+/// all ranks must call it. Throws ShapeError if they differ, before anything is copied, and UsageError if a rank does
+/// not hold all values (under FullyShardedDataParallel outside of `gathered()`).
 template <class From, class To>
 void copy_into(const From& from, To& to) {
   auto& target = detail::model_of(to);
-  auto& source = const_cast<From&>(from);  // modules are walked as what may change
+  auto& source = const_cast<From&>(from);  // walking modules needs a mutable model
   using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(target)>>;
   detail::for_both<D>("copy_into", target, detail::model_of(source),
                       [](auto& out, auto& in, bool) { detail::copy_numbers(out, in); });
 }
 
-/// target = (1 - tau) target + tau source, for parameters of float and double; buffers, and what else there is, are
-/// copied. For the target networks of reinforcement learning (Lillicrap et al. 2016) and of self-supervision. Throws as
-/// copy_into does, and UsageError for a tau outside of [0, 1].
+/// target = (1 - tau) target + tau source, for float and double parameters; buffers and others are copied. For target
+/// networks in reinforcement learning (Lillicrap et al. 2016) and self-supervised learning. Throws as copy_into does,
+/// and UsageError for a tau outside of [0, 1].
 template <class To, class From>
 void soft_update(To& target, const From& source, double tau) {
   check<UsageError>(tau >= 0 && tau <= 1, "soft_update: expected tau in [0, 1], got ", tau);
@@ -11165,7 +11153,7 @@ void soft_update(To& target, const From& source, double tau) {
 // <chorus/ops/class_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
-/// Losses over classes beyond [batch, classes]: weights of classes, a class for each pixel, probabilities as targets.
+/// Losses over classes for more than [batch, classes]: class weights, a class per pixel, probabilities as targets.
 
 namespace chorus {
 
@@ -11201,8 +11189,7 @@ Tensor<std::int64_t, 1, D> label_row(const char* operation, const Tensor<T, Rank
   return contiguous(labels).view(Shape<1>{-1});
 }
 
-// Whether cross entropy of images has a kernel of its own. Gradients of gradients are made of operations, and so are
-// GPUs' results.
+// Whether cross entropy of images has its own kernel: not for gradients of gradients and not on GPUs.
 template <Operand X>
 inline constexpr bool reads_class_columns =
     std::is_same_v<typename tensor_of<X>::device_type, Cpu> && !is_graph_variable<X>;
@@ -11233,7 +11220,7 @@ Recorded<Rank, X> image_cross_entropy(const X& logits, const Tensor<std::int64_t
       logits);
 }
 
-// The losses of samples, and what a mean of them is divided by.
+// The loss of each sample, and the divisor of their mean.
 template <Operand X, class T, class D>
 auto weighted_losses(const X& log_probabilities, const Tensor<std::int64_t, 1, D>& labels,
                      const Tensor<T, 1, D>& weight, std::int64_t ignore_index, double smoothing) {
@@ -11256,7 +11243,7 @@ Tensor<T, 0, D> total_weight(const Tensor<std::int64_t, 1, D>& labels, const Ten
                              std::int64_t ignore_index) {
   const Shape<2> shape{labels.numel(), weight.numel()};
   const auto each = nll_loss_per_sample(broadcast_to(-weight, shape), labels, {.ignore_index = ignore_index});
-  // The mean of no sample is 0, not 0 / 0.
+  // The mean over no samples is 0, not 0 / 0.
   return maximum(sum(each), Tensor<T, 0, D>::full({}, std::numeric_limits<T>::min(), weight.device()));
 }
 
@@ -11285,7 +11272,7 @@ auto reduce_weighted(const char* operation, const X& losses, const Tensor<std::i
 
 }  // namespace detail
 
-/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy of each place, averaged (or summed) over all.
+/// logits: [batch, classes, ...], labels: [batch, ...]: cross entropy, averaged (or summed) over all positions.
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -11305,7 +11292,7 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entro
       return detail::reduced_over_labels("cross_entropy", scores, loss_of, each, row, options);
     });
 }
-/// The same without a reduction: [batch, ...].
+/// The same for each position, without a reduction: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entropy_per_sample(
     const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const CrossEntropyOptions& options = {}) {
@@ -11322,8 +11309,8 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto cross_entro
   }
 }
 
-/// With a weight for each class, [classes]: every loss is multiplied by its label's weight, and the mean is divided by
-/// the sum of those, as PyTorch does. logits: [batch, classes, ...], labels: [batch, ...].
+/// With class weights, [classes]: every loss is multiplied by its label's weight, and the mean is divided by the sum of
+/// these weights, as in PyTorch. logits: [batch, classes, ...], labels: [batch, ...].
 template <Operand X, int LabelRank, class T, class D>
 auto cross_entropy(const X& logits, const Tensor<std::int64_t, LabelRank, D>& labels, const Tensor<T, 1, D>& weight,
                    const CrossEntropyOptions& options = {}) {
@@ -11342,7 +11329,7 @@ auto cross_entropy_per_sample(const X& logits, const Tensor<std::int64_t, LabelR
                  labels.shape());
 }
 
-/// Negative log likelihood of log_probabilities: [batch, classes, ...], labels: [batch, ...], likewise.
+/// Negative log likelihood of log_probabilities: [batch, classes, ...], with labels: [batch, ...].
 template <Operand X, int LabelRank, class D>
 requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss(
     const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels, const NllLossOptions& options = {}) {
@@ -11356,7 +11343,7 @@ requires(LabelRank >= 2 && tensor_of<X>::rank == LabelRank + 1) auto nll_loss_pe
   return reshape(nll_loss_per_sample(detail::class_rows(log_probabilities), row, options), labels.shape());
 }
 
-/// Negative log likelihood with a weight for each class, likewise.
+/// Negative log likelihood with class weights, as for cross_entropy.
 template <Operand X, int LabelRank, class T, class D>
 auto nll_loss(const X& log_probabilities, const Tensor<std::int64_t, LabelRank, D>& labels,
               const Tensor<T, 1, D>& weight, const NllLossOptions& options = {}) {
@@ -11374,8 +11361,8 @@ auto nll_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 
                  labels.shape());
 }
 
-/// Targets that are probabilities: [batch, classes, ...] like the logits -> -sum over classes of target
-/// log_softmax(logits) for each place: [batch, ...]. Throws ShapeError where shapes differ.
+/// Probabilities as targets, [batch, classes, ...] like the logits -> -sum over classes of target log_softmax(logits)
+/// for each position: [batch, ...]. Throws ShapeError if shapes differ.
 template <Operand X, Operand Y>
 requires(
     tensor_of<X>::rank == tensor_of<Y>::rank &&
@@ -11389,7 +11376,7 @@ requires(
   const auto smooth = target * (1 - s) + s / static_cast<double>(std::max(shape[1], Index{1}));
   return -sum(smooth * log_softmax(logits, 1), 1);
 }
-/// The same averaged over the batch and all places, or summed.
+/// The same averaged over the batch and all positions, or summed.
 template <Operand X, Operand Y>
 requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
          Real<typename tensor_of<Y>::value_type>) auto cross_entropy(const X& logits, const Y& target,
@@ -11407,8 +11394,8 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 // <chorus/ops/counting.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
-/// Places and counts of numbers: unique, searchsorted, bincount, histogram. They are worked out on the host; a GPU's
-/// numbers are brought there and the results back. None has a gradient.
+/// unique, searchsorted, bincount, histogram. They run on the host: a GPU's values are copied there, the results back.
+/// None has a gradient.
 
 // <chorus/ops/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SORT_HPP
@@ -11418,12 +11405,12 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 // <chorus/kernels/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_SORT_HPP
-/// Order along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
+/// Sorting along an axis. x: [outer, axis, inner]; index: [outer, count, inner].
 
 namespace chorus::kernels {
 
-/// The positions of the first `count` elements in ascending (or descending) order; equal ones keep their order, NaN is
-/// larger than all numbers.
+/// The indices of the first `count` elements in ascending (or descending) order. Stable; NaN is larger than all
+/// numbers.
 template <Scalar T>
 void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std::int64_t* index);
 
@@ -11433,7 +11420,7 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cpu/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_SORT_HPP
-/// Order along an axis on the CPU: numbers become unsigned keys of the same order, which a radix sort puts in place.
+/// Sorting along an axis on the CPU: numbers become unsigned keys of the same order for a radix sort.
 
 namespace chorus::kernels {
 
@@ -11442,14 +11429,14 @@ namespace detail {
 template <class T>
 using OrderKey = std::conditional_t<std::floating_point<T> && sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
-/// An unsigned key for `value`: equal numbers (0 and -0) have the same key, and all NaNs the largest.
+/// An unsigned key for `value`. Equal numbers (0 and -0) have the same key, and all NaNs the largest.
 template <class T>
 OrderKey<T> order_key(T value) {
   using Key = OrderKey<T>;
   constexpr Key sign = Key{1} << (8 * sizeof(Key) - 1);
   if constexpr (std::floating_point<T>) {
     const Key bits = std::bit_cast<Key>(value == 0 ? T{0} : value);
-    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits, or none: no branch on signs
+    const Key negative = Key{0} - (bits >> (8 * sizeof(Key) - 1));  // all bits set, or none, without a branch
     return value != value ? ~Key{0} : bits ^ (negative | sign);
   } else if constexpr (std::unsigned_integral<T>) {
     return static_cast<Key>(value);
@@ -11458,8 +11445,8 @@ OrderKey<T> order_key(T value) {
   }
 }
 
-/// All entries of a line are different, so that any way of sorting them keeps the order of equal numbers. Read as one
-/// little-endian number, the key is more significant than the index.
+/// All entries of a line differ, so every sort is stable. As one little-endian number, the key is more significant than
+/// the index.
 template <class Key>
 struct OrderEntry {
   Key index, key;
@@ -11471,7 +11458,7 @@ struct OrderEntry {
   }
 };
 
-/// Sorts `entries` by their keys, byte by byte from the least, with `other` as working memory. Returns their place.
+/// Radix sort by keys, least significant byte first, with `other` as temporary memory. Returns the sorted array.
 template <class Key>
 OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, Index n) {
   constexpr int bytes = sizeof(Key), values = 256;
@@ -11490,8 +11477,8 @@ OrderEntry<Key>* radix_sort(OrderEntry<Key>* entries, OrderEntry<Key>* other, In
   return entries;
 }
 
-/// The `count` least of `n` entries, in order, of neighbouring numbers `x`. Most entries are not among them: a
-/// comparison of a block of them with the present greatest one excludes all at once.
+/// The `count` least of `n` entries, sorted, for contiguous numbers `x`. Most entries are not among them: comparing a
+/// block with the current greatest one usually excludes the whole block.
 template <class Key, class T>
 void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* least) {
   constexpr Index block = 32;
@@ -11501,7 +11488,7 @@ void least_entries(Index n, Index count, Key flip, const T* x, OrderEntry<Key>* 
   for (Index j = 0; j < count; ++j) least[j] = entry(j);
   std::make_heap(least, end);
   auto greatest = number(static_cast<Index>(least->index));
-  // Equal numbers come too late. NaN has no order: its entry decides.
+  // Equal numbers come too late, since their index is larger. For NaN the entries are compared.
   const auto may_be_among = [&](Index j) { return flip != 0 ? !(number(j) <= greatest) : !(number(j) >= greatest); };
   for (Index begin = count; begin < n; begin += block) {
     const Index size = std::min(block, n - begin);
@@ -11524,7 +11511,7 @@ void argsort_lines(AxisShape shape, Index count, bool descending, const T* x, st
   using Entry = OrderEntry<Key>;
   const Index n = shape.axis, inner = shape.inner;
   const Key flip = descending ? ~Key{0} : Key{0};
-  // Neighbouring lines are read together, so that all use the fetched cache lines.
+  // Adjacent lines are sorted together, so that all of them use the fetched cache lines.
   const Index together = std::min<Index>(inner, 8), groups = (inner + together - 1) / together;
   const ThreadScratch<Entry> scratch(Cpu{}, (together + 1) * n);
   const Index least = thread_elements / (8 * together * n) + 1;
@@ -11577,8 +11564,8 @@ void argsort(Cpu, AxisShape shape, Index count, bool descending, const T* x, std
 // <chorus/kernels/cuda/sort.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_SORT_HPP
-/// Order along an axis on GPUs: each element counts the elements before it, which is its place. Quadratic in the axis,
-/// but without a step that waits for another.
+/// Sorting along an axis on GPUs: each element's position is the number of elements before it. Quadratic in the axis,
+/// but without dependent steps.
 
 namespace chorus::kernels {
 
@@ -11621,7 +11608,7 @@ void argsort(Cuda device, AxisShape shape, Index count, bool descending, const T
 
 namespace chorus {
 
-/// Numbers in order, and the positions at which they were.
+/// Sorted values, and their original indices.
 template <class Values, class Indices>
 struct Sorted {
   Values values;
@@ -11644,14 +11631,14 @@ auto first_in_order(const char* operation, const X& x, Index axis, Index count, 
 }
 }  // namespace detail
 
-/// The positions of an axis's elements in order; equal elements keep theirs, NaN is the largest.
+/// The indices that sort an axis. Stable; NaN is the largest.
 template <Operand X>
 auto argsort(const X& x, Index axis = -1, bool descending = false) {
   const Index size = value_of(x).size(axis);
   return detail::first_in_order("argsort", x, axis, size, descending);
 }
 
-/// The elements of an axis in order. Gradients go back to where the elements were.
+/// Sorts along an axis. Gradients flow to the original positions.
 template <Operand X>
 auto sort(const X& x, Index axis = -1, bool descending = false) {
   const auto index = detail::first_in_order("sort", x, axis, value_of(x).size(axis), descending);
@@ -11659,7 +11646,7 @@ auto sort(const X& x, Index axis = -1, bool descending = false) {
   return Sorted<decltype(values), std::remove_const_t<decltype(index)>>{std::move(values), index};
 }
 
-/// The `count` largest (or smallest) elements of an axis, the best first. Throws ShapeError where there are fewer.
+/// The `count` largest (or smallest) elements of an axis, sorted. Throws ShapeError if there are fewer.
 template <Operand X>
 auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
   const auto index = detail::first_in_order("topk", x, axis, count, largest);
@@ -11672,8 +11659,8 @@ auto topk(const X& x, Index count, Index axis = -1, bool largest = true) {
 
 namespace chorus {
 
-/// What `unique` gives: the different numbers in ascending order, for each element the place of its number among
-/// them, and how often each occurs.
+/// The result of `unique`: the distinct values in ascending order, for each element the index of its value, and the
+/// count of each value.
 template <class Values, class Inverse, class Counts>
 struct Unique {
   Values values;
@@ -11682,7 +11669,7 @@ struct Unique {
 };
 
 namespace detail {
-// Numbers in order, NaN last.
+// Ascending order, NaN last.
 template <class T>
 bool comes_before(T a, T b) {
   return a < b || (b != b && a == a);
@@ -11698,7 +11685,7 @@ auto on_host(const char* operation, const X& x) {
 }
 }  // namespace detail
 
-/// The different numbers of x: values [count], inverse as x, counts [count]. Each NaN is one of its own.
+/// The distinct values of x: values [count], inverse like x, counts [count]. Each NaN is distinct.
 template <Operand X>
 auto unique(const X& x) {
   using T = typename tensor_of<X>::value_type;
@@ -11724,8 +11711,8 @@ auto unique(const X& x) {
       to_device(values, device), to_device(inverse, device), detail::list_on(device, counts)};
 }
 
-/// For each value the place in `sorted`, [count], at which it can be put in so that the order stays: before those that
-/// are equal, or with `right` after them. NaN is the largest. Throws UsageError where `sorted` isn't in order.
+/// For each value the insertion index in `sorted`, [count], that keeps the order: before equal elements, or with
+/// `right` after them. NaN is the largest. Throws UsageError if `sorted` is not in order.
 template <Operand S, Operand V>
 auto searchsorted(const S& sorted, const V& values, bool right = false) {
   static_assert(tensor_of<S>::rank == 1, "searchsorted: the sorted numbers are a vector");
@@ -11749,7 +11736,7 @@ auto searchsorted(const S& sorted, const V& values, bool right = false) {
   return to_device(out, value_of(values).device());
 }
 
-/// How often each of 0, 1, ... occurs: [max(largest + 1, at_least)]. Throws UsageError for a negative number.
+/// The count of each of 0, 1, ...: [max(largest + 1, at_least)]. Throws UsageError for negative values.
 template <Device D>
 Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index at_least = 0) {
   const auto input = detail::on_host("bincount", x);
@@ -11764,17 +11751,17 @@ Tensor<std::int64_t, 1, D> bincount(const Tensor<std::int64_t, 1, D>& x, Index a
   return detail::list_on(x.device(), counts);
 }
 
-/// What `histogram` gives: how many numbers lie in each bin, [bins], and between which numbers the bins lie,
-/// [bins + 1]. A bin holds its left edge, the last one its right edge too.
+/// The result of `histogram`: counts [bins] and edges [bins + 1]. A bin includes its left edge, the last one also its
+/// right edge.
 template <class Counts, class Edges>
 struct Histogram {
   Counts counts;
   Edges edges;
 };
 
-/// The numbers of x counted in `bins` bins of equal width from `low` to `high`; what lies outside counts nowhere. Where
-/// both are equal the bins go from the smallest number to the largest. Throws UsageError for other limits, for fewer
-/// than 1 bin and where a number that makes the limits is not finite.
+/// Counts the elements of x in `bins` bins of equal width from `low` to `high` and ignores those outside. If both are
+/// equal, the bins span the smallest to the largest element. Throws UsageError if low > high, if bins < 1, and if a
+/// limit is not finite.
 template <Operand X>
 auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
   using T = typename tensor_of<X>::value_type;
@@ -11820,17 +11807,17 @@ auto histogram(const X& x, Index bins, double low = 0, double high = 0) {
 // <chorus/ops/ctc_loss.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CTC_LOSS_HPP
-/// Connectionist temporal classification: the likelihood of a sequence of labels under scores of a longer sequence,
-/// whatever their alignment (Graves et al. 2006).
+/// Connectionist temporal classification (Graves et al. 2006): the likelihood of a label sequence, given scores of a
+/// longer sequence, summed over all alignments.
 
 namespace chorus {
 
 /// Options of ctc_loss.
 struct CtcLossOptions {
   std::int64_t blank = 0;
-  /// mean: each loss divided by its number of labels (at least 1), averaged over the batch; or sum.
+  /// mean: each loss is divided by its number of labels (at least 1), then averaged over the batch; or sum.
   Reduction reduction = Reduction::mean;
-  /// Whether a loss that is infinite, because the labels don't fit into the time, counts as 0, with no gradient.
+  /// Whether an infinite loss (too little time for the labels) becomes 0 with a zero gradient.
   bool zero_infinity = false;
 };
 
@@ -11847,20 +11834,20 @@ inline double log_add(double a, double b) {
   return most == -std::numeric_limits<double>::infinity() ? most : most + std::log1p(std::exp(std::min(a, b) - most));
 }
 
-/// One sample: -log of the probability that its scores give the labels. scores: [time, classes], rows `pitch` apart.
-/// `grad`, unless it is null, has room for as much, with the same pitch, and is 0 at first.
+/// -log of the labels' probability for one sample. scores: [time, classes], with row stride `pitch`. `grad`, unless
+/// null, has the same layout and is 0 at first.
 template <class T>
 double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, const std::int64_t* label,
                      std::int64_t blank, bool zero_infinity, T* grad) {
   constexpr double never = -std::numeric_limits<double>::infinity();
   if (time == 0) return labels == 0 || zero_infinity ? 0 : -never;
-  // States: the labels with a blank around each.
+  // States: the labels, with a blank before, between and after them.
   const Index states = 2 * labels + 1;
   const auto at = [&](Index state) { return state % 2 == 0 ? blank : label[state / 2]; };
   const auto score = [&](Index t, Index state) { return static_cast<double>(scores[t * pitch + at(state)]); };
   const auto skips = [&](Index state) { return state >= 2 && at(state) != blank && at(state) != at(state - 2); };
   const kernels::Scratch<double> numbers(Cpu{}, (time + 2) * states);
-  double* before = numbers.data();  // [time, states]: of all ways to come here, this score included
+  double* before = numbers.data();  // [time, states]: forward variables, this score included
   for (Index t = 0; t < time; ++t)
     for (Index s = 0; s < states; ++s) {
       double sum = s < 2 ? 0 : never;
@@ -11876,7 +11863,7 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
   const double loss = -(states > 1 ? log_add(end[-1], end[-2]) : end[-1]);
   if (zero_infinity && loss == -never) return 0;
   if (grad == nullptr) return loss;
-  double *after = before + time * states, *next = after + states;  // of all ways on from here, this score left out
+  double *after = before + time * states, *next = after + states;  // backward variables, this score left out
   for (Index t = time - 1; t >= 0; --t, std::swap(after, next))
     for (Index s = 0; s < states; ++s) {
       if (t == time - 1) {
@@ -11895,9 +11882,9 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
 }  // namespace detail
 
 /// log_probabilities: [time, batch, classes]; labels: [batch, most], of which the first label_lengths[n] count, none of
-/// them `blank`; of the time the first input_lengths[n] steps -> [batch]: -log p(labels). A sequence that is too short
-/// for its labels has an infinite loss and, without `zero_infinity`, no gradient but NaN. It is computed on the host,
-/// in double. Throws ShapeError where sizes differ, UsageError for lengths and labels out of range.
+/// them `blank`; the first input_lengths[n] time steps count -> [batch]: -log p(labels). A sequence that is too short
+/// for its labels has an infinite loss and, without `zero_infinity`, a NaN gradient. Computed on the host in double.
+/// Throws ShapeError if sizes differ, UsageError for lengths and labels out of range.
 template <Operand X>
 auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
                          const Tensor<std::int64_t, 1, Cpu>& input_lengths,
@@ -11972,12 +11959,12 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
 // <chorus/ops/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
-/// Running sums.
+/// Cumulative sums and products.
 
 // <chorus/kernels/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
-/// Running sums and products along an axis. x, y: [outer, axis, inner].
+/// Cumulative sums and products along an axis. x, y: [outer, axis, inner].
 
 namespace chorus::kernels {
 
@@ -11990,8 +11977,7 @@ void cumsum(Cpu, AxisShape shape, const T* x, T* y, bool reverse = false, bool a
 template <class T>
 void cumprod(Cpu, AxisShape shape, const T* x, T* y);
 
-/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]: also correct if x has
-/// zeros.
+/// dx[i] = (or +=) the sum over j >= i of dy[j] times the product of x[0] to x[j] without x[i]. Correct for zeros in x.
 template <class T>
 void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool accumulate);
 
@@ -12001,19 +11987,19 @@ void cumprod_backward(Cpu, AxisShape shape, const T* x, const T* dy, T* dx, bool
 // <chorus/kernels/cpu/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_CUMULATIVE_HPP
-/// Running sums on the CPU.
+/// Cumulative sums and products on the CPU.
 
 namespace chorus::kernels {
 
 namespace detail {
-/// Neighbouring lines, whose rows are read and written along memory.
+/// Adjacent lines, whose rows are contiguous.
 template <Index Most>
 struct RunningColumns {
   static constexpr Index most = Most;  ///< the largest `count`
   Index first, stride, count;
   Index at(Index a, Index i) const { return first + a * stride + i; }
 };
-/// Lines along memory. Several lines at a time don't wait for each other's last number.
+/// Lines along memory. Several at a time hide the latency of the dependent additions.
 template <Index Count>
 struct RunningRows {
   static constexpr Index most = Count, count = Count;
@@ -12021,7 +12007,7 @@ struct RunningRows {
   Index at(Index a, Index i) const { return first + i * length + a; }
 };
 
-/// Calls `f` with all lines in groups; of columns `Most` at a time, of rows `Rows`.
+/// Calls `f` with all lines in groups: `Most` columns or `Rows` rows at a time.
 template <Index Most, Index Rows, class F>
 void for_line_groups(AxisShape shape, const F& f) {
   const Index groups = (shape.inner + Most - 1) / Most;
@@ -12078,7 +12064,7 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
   if (shape.numel() == 0) return;
   const ThreadScratch<double> after_of_thread(device, shape.axis * most);
   detail::for_line_groups<most, 4>(shape, [=, &after_of_thread](const auto lines) {
-    // sum_j>=a dy[j] x[a+1] ... x[j] grows from the end, so that no division by x is needed.
+    // sum_j>=a dy[j] x[a+1] ... x[j] is computed from the end, so that no division by x is needed.
     double* after = after_of_thread.data();
     double sum[most];
     for (Index i = 0; i < lines.count; ++i) sum[i] = 0;
@@ -12107,8 +12093,8 @@ void cumprod_backward(Cpu device, AxisShape shape, const T* x, const T* dy, T* d
 // <chorus/kernels/cuda/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_CUMULATIVE_HPP
-/// Running sums and products along an axis on GPUs, in double: a thread for each line; for sums over few lines a block
-/// for each.
+/// Cumulative sums and products along an axis on GPUs, in double: one thread per line, or, for sums over few lines, one
+/// block per line.
 
 namespace chorus::kernels {
 
@@ -12135,7 +12121,7 @@ struct RunningSum {
   }
 };
 
-/// Pieces of `block_threads` numbers, each scanned by doubling (Hillis, Steele 1986), one after the other.
+/// Scans pieces of `block_threads` numbers (Hillis, Steele 1986), one after the other.
 template <class T>
 __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> job) {
   __shared__ double sums[2][block_threads];
@@ -12146,7 +12132,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
       const Index a = begin + thread;
       const bool inside = a < job.shape.axis;
       int now = 0;
-      __syncthreads();  // the sums of the piece before have been read
+      __syncthreads();  // the previous piece's sums have been read
       sums[0][thread] = inside ? static_cast<double>(get(job.x, job.place(line, a))) : 0;
       for (int step = 1; step < block_threads; step *= 2) {
         __syncthreads();
@@ -12160,7 +12146,7 @@ __global__ void scan_lines(Index lines, const __grid_constant__ RunningSum<T> jo
   }
 }
 
-/// The place of a line's first element in [outer, axis, inner].
+/// The index of a line's first element in [outer, axis, inner].
 inline __device__ Index line_begin(const AxisShape& shape, Index line) {
   const Index o = line / shape.inner;
   return o * shape.axis * shape.inner + (line - o * shape.inner);
@@ -12181,8 +12167,8 @@ struct RunningProduct {
   }
 };
 
-/// The sum after each element is computed from the end, so that no division by x is needed, and kept in `after`, which
-/// has the layout of x.
+/// The sum after each element is computed from the end, so that no division by x is needed. It is stored in `after`,
+/// which has the layout of x.
 template <class T>
 struct RunningProductGradient {
   AxisShape shape;
@@ -12242,7 +12228,7 @@ void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* 
 
 namespace chorus {
 
-// What the tape remembers of these operations beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";
@@ -12289,19 +12275,18 @@ auto cumprod(const X& x, Index axis) {
 // <chorus/ops/distances.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DISTANCES_HPP
-/// Functions of two operands that are made of several steps, and of numbers that are none: logaddexp, cdist,
-/// nan_to_num.
+/// logaddexp, cdist, nan_to_num.
 
 // <chorus/ops/norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
-/// Norms and standard deviations, with the subgradient 0 where they have no gradient, as in PyTorch. Large and small
-/// numbers are scaled on the way, so that their squares neither overflow nor vanish.
+/// Norms and standard deviations, with subgradient 0 where they are not differentiable, as in PyTorch. Large and small
+/// numbers are scaled, so that their squares neither overflow nor underflow.
 
 // <chorus/ops/reduction_axes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_REDUCTION_AXES_HPP
-/// Reductions along several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
+/// Reductions over several axes at once: `mean(x, std::array<Index, 2>{2, 3})`.
 
 namespace chorus {
 
@@ -12318,7 +12303,7 @@ std::array<bool, Rank> chosen_axes(const char* operation, const std::array<Index
   return chosen;
 }
 
-// The axes that stay, in their order, and one last axis with all elements of the others.
+// The remaining axes in order, then one last axis with all elements of the chosen ones.
 template <std::size_t N, Operand X>
 auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& axes) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -12339,8 +12324,8 @@ auto merge_axes(const char* operation, const X& x, const std::array<Index, N>& a
   return reshape(permute(x, order), shape);
 }
 
-/// `reduce(y, axis)` over the named axes: over neighbours of them at once, the last ones first. What is summed so need
-/// not be moved together first. Of bf16 and half, sums between would be rounded.
+/// Applies `reduce(y, axis)` to each run of adjacent axes, the last run first, so that no elements have to be moved.
+/// Not for bf16 and half, whose intermediate sums would be rounded.
 template <std::size_t N, Operand X, class Reduce>
 auto reduce_neighbours(const char* operation, const X& x, const std::array<Index, N>& axes, const Reduce& reduce) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -12351,7 +12336,7 @@ auto reduce_neighbours(const char* operation, const X& x, const std::array<Index
   for (std::size_t axis = 0, stay = 0; axis < rank; ++axis)
     if (!chosen[axis]) left[stay++] = shape[axis];
   std::size_t end = rank;
-  // A run of axes [begin, end) in the middle of what is left of the others.
+  // A run of chosen axes [begin, end) as the middle axis of a view.
   const auto next = [&](const auto& y) {
     while (!chosen[end - 1]) --end;
     std::size_t begin = end;
@@ -12391,7 +12376,7 @@ auto restore_axes(const X& x, const Reduced& reduced, const std::array<Index, N>
   auto NAME(const X& x, const std::array<Index, N>& axes, KeepAxis) {                                            \
     return detail::restore_axes(x, NAME(x, axes), axes);                                                         \
   }
-/// NAME(x, axes) goes over several axes, which go away, or with keep_axis stay with size 1. Throws ShapeError where an
+/// NAME(x, axes) reduces over several axes, which are removed, or keep size 1 with keep_axis. Throws ShapeError if an
 /// axis doesn't exist or is named twice.
 CHORUS_REDUCTION_OF_AXES(sum, true)
 CHORUS_REDUCTION_OF_AXES(mean, true)
@@ -12400,7 +12385,7 @@ CHORUS_REDUCTION_OF_AXES(amin, false)
 CHORUS_REDUCTION_OF_AXES(logsumexp, false)
 #undef CHORUS_REDUCTION_OF_AXES
 
-/// The variance over several axes, with the same forms.
+/// The variance over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto var(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return var(detail::merge_axes("var", x, axes), -1, correction);
@@ -12410,7 +12395,7 @@ auto var(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
   return detail::restore_axes(x, var(x, axes, correction), axes);
 }
 
-/// The position of the smallest element along an axis; of several, the first.
+/// The index of the minimum along an axis; in a tie the first.
 template <Operand X>
 auto argmin(const X& x, Index axis) {
   detail::check_not_empty("argmin", x, axis);
@@ -12424,8 +12409,8 @@ namespace chorus {
 
 namespace functors {
 
-/// A power of two by which numbers up to x are divided so that neither their squares nor the gradients overflow or
-/// vanish: one of `first`, `second` and the latter's reciprocal, but 1 for most x.
+/// A power of two; numbers up to x, divided by it, have squares and gradients that neither overflow nor underflow. 1
+/// for most x, else `first`, `second` or 1 / `second`.
 struct SquareUnit {
   double first = 1, second = 1;
   template <class S>
@@ -12437,7 +12422,7 @@ struct SquareUnit {
   }
 };
 
-/// x, or 1 where x is 0 or not finite.
+/// x, or 1 if x is 0 or not finite.
 struct DivisorOrOne {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -12445,7 +12430,7 @@ struct DivisorOrOne {
   }
 };
 
-/// 1 where x is 0, else 0.
+/// 1 if x is 0, else 0.
 struct IsZero {
   template <class S>
   CHORUS_HD S operator()(const S& x) const {
@@ -12461,7 +12446,7 @@ template <class T>
 constexpr functors::SquareUnit square_unit =
     std::is_same_v<T, double> ? functors::SquareUnit{0x1p400, 0x1p704} : functors::SquareUnit{0x1p50, 0x1p88};
 
-// Constants for whoever differentiates: what is made of values alone. Sizes of 1 stay, so that they broadcast.
+// Computed from values only, so constants for differentiation. Reduced axes keep size 1 for broadcasting.
 template <class F, Operand X>
 auto largest_as(const F& f, const X& x, Index axis) {
   return pointwise(f, amax(abs(value_of(x)), axis, keep_axis));
@@ -12471,14 +12456,14 @@ auto one_where_zero(const X& x) {
   return pointwise(functors::IsZero{}, value_of(x));
 }
 
-// Without an axis that has stayed with size 1.
+// Removes an axis of size 1.
 template <Operand X>
 auto drop_axis(const char* operation, const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   return reshape(x, without_axis<rank>(value_of(x).shape(), normalize_axis(operation, axis, rank)));
 }
 
-// Of an axis that stays with size 1, over which there are elements.
+// The norm along a non-empty axis, which keeps size 1.
 template <Operand X>
 auto norm_keeping(const X& x, double p, Index axis) {
   using T = typename tensor_of<X>::value_type;
@@ -12486,7 +12471,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
   if (p == inf) return amax(abs(x), axis, keep_axis);
   if (p == -inf) return amin(abs(x), axis, keep_axis);
   if (p == 1) return sum(abs(x), axis, keep_axis);
-  // unit * (sum of |x / unit|^p)^(1 / p). Where that sum is 0, 1 is added to it under the root and taken off outside.
+  // unit * (sum of |x / unit|^p)^(1 / p). If that sum is 0, 1 is added under the root and subtracted outside.
   const auto root = [&](const auto& unit, const auto& powers, const auto& f) {
     const auto total = sum(powers, axis, keep_axis);
     const auto zero = one_where_zero(total);
@@ -12496,7 +12481,7 @@ auto norm_keeping(const X& x, double p, Index axis) {
     const auto unit = largest_as(square_unit<T>, x, axis);
     return root(unit, square(x / unit), [](const auto& total) { return sqrt(total); });
   }
-  // |x|^p has no gradient at 0 for p below 1.
+  // For p < 1, |x|^p is not differentiable at 0.
   const auto unit = largest_as(functors::DivisorOrOne{}, x, axis);
   const auto part = abs(x) / unit;
   const auto zero = one_where_zero(part);
@@ -12505,10 +12490,10 @@ auto norm_keeping(const X& x, double p, Index axis) {
 
 }  // namespace detail
 
-/// (sum of |x|^p)^(1 / p) along an axis, which stays with size 1; p is positive or infinite, which gives the largest
-/// |x|, or with -inf the smallest (torch.linalg.vector_norm). The arguments' order is that of torch.norm. The gradient
-/// is 0 where the norm is 0, and of elements that are 0; elements that tie for the largest share it. Along an axis
-/// without elements it is 0. Throws UsageError for other p, and for an empty axis and an infinite p.
+/// (sum of |x|^p)^(1 / p) along an axis, which keeps size 1 (torch.linalg.vector_norm, with torch.norm's argument
+/// order). p is positive or infinite: inf gives the largest |x|, -inf the smallest. The gradient is 0 if the norm is 0,
+/// and for elements that are 0; tied largest elements share it. The norm of an empty axis is 0. Throws UsageError for
+/// other p, and for an empty axis with infinite p.
 template <Operand X>
 auto norm(const X& x, double p, Index axis, KeepAxis) {
   check<UsageError>(p > 0 || p == -std::numeric_limits<double>::infinity(),
@@ -12525,17 +12510,17 @@ auto norm(const X& x, double p, Index axis, KeepAxis) {
     return detail::norm_keeping(x, p, axis);
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto norm(const X& x, double p, Index axis) {
   return detail::drop_axis("norm", norm(x, p, axis, keep_axis), axis);
 }
-/// The norm of all elements: the Euclidean one, of a matrix Frobenius', unless p says otherwise.
+/// The norm of all elements; by default the Euclidean norm, for a matrix the Frobenius norm.
 template <Operand X>
 auto norm(const X& x, double p = 2) {
   return detail::reduce_all("norm", x, [p](const auto& flat, Index axis) { return norm(flat, p, axis); });
 }
-/// The norm over several axes, which go away, or with keep_axis stay with size 1.
+/// The norm over several axes, which are removed, or keep size 1 with keep_axis.
 template <Operand X, std::size_t N>
 auto norm(const X& x, double p, const std::array<Index, N>& axes) {
   return norm(detail::merge_axes("norm", x, axes), p, -1);
@@ -12545,8 +12530,8 @@ auto norm(const X& x, double p, const std::array<Index, N>& axes, KeepAxis) {
   return detail::restore_axes(x, norm(x, p, axes), axes);
 }
 
-/// The standard deviation along an axis, which stays with size 1: the root of `var`. The gradient is 0 where it is 0.
-/// Not a number, and no number in the gradient, where there are no more elements than `correction`.
+/// The standard deviation along an axis, which keeps size 1: the root of `var`. Its gradient is 0 if it is 0. NaN with
+/// a NaN gradient if there are not more elements than `correction`.
 template <Operand X>
 auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
   if constexpr (NarrowOperand<X>) {
@@ -12560,7 +12545,7 @@ auto std(const X& x, Index axis, KeepAxis, Index correction = 1) {
     return (sqrt(squares + zero) - zero) * unit;
   }
 }
-/// The same; the axis goes away.
+/// The same; the axis is removed.
 template <Operand X>
 auto std(const X& x, Index axis, Index correction = 1) {
   return detail::drop_axis("std", std(x, axis, keep_axis, correction), axis);
@@ -12570,7 +12555,7 @@ template <Operand X>
 auto std(const X& x) {
   return detail::reduce_all("std", x, [](const auto& flat, Index axis) { return std(flat, axis); });
 }
-/// The standard deviation over several axes, with the same forms.
+/// The standard deviation over several axes, with or without keep_axis.
 template <Operand X, std::size_t N>
 auto std(const X& x, const std::array<Index, N>& axes, Index correction = 1) {
   return std(detail::merge_axes("std", x, axes), -1, correction);
@@ -12586,8 +12571,8 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 // <chorus/ops/rearranging.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
-/// The same numbers in another place or several times: unsqueeze, squeeze, repeat, tile, flip, roll. All are
-/// differentiable, and made of the functions in ops/shape.hpp and ops/indexing.hpp.
+/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
+/// and ops/indexing.hpp.
 
 namespace chorus {
 
@@ -12600,7 +12585,7 @@ auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>&
 }
 }  // namespace detail
 
-/// A new axis of size 1 in front of axis `axis`; -1 puts it last.
+/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
 template <Operand X>
 auto unsqueeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -12611,8 +12596,8 @@ auto unsqueeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// Without an axis, whose size is 1. Throws ShapeError where it is another: the rank is part of the type, so that none
-/// can stay, as it would in PyTorch.
+/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
+/// as in PyTorch.
 template <Operand X>
 auto squeeze(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
@@ -12625,8 +12610,8 @@ auto squeeze(const X& x, Index axis) {
   return reshape(x, shape);
 }
 
-/// x as often along each axis as `times` says; it may name further axes in front (torch.Tensor.repeat, torch.tile).
-/// Throws UsageError where one is negative.
+/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
+/// UsageError if one is negative.
 template <Operand X, std::size_t N>
 auto repeat(const X& x, const std::array<Index, N>& times) {
   constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -12654,7 +12639,7 @@ auto tile(const X& x, const std::array<Index, N>& times) {
   return repeat(x, times);
 }
 
-/// The entries of the axes in reverse order. Throws ShapeError where an axis doesn't exist.
+/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
 template <Operand X, std::size_t N>
 auto flip(const X& x, const std::array<Index, N>& axes) {
   static_assert(N >= 1, "flip: names at least one axis");
@@ -12673,7 +12658,7 @@ auto flip(const X& x, Index axis) {
   return flip(x, std::array<Index, 1>{axis});
 }
 
-/// The entries of an axis moved on by `shift` places; those that leave at one end come in at the other.
+/// Shifts the entries of an axis cyclically by `shift`.
 template <Operand X>
 auto roll(const X& x, Index shift, Index axis) {
   const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
@@ -12690,7 +12675,7 @@ namespace chorus {
 
 namespace functors {
 
-/// log(exp(a) + exp(b)) without overflow; the gradients are the shares of each. Of equal infinities, a.
+/// log(exp(a) + exp(b)) without overflow; the gradients are the softmax weights. For equal infinities, a.
 struct LogAddExp {
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
@@ -12704,7 +12689,7 @@ struct LogAddExp {
   }
 };
 
-/// x, or what stands for NaN and for the infinities.
+/// x, with replacements for NaN and infinities.
 struct NanToNum {
   double nan = 0, above = 0, below = 0;
   template <class S>
@@ -12722,14 +12707,14 @@ struct NanToNum {
 
 }  // namespace functors
 
-/// log(exp(a) + exp(b)), element by element.
+/// log(exp(a) + exp(b)), element-wise.
 template <Operand A, Operand B>
 auto logaddexp(const A& a, const B& b) {
   return detail::pointwise("logaddexp", functors::LogAddExp{}, a, b);
 }
 
-/// x with `nan` in the place of NaN, and of the infinities `above` and `below`, by default the type's largest and
-/// smallest numbers. No gradient goes through what is replaced.
+/// Replaces NaN by `nan`, and infinities by `above` and `below` (default: the type's largest and lowest numbers).
+/// Replaced elements get no gradient.
 template <Operand X>
 auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, std::optional<double> below = {}) {
   using T = typename tensor_of<X>::value_type;
@@ -12744,9 +12729,9 @@ auto nan_to_num(const X& x, double nan = 0, std::optional<double> above = {}, st
   return detail::pointwise("nan_to_num", functors::NanToNum{nan, above.value_or(most), below.value_or(-most)}, x);
 }
 
-/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norm of each difference. The axes in front are
-/// equal or 1. All m n features differences are in memory at once. The gradient of a distance 0 is 0. Throws ShapeError
-/// where features differ.
+/// a: [..., m, features], b: [..., n, features] -> [..., m, n]: the p-norms of all differences. Leading axes are equal
+/// or 1. All m n features differences are in memory at once. A distance of 0 has gradient 0. Throws ShapeError if
+/// features differ.
 template <Operand A, Operand B>
 auto cdist(const A& a, const B& b, double p = 2) {
   constexpr int rank = tensor_of<A>::rank;
@@ -12762,22 +12747,22 @@ auto cdist(const A& a, const B& b, double p = 2) {
 // <chorus/ops/einsum.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_EINSUM_HPP
-/// Einstein summation of two operands: one matrix product, or a sum of products.
+/// Einstein summation of two operands, as one matrix product or a sum of products.
 
 namespace chorus {
 
-/// The text of `einsum<"bij,bjk->bik">`.
+/// The equation in `einsum<"bij,bjk->bik">`.
 template <std::size_t N>
 struct Equation {
   char text[N]{};
-  consteval Equation(const char (&from)[N]) { std::copy_n(from, N, text); }  // NOLINT: stands for the text
+  consteval Equation(const char (&from)[N]) { std::copy_n(from, N, text); }  // NOLINT: converts from text
   constexpr std::string_view view() const { return {text, N - 1}; }
 };
 
 namespace detail {
 
-/// Where `c` stands in `text`, or npos. string_view's own `find` compares the text's address with null, and that of a
-/// template's argument is no constant to GCC under its undefined behaviour sanitizer.
+/// The index of `c` in `text`, or npos. string_view::find compares the address with null, which GCC's undefined
+/// behaviour sanitizer does not accept as a constant for template arguments.
 constexpr std::size_t place_of(char c, std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i)
     if (text[i] == c) return i;
@@ -12819,7 +12804,7 @@ struct EinsumPlan {
   }
 };
 
-// x without the axes that only it has and the result has not, summed.
+// x summed over the axes that only it has.
 template <std::size_t Count, Operand X>
 auto sum_letters(const X& x, std::string_view names, const EinsumPlan::Letters& letters) {
   if constexpr (Count == 0) {
@@ -12833,8 +12818,8 @@ auto sum_letters(const X& x, std::string_view names, const EinsumPlan::Letters& 
 
 }  // namespace detail
 
-/// `einsum<"bij,bjk->bik">(a, b)`: letters name the axes of a, b and the result; those that the result lacks are summed
-/// over. Each letter once in an operand, small letters, no ellipsis. Throws ShapeError where sizes of one letter
+/// `einsum<"bij,bjk->bik">(a, b)`: letters name the axes of a, b and the result; letters missing from the result are
+/// summed over. Lower-case letters, each once in an operand; no ellipsis. Throws ShapeError if the sizes of a letter
 /// differ.
 template <Equation equation, Operand A, Operand B>
 auto einsum(const A& a, const B& b) {
@@ -12894,7 +12879,7 @@ auto einsum(const A& a, const B& b) {
     order[i] = static_cast<Index>(std::string_view(made.data(), at).find(plan.out[i]));
   using T = typename tensor_of<A>::value_type;
   if constexpr (free_a == 0 && free_b == 0 && !Narrow<T>) {
-    // Sums of products of single rows are no work for matrix products.
+    // Products of single rows are faster as sums than as matrix products.
     const Shape<2> rows{value_of(left).size(0), value_of(left).size(2)};
     return permute(reshape(sum(reshape(left, rows) * reshape(right, rows), 1), shape), order);
   } else {
@@ -12908,7 +12893,7 @@ auto einsum(const A& a, const B& b) {
 // <chorus/ops/embedding.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_EMBEDDING_HPP
-/// Embedding with an entry that stands for "nothing".
+/// Embedding with a padding entry.
 
 namespace chorus {
 
@@ -12919,8 +12904,7 @@ struct IsEntry {
 };
 }  // namespace functors
 
-/// The same as embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError where there is
-/// no such entry.
+/// embedding(weight, index), but entry `padding_index` gets no gradient. Throws UsageError if it is out of range.
 template <Operand W, int Rank, class D>
 auto embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index padding_index) {
   check<UsageError>(padding_index >= 0 && padding_index < value_of(weight).size(0), "embedding: padding_index ",
@@ -12946,15 +12930,15 @@ auto embedding(const W& weight, const NarrowIndices<T, Rank, D>& index, Index pa
 #ifndef CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
 /// Fourier transforms with torch.fft's names, float or double, on the CPU, differentiable any number of times: rfft,
-/// irfft, fft, ifft along the last axis, rfft2, irfft2, fft2, ifft2 over the last two. A complex number is a pair along
-/// one axis more, [..., 2], real and imaginary part, as torch.view_as_real has it; `norm(y, -1)` is its absolute value,
-/// `fft::mul` a product. A length whose prime factors are small is transformed in n log n steps, a prime n in n².
+/// irfft, fft, ifft along the last axis, rfft2, irfft2, fft2, ifft2 over the last two. Complex numbers have an extra
+/// last axis, [..., 2], for real and imaginary part, as in torch.view_as_real. `norm(y, -1)` is the absolute value,
+/// `fft::mul` a product. Lengths with small prime factors take n log n steps, a prime n takes n².
 
 // <chorus/kernels/cpu/fft.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_FFT_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_FFT_HPP
-/// Fourier transforms of lines of numbers on the CPU by Eigen's FFT (kissfft). A complex number is two neighbours, real
-/// and imaginary part.
+/// Fourier transforms of lines on the CPU, with Eigen's FFT (kissfft). A complex number is an adjacent pair of real and
+/// imaginary part.
 
 #include <complex>
 #include <unsupported/Eigen/FFT>
@@ -12963,16 +12947,16 @@ namespace chorus::kernels {
 
 /// A transform of lines. y_k = scale w_k Σ_j x_j exp(∓2πi jk/n), with + for the inverse.
 struct FourierPlan {
-  Index in;      ///< numbers of an input line: cut, or continued with zeros, to the transform's input
+  Index in;      ///< length of an input line; it is cut or padded with zeros
   Index n;       ///< the length of the transform
-  Index out;     ///< numbers of an output line: cut likewise
+  Index out;     ///< length of an output line, likewise
   bool inverse;  ///< the sign of the exponent
   double scale;
-  /// w_k of the n/2 + 1 numbers that stand for a real line's n: 1 for the first and, if n is even, the last; `middle`
-  /// for those between, each of which stands for two.
+  /// w_k of the n/2 + 1 values that represent a real line: 1 for the first and, if n is even, the last; `middle` for
+  /// the others, each of which represents two.
   double middle;
 
-  /// The transform of the gradient: transposed, as that of the real and imaginary parts.
+  /// The transform of the gradient: the transpose, acting on real and imaginary parts.
   FourierPlan adjoint() const { return {out, n, in, !inverse, scale, middle}; }
   Index half() const { return n / 2 + 1; }
   bool in_middle(Index k) const { return k != 0 && 2 * k != n; }
@@ -12980,13 +12964,13 @@ struct FourierPlan {
 
 namespace detail {
 
-/// A thread's memory from call to call: factors of the newest lengths, and a line of each kind.
+/// A thread's memory, kept between calls: twiddle factors of recent lengths, and one line of each kind.
 template <std::floating_point T>
 struct FourierLines {
   static FourierLines& of(Index n) {
     thread_local FourierLines lines;
     if (std::find(lines.known.begin(), lines.known.end(), n) == lines.known.end()) {
-      constexpr std::size_t most = 16;  // a program with many lengths must not keep the factors of all
+      constexpr std::size_t most = 16;  // bounds the memory of programs with many lengths
       if (lines.known.size() == most) lines = {};
       lines.known.push_back(n);
       lines.fft.SetFlag(Eigen::FFT<T>::Unscaled);
@@ -12999,7 +12983,7 @@ struct FourierLines {
     return lines;
   }
 
-  /// One line. A line of length 1 is its own transform: kissfft would read outside of it.
+  /// Transforms one line. Length 1 is a special case: kissfft would read out of bounds.
   template <class From, class To>
   void run(bool inverse, Index n, const From* in, To* out) {
     if constexpr (std::is_same_v<To, T>)
@@ -13023,7 +13007,7 @@ void read_complex(const T* x, Index in, Index n, std::vector<std::complex<T>>& l
     line[static_cast<std::size_t>(k)] = k < given ? std::complex<T>(x[2 * k], x[2 * k + 1]) : std::complex<T>();
 }
 
-/// Calls `f` with the lines of a thread and the number of a line, for all `count` lines.
+/// Calls `f` with the thread's lines and the line's index, for all `count` lines.
 template <std::floating_point T, class F>
 void for_lines(Index count, Index n, const F& f) {
   parallel_ranges(count, 1, thread_elements / n + 1, [&](Index first, Index lines) {
@@ -13050,7 +13034,7 @@ void fft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Real to complex; the first n/2 + 1 numbers determine all. Not the inverse. x: [count, in], y: [count, out, 2].
+/// Real to complex, forward only; gives the first n/2 + 1 values. x: [count, in], y: [count, out, 2].
 template <std::floating_point T>
 void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
@@ -13067,12 +13051,12 @@ void rfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   });
 }
 
-/// Complex to real: the real parts of the inverse of n/2 + 1 numbers. x: [count, in, 2], y: [count, out].
+/// Complex to real: the real part of the inverse of n/2 + 1 values. x: [count, in, 2], y: [count, out].
 template <std::floating_point T>
 void irfft(Index count, const FourierPlan& plan, const T* x, T* y) {
   detail::for_lines<T>(count, plan.n, [&](auto& lines, Index line) {
     detail::read_complex(x + line * plan.in * 2, plan.in, plan.half(), lines.from);
-    for (Index k = 0; k < plan.half(); ++k)  // Eigen counts a middle one twice
+    for (Index k = 0; k < plan.half(); ++k)  // Eigen counts the middle ones twice
       lines.from[static_cast<std::size_t>(k)] *=
           static_cast<T>(plan.scale * (plan.in_middle(k) ? plan.middle / 2 : 1));
     lines.run(true, plan.n, lines.from.data(), lines.real.data());
@@ -13087,10 +13071,10 @@ void irfft(Index count, const FourierPlan& plan, const T* x, T* y) {
 namespace chorus {
 
 namespace operations {
-// Which of a transform's sides are real.
+// Which side of the transform is real.
 enum class Fourier : std::uint8_t { complex, from_real, to_real };
 
-// What the tape remembers beside the backward function: see ops/higher_order.hpp.
+// The tape's record, beside the backward function: see ops/higher_order.hpp.
 template <Fourier Kind>
 struct FourierTransform {
   static constexpr const char* name = Kind == Fourier::complex ? "fft" : Kind == Fourier::from_real ? "rfft" : "irfft";
@@ -13101,12 +13085,12 @@ struct FourierTransform {
 
 namespace fft {
 
-/// Which of a transform and its inverse divides: the inverse by n; both by sqrt(n); the transform by n.
+/// Where the scale goes: backward: 1/n on the inverse; ortho: 1/sqrt(n) on both; forward: 1/n on the transform.
 enum class Norm : std::uint8_t { backward, ortho, forward };
 
 /// Options of transforms along the last axis.
 struct Options {
-  std::optional<Index> n = {};  ///< numbers of a real or complex line, which is cut or continued with zeros to them
+  std::optional<Index> n = {};  ///< signal length; longer signals are cut, shorter ones padded with zeros
   Norm norm = Norm::backward;
 };
 /// Options of transforms over the last two axes.
@@ -13153,7 +13137,7 @@ auto transform(const X& x, const kernels::FourierPlan& plan) {
       [plan](const auto& dy, auto dx) { dx->add(transform<transposed(Kind)>(dy, plan.adjoint())); }, x);
 }
 
-// The length of a line of x, which is real or made of pairs.
+// The length of a signal in x, which is real or complex (pairs).
 template <bool Real, Operand X>
 Index length(const char* operation, const X& x) {
   check_type<X>();
@@ -13201,7 +13185,7 @@ auto to_real(const char* operation, const X& x, const Options& options) {
   return transform<Fourier::to_real>(x, made);
 }
 
-// The complex transform of the last axis but one.
+// The complex transform of the second last axis.
 template <Operand X>
 auto along_rows(const char* operation, const X& x, const Options& options, bool inverse) {
   static_assert(tensor_of<X>::rank >= 3, "fft: a transform of two axes has an operand with two of them");
@@ -13214,8 +13198,8 @@ inline Options option_of(const Options2& options, std::size_t axis) {
 
 }  // namespace detail
 
-/// y_k = Σ_j x_j exp(-2πi jk/n) of complex x: [..., n, 2] -> [..., n, 2]. Throws ShapeError where the last axis does
-/// not hold pairs or a length is below 1.
+/// y_k = Σ_j x_j exp(-2πi jk/n) of complex x: [..., n, 2] -> [..., n, 2]. Throws ShapeError if the last axis does not
+/// hold pairs or a length is below 1.
 template <Operand X>
 auto fft(const X& x, const Options& options = {}) {
   return detail::complex("fft", x, options, false);
@@ -13227,16 +13211,15 @@ auto ifft(const X& x, const Options& options = {}) {
   return detail::complex("ifft", x, options, true);
 }
 
-/// fft of real x, of whose numbers the first n/2 + 1 say all: [..., n] -> [..., n/2 + 1, 2]. Throws ShapeError where a
-/// length is below 1.
+/// fft of real x. Returns the first n/2 + 1 values, the others are conjugates: [..., n] -> [..., n/2 + 1, 2]. Throws
+/// ShapeError if a length is below 1.
 template <Operand X>
 auto rfft(const X& x, const Options& options = {}) {
   return detail::from_real("rfft", x, options);
 }
 
-/// The inverse of rfft: [..., n/2 + 1, 2] -> [..., n]. Without `n` it is even, twice what lies between the first number
-/// and the last; say `n` where it is odd. The imaginary part of the first number, and of the last if n is even, counts
-/// for nothing. Throws as fft does.
+/// The inverse of rfft: [..., n/2 + 1, 2] -> [..., n]. By default n is even, 2 (size - 1); for an odd length pass `n`.
+/// The imaginary part of the first value is ignored, and for even n that of the last. Throws as fft does.
 template <Operand X>
 auto irfft(const X& x, const Options& options = {}) {
   return detail::to_real("irfft", x, options);
@@ -13263,14 +13246,14 @@ auto rfft2(const X& x, const Options2& options = {}) {
                             detail::option_of(options, 0), false);
 }
 
-/// The inverse of rfft2: [..., h, w/2 + 1, 2] -> [..., h, w]; say `s` where w is odd.
+/// The inverse of rfft2: [..., h, w/2 + 1, 2] -> [..., h, w]; pass `s` if w is odd.
 template <Operand X>
 auto irfft2(const X& x, const Options2& options = {}) {
   return detail::to_real("irfft2", detail::along_rows("irfft2", x, detail::option_of(options, 0), true),
                          detail::option_of(options, 1));
 }
 
-/// Products of complex numbers, [..., 2] each, that are broadcast: a convolution is irfft(mul(rfft(x), rfft(y))).
+/// The broadcast product of complex numbers, [..., 2] each. A circular convolution is irfft(mul(rfft(x), rfft(y))).
 template <Operand A, Operand B>
 auto mul(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank >= 1 && tensor_of<B>::rank >= 1, "fft::mul: the operands have an axis of pairs");
@@ -13297,12 +13280,12 @@ auto derivatives(const operations::FourierTransform<Kind>& operation, const Dy& 
 // <chorus/ops/global_batch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
-/// Means and sums over the global batch, of which each device or rank has a part.
+/// Means and sums over the global batch, which is split over devices or ranks.
 
 namespace chorus {
 
 namespace detail {
-/// `value`, which is proportional to a mean or a sum over this member's part of the batch, as the whole batch's.
+/// Turns `value`, proportional to a mean or sum over this member's part, into that over the global batch.
 template <class T, int Rank, class D>
 Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
                                       const std::shared_ptr<BatchGroup>& group) {
@@ -13322,7 +13305,7 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
   return record(
       global_batch_name, to_device(whole, value.device()),
       [group, share = own / over](const auto& dy, auto dx) {
-        // All members' gradients by the whole value, each by what its member counts.
+        // Sums the gradients of all members, each weighted by its member's share.
         const double weight = group->weight();
         const auto here = contiguous(to_device(dy, Cpu{}));
         std::vector<double> gradients;
@@ -13337,12 +13320,11 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
 }
 }  // namespace detail
 
-/// `x`, a mean or a sum over this device's or rank's part of the batch, or a number times one, as that over the global
-/// batch, for what is not linear in it: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`. Its gradient goes
-/// back to all parts. In a model's forward pass; outside of it see below. Where the batch is whole, and where nothing
-/// is recorded, it is `x`. It adds up its numbers over all ranks, forward and backward. Throws UsageError for what is
-/// no mean or sum, and where parts of the batch are computed one after the other (in a model under Pipeline or
-/// SameBits).
+/// For nonlinear functions of means and sums: turns `x`, a mean or sum over this device's or rank's part of the batch
+/// (or a multiple of one), into that over the global batch: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`.
+/// Its gradient flows to all parts. For use in a model's forward pass; outside of it see below. Returns `x` if the
+/// batch is not split or nothing is recorded. Communicates in forward and backward. Throws UsageError if `x` is no mean
+/// or sum, and if parts of the batch run one after the other (in a model under Pipeline or SameBits).
 template <AnyVariable X>
 auto of_global_batch(const X& x) {
   const auto& value = detail::variable_of(x);
@@ -13363,8 +13345,8 @@ template <AnyTensor X>
 X of_global_batch(const X& x) {
   return x;
 }
-/// The same of what was made of a net's outputs, outside of its model. The same line under every policy; all ranks call
-/// it.
+/// The same outside of the model, for values computed from a net's outputs. The code is the same under every policy.
+/// All ranks must call it.
 template <class Net, Operand X>
 auto of_global_batch(const Net& net, const X& x) {
   const BatchGroupScope scope(net.global_batch());
@@ -13377,48 +13359,48 @@ auto of_global_batch(const Net& net, const X& x) {
 // <chorus/ops/higher_order.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
-/// Gradients of gradients. Where a computation begins with GraphVariables, every result is one, and `grad` with
-/// `create_graph` gives gradients that are recorded in turn:
+/// Gradients of gradients. If a computation starts with GraphVariables, all results are GraphVariables, and `grad` with
+/// `create_graph` returns recorded gradients:
 ///
 ///   const ch::GraphVariable x(images, true);
 ///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
 ///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
 ///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
 ///
-/// Under a policy this stands in the model's `forward`, or around the call of the policy, whose outputs are
-/// GraphVariables where an input is one.
+/// Under a policy this code is in the model's `forward`, or around the policy's call, whose outputs are GraphVariables
+/// if an input is one.
 ///
-/// How it works: GraphVariable is a type of its own, so that Variables pay nothing. `record` is overloaded for it and
-/// makes nodes that, beside their backward function, keep the operation and its inputs. `grad` walks them and calls
-/// `derivatives(operation, dy, y, inputs...)`, which stands here for each operation, once, in terms of other
-/// operations. Those run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a
-/// functor itself; its own gradient comes from Dual numbers of Dual numbers.
+/// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
+/// nodes keep the operation and its inputs, beside the backward function. `grad` walks the nodes and calls
+/// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
+/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
+/// own gradient uses Dual numbers of Dual numbers.
 ///
-/// Derivatives of the second order exist for element-wise functions, matrix products, convolutions, pooling,
-/// normalisation, reductions, softmax, cross entropy, dropout, and what changes shapes or picks elements; higher orders
-/// where only products, sums and exp are met. Else `grad` throws a UsageError that names the operation.
+/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
+/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
+/// only. Else `grad` throws a UsageError with the operation's name.
 
 // <chorus/ops/higher_order/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
-/// Derivatives of convolutions, recorded. conv2d and its two gradients are three faces of one form that is linear in
-/// each of image, weight and result, so that every derivative of one is another of them.
+/// Recorded derivatives of convolutions. conv2d and its two gradients are one form that is linear in image, weight and
+/// result; each derivative is another of the three.
 
 // <chorus/ops/higher_order/reduction.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
-/// Derivatives of matrix products, reductions, softmax and losses over classes, recorded.
+/// Recorded derivatives of matrix products, reductions, softmax and losses over classes.
 
 // <chorus/ops/higher_order/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
-/// Derivatives of element-wise functions, recorded: Dual numbers of Dual numbers. And of what changes shapes.
+/// Recorded derivatives of element-wise functions (Dual numbers of Dual numbers) and of shape operations.
 
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
-/// Element-wise functors on the CPU. A functor is compiled once forward and once backward; broadcasting only arranges
-/// blocks for it.
+/// Element-wise functors on the CPU. A functor is compiled once for forward and once for backward; for broadcasting,
+/// blocks are gathered first.
 
 // <chorus/kernels/cpu/copy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_COPY_HPP
@@ -13428,7 +13410,7 @@ auto of_global_batch(const Net& net, const X& x) {
 // <chorus/kernels/cpu/transpose.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_TRANSPOSE_HPP
-/// Squares of packets transposed in registers.
+/// Transposes squares of packets in registers.
 
 namespace chorus::kernels::detail {
 
@@ -13439,13 +13421,12 @@ namespace chorus::kernels::detail {
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-/// As many packets as one has lanes.
+/// As many packets as a packet has lanes.
 template <class T>
 using Square = Eigen::internal::PacketBlock<Packet<T>, lanes<T>>;
 
 #if defined(__AVX512F__)
-/// 64 shuffles and nothing through memory, while Eigen has twice as many: pairs, then fours of each 128-bit lane, then
-/// the lanes.
+/// 64 shuffles in registers, half as many as in Eigen: pairs, then fours within 128-bit lanes, then the lanes.
 [[gnu::always_inline]] inline void transpose_16(__m512* p) {
   __m512 pairs[16];
 #pragma GCC unroll 8
@@ -13524,7 +13505,7 @@ void scale(Cpu, Index count, T a, T* x) {
 
 namespace detail {
 
-/// The next `count` elements of a strided array, put side by side.
+/// Gathers the next `count` elements of a strided array.
 template <class T>
 void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -13540,7 +13521,7 @@ void gather(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// The opposite: writes (or adds) `count` neighbouring elements to their places.
+/// The inverse: writes (or adds) `count` adjacent elements to their positions.
 template <bool Accumulate, class T>
 void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   runs.next(count, [&](Index offset, Index step, Index n) {
@@ -13563,16 +13544,16 @@ void scatter(StridedRuns& runs, Index count, const T* from, T* to) {
   });
 }
 
-/// Whether the innermost axis repeats each number a few times. Such axes are too short for runs of their own.
+/// Whether the innermost axis repeats each number a few times. Runs along such an axis would be too short.
 inline bool repeats(const StridedRuns& runs) { return runs.rank() > 1 && runs.stride(0) == 0 && runs.size(0) <= 16; }
 
-/// gather and scatter (which adds) of a whole such array of `count` elements.
+/// gather and scatter (which adds) for such an array of `count` elements.
 template <class T>
 void gather_repeats(const StridedRuns& runs, Index count, const T* from, T* to) {
   const Index times = runs.size(0);
   runs.without_innermost().next(count / times, [&](Index offset, Index step, Index n) {
     const T* x = from + offset;
-    if (times == 2)  // the common case of enlarged images
+    if (times == 2)  // common for upsampled images
       for (Index i = 0; i < n; ++i) to[2 * i] = to[2 * i + 1] = x[i * step];
     else
       for (Index i = 0; i < n; ++i) std::fill_n(to + i * times, times, x[i * step]);
@@ -13597,8 +13578,7 @@ void scatter_repeats(const StridedRuns& runs, Index count, const T* from, T* to)
   });
 }
 
-/// dst[i][j] = src[j][i] for i < rows, j < columns, by tiles that fit into the cache, and floats by squares in
-/// registers.
+/// dst[i][j] = src[j][i] for i < rows, j < columns, in tiles that fit into the cache; floats in register squares.
 template <class T>
 void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst, Index dst_stride) {
   constexpr Index tile = 64;
@@ -13627,13 +13607,13 @@ void transpose(Index rows, Index columns, const T* src, Index src_stride, T* dst
     }
 }
 
-/// A view whose innermost axis jumps, while the neighbours of its source lie along another one, `unit`. For each place
-/// along the other axes these two are copied as a matrix that is transposed.
+/// A view whose innermost axis is strided, while another axis, `unit`, has stride 1. For each index of the other axes,
+/// these two are copied as a matrix transpose.
 struct TransposedView {
   Index rows, columns, src_stride, dst_stride;  // of the matrix
   Index matrices = 1;
   std::size_t rest = 0;
-  std::array<Index, max_rank> shape{}, src{}, dst{};  // of the rest, the innermost first: sizes, strides
+  std::array<Index, max_rank> shape{}, src{}, dst{};  // sizes and strides of the other axes, the innermost first
 
   TransposedView(const StridedRuns& runs, std::size_t unit)
       : rows(runs.size(unit)), columns(runs.size(0)), src_stride(runs.stride(0)), dst_stride(0) {
@@ -13687,13 +13667,13 @@ void copy_strided(Cpu, std::span<const Index> shape, const T* src, std::span<con
   if (count == 0) return;
   if (num_threads() == 1 || count < 2 * thread_elements || shape.size() > static_cast<std::size_t>(max_rank))
     return detail::copy_alone(shape, src, src_strides, dst);
-  // If there are many matrices, each thread has its own: no two threads read or write one line.
+  // If there are many matrices, each thread copies its own, so that no two threads share a cache line.
   const auto view = detail::transposed_view(StridedRuns(shape, src_strides));
   if (view && view->matrices >= 4 * num_threads()) {
     const Index least = thread_elements / (view->rows * view->columns) + 1;
     return parallel_ranges(view->matrices, 1, least, [&](Index first, Index n) { view->copy(first, n, src, dst); });
   }
-  // Otherwise each has a range of the first axis that is longer than 1.
+  // Otherwise each thread has a range of the first axis longer than 1.
   const auto axis = static_cast<std::size_t>(
       std::find_if(shape.begin(), shape.end(), [](Index size) { return size != 1; }) - shape.begin());
   const Index size = shape[axis], row = count / size;
@@ -13730,19 +13710,19 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/kernels/pack.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_PACK_HPP
-/// Pack: a few neighbouring elements of an array as one number. The storage is plain, so that nvcc accepts the type in
-/// functors for host and device. Every operation works in SIMD registers, and compilers keep values there.
+/// Pack: a few adjacent elements of an array as one number. Its storage is a plain array, so that nvcc accepts it in
+/// functors for host and device. Every operation uses SIMD registers, and compilers keep values there.
 
 // <chorus/kernels/cpu/packet_math.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
-/// The mathematical functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are
-/// accurate enough, our own, or element by element.
+/// Math functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are accurate
+/// enough, else our own or scalar ones.
 
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
-/// x^y of SIMD registers, on the host only: for floats by AVX2, eight at a time; else element by element.
+/// x^y of SIMD registers, on the host only: eight floats at a time with AVX2, else scalar.
 
 namespace chorus::math::packets {
 
@@ -13758,8 +13738,8 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ...: neighbours first, then neighbours of the results, since they don't wait for each
-/// other (Estrin's scheme).
+/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
+/// independent.
 template <std::size_t N>
 __m256d polynomial(__m256d x, const double (&c)[N]) {
   __m256d y[(N + 1) / 2];
@@ -13778,8 +13758,8 @@ __m256d polynomial(__m256d x, const double (&c)[N]) {
 inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const auto c = [](double value) { return _mm256_set1_pd(value); };
   const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
-  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // added, it leaves an integer in the lowest bits
-  // x = 2^k m, with m from sqrt(1/2) to sqrt(2); log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
+  // x = 2^k m, with m in [sqrt(1/2), sqrt(2)]; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
   const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
   const __m256d m = _mm256_castsi256_pd(
       _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
@@ -13789,7 +13769,7 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
   const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
   constexpr double a = 2 / ln2;
   const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
-  // 2^t = 2^n e^f; no float is larger than 2^128, or as small as 2^-150.
+  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
   const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
   const __m256d n = _mm256_add_pd(t, c(round));
   const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
@@ -13799,8 +13779,8 @@ inline __m256d pow_of_positive(__m256d x, __m256d y) {
       _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
 }
 
-/// Rounded correctly, except for one result in 100,000, whose neighbour is as near. The standard library treats zeros,
-/// infinities, NaN and negative bases with exponents that are no integers.
+/// Correctly rounded, except for about one result in 100,000 that lies almost in the middle of two floats. Zeros,
+/// infinities, NaN, and negative bases with non-integer exponents use the standard library.
 template <class T>
 __m256 pow_packet(const __m256& x, const __m256& y) {
   const __m256 sign = _mm256_set1_ps(-0.0f), largest = _mm256_set1_ps(std::numeric_limits<float>::max());
@@ -13848,7 +13828,7 @@ __m512 pow_packet(const __m512& x, const __m512& y) {
 
 namespace chorus::math::packets {
 
-/// `function` element by element: for functions that Eigen lacks for registers.
+/// Applies `function` to each lane, for functions that Eigen lacks.
 template <class T, class P>
 P by_lane(T (*function)(T), const P& x) {
   alignas(P) T v[static_cast<std::size_t>(kernels::lanes<T>)];
@@ -13857,8 +13837,8 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 unit in the last place; 0 below -87, infinity above 88.73. Cephes' polynomial. The power of
-/// two comes from adding a large number, which puts the integer part into the lowest bits.
+/// exp in float, to about 1 ulp; 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts the
+/// integer part into the lowest bits, which become the exponent.
 template <class P>
 P exp_float(const P& x_in) {
   using namespace Eigen::internal;
@@ -13901,7 +13881,7 @@ P erf_float(const P& x_in) {
   return pdiv(pmul(x, p), q);
 }
 
-/// erf in double, to 3 units in the last place: below 1 a rational function of x², above 1 - exp(-x²) times one of |x|
+/// erf in double, to 3 ulp: a rational function of x² below 1, above it 1 - exp(-x²) times a rational function of |x|
 /// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
 template <class P>
 P erf_double(const P& x) {
@@ -13928,11 +13908,11 @@ P erf_double(const P& x) {
                                 3.54937778887819891062e2, 9.75708501743205489753e2, 1.82390916687909736289e3,
                                 2.24633760818710981792e3, 1.65666309194161350182e3, 5.57535340817727675546e2));
   const P outer = psub(c(1.0), far);
-  // NaN is in neither comparison, and stays in `near`.
+  // Both comparisons are false for NaN, which `near` propagates.
   return pselect(pcmp_lt(c(1.0), x), outer, pselect(pcmp_lt(x, c(-1.0)), pnegate(outer), near));
 }
 
-/// log(1 + x) in float for x in [0, 1], to 3 units in the last place: twice the series of artanh(x / (2 + x)).
+/// log(1 + x) in float for x in [0, 1], to 3 ulp: twice the series of artanh(x / (2 + x)).
 template <class P>
 P log1p_of_unit(const P& x) {
   using namespace Eigen::internal;
@@ -13943,8 +13923,8 @@ P log1p_of_unit(const P& x) {
   return pmul(padd(s, s), pmadd(y, s2, c(1.0f)));
 }
 
-/// The processor's own square root. Eigen takes an approximation, which other processors round differently (ranks that
-/// take the same step would drift apart), and which takes longer if a division follows.
+/// The processor's exact square root. Eigen's is an approximation that other processors round differently, so ranks
+/// would drift apart; it is also slower before a division.
 template <class P>
 P sqrt(const P& x) {
   return Eigen::internal::psqrt(x);
@@ -13970,7 +13950,7 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen's treats subnormal numbers as the smallest normal one, so they are scaled first.
+/// log. Eigen treats subnormal numbers as the smallest normal one, so they are scaled first.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
@@ -14029,8 +14009,8 @@ CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Trait
 }  // namespace chorus::math::packets
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_MATH_HPP
 
-// Functors are for host and device, so nvcc requires the same of everything that they call. The functions of Pack are
-// declared so, never mention a register, and call host functions, which the pragma permits.
+// Functors are for host and device, and nvcc requires the same of everything they call. Pack's functions are declared
+// so, do not mention registers, and call host functions, which the pragma permits.
 #if defined(__CUDACC__)
 #define CHORUS_PACK_MEMBER _Pragma("nv_exec_check_disable") __host__ __device__
 #define CHORUS_PACK_TEMPLATE(...)                         \
@@ -14064,7 +14044,7 @@ struct alignas(sizeof(kernels::Packet<T>)) Pack {
   /// The same number in all lanes.
   CHORUS_PACK_TEMPLATE(Arithmetic A)
   Pack(A value) { packets::splat(static_cast<T>(value), v); }  // NOLINT: converts as numbers do
-  // Copied as a register: compilers copy the array piece by piece, through memory.
+  // Copied as a register: compilers would copy the array piecewise through memory.
   CHORUS_PACK_MEMBER Pack(const Pack& other) { packets::copy(other.v, v); }
   CHORUS_PACK_MEMBER Pack& operator=(const Pack& other) {
     packets::copy(other.v, v);
@@ -14084,7 +14064,7 @@ struct RealOf<Pack<T>> {
   using type = T;
 };
 
-/// A truth value for each lane of a Pack, the result of a comparison: all bits or none.
+/// The result of a comparison: for each lane all bits set, or none.
 template <class T>
 struct Mask {
   Pack<T> bits;
@@ -14092,7 +14072,7 @@ struct Mask {
 
 namespace packets {
 
-/// `Op`, one of the operations of packet_math.hpp.
+/// Applies `Op`, one of the operations in packet_math.hpp.
 template <class Op, class T, class... Packs>
 Pack<T> apply(const Pack<T>& a, const Packs&... b) {
   Pack<T> out;
@@ -14103,7 +14083,7 @@ Pack<T> apply(const Pack<T>& a, const Packs&... b) {
 
 }  // namespace packets
 
-// The functions that functors call. A plain number may be on either side.
+// The math functions for functors. Either side may be a plain number.
 #define CHORUS_PACK_BINARY(RESULT, NAME, OPERATION)                                                      \
   CHORUS_PACK_TEMPLATE(class T)                                                                          \
   RESULT NAME(const Pack<T>& a, const Pack<T>& b) { return {packets::apply<packets::OPERATION>(a, b)}; } \
@@ -14163,7 +14143,7 @@ Pack<T> softplus(const Pack<T>& x) { return max(x, 0) + packets::apply<packets::
 
 CHORUS_PACK_TEMPLATE(class T)
 Pack<T> pow(const Pack<T>& x, const Pack<T>& exponent) { return packets::apply<packets::Pow>(x, exponent); }
-/// The usual exponents are products, quotients and roots.
+/// Common exponents use products, quotients and roots.
 CHORUS_PACK_TEMPLATE(class T, Arithmetic A)
 Pack<T> pow(const Pack<T>& x, A exponent) {
   const auto e = static_cast<T>(exponent);
@@ -14193,15 +14173,14 @@ namespace chorus::kernels {
 
 namespace detail {
 
-// GCC would make a copy of the functions below for the tail, whose count it knows, and round sums of products
-// differently there.
+// GCC would clone the functions below for the tail, whose count is constant, and round sums of products differently.
 #ifdef __clang__
 #define CHORUS_ONE_COPY [[gnu::noinline]]
 #else
 #define CHORUS_ONE_COPY [[gnu::noinline, gnu::noclone]]
 #endif
 
-/// Full Packs only: `count` is a multiple of the width.
+/// Whole Packs only: `count` is a multiple of the width.
 template <class F, class T, std::size_t... K>
 CHORUS_ONE_COPY void forward_packs(const F& f, Index count, const std::array<const T*, sizeof...(K)>& in_pointers,
                                    T* out, std::index_sequence<K...>) {
@@ -14247,7 +14226,7 @@ std::array<StridedRuns, N> runs_of(std::span<const Index> shape, const std::arra
   (std::make_index_sequence<N>());
 }
 
-/// The next `count` elements of a strided array: in place, or gathered in `buffer`.
+/// The next `count` elements of a strided array: in place if contiguous, else gathered in `buffer`.
 template <class T>
 const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   if (const auto first = runs.neighbours(count)) return from + *first;
@@ -14255,8 +14234,8 @@ const T* neighbours(StridedRuns& runs, Index count, const T* from, T* buffer) {
   return buffer;
 }
 
-/// The outermost axis along which no gradient is summed: threads have ranges of it. Blocks hold whole entries of it, or
-/// lie within one, so that the order of sums doesn't depend on the ranges.
+/// The outermost axis along which no gradient is summed; threads split this axis. Blocks hold whole entries of it, or
+/// lie within one, so that the order of sums does not depend on the split.
 template <class T, std::size_t N>
 class UnsummedAxis {
  public:
@@ -14270,7 +14249,7 @@ class UnsummedAxis {
     };
     for (; axis < shape.size() && (shape[axis] == 1 || sums()); ++axis) outer_ *= shape[axis];
     inner_ = numel(shape) / outer_;
-    if (axis == shape.size()) {  // none: all is one entry
+    if (axis == shape.size()) {  // none: everything is one entry
       inner_ = outer_;
       outer_ = 1;
     } else {
@@ -14279,7 +14258,7 @@ class UnsummedAxis {
     }
   }
 
-  /// The number of elements of the block that begins with `start`.
+  /// The number of elements in the block that starts at `start`.
   Index block(Index start, Index end) const {
     if (inner_ > block_elements) return std::min({block_elements, inner_ - start % inner_, end - start});
     return std::min(block_elements / inner_ * inner_, end - start);
@@ -14288,7 +14267,7 @@ class UnsummedAxis {
   /// Calls `f(begin, end)` for ranges of all elements.
   template <class F>
   void for_ranges(Index count, const F& f) const {
-    constexpr Index least_in_a_row = 256;  // of a range, so that finding its beginning costs little
+    constexpr Index least_in_a_row = 256;  // per range, so that seeking its start costs little
     const Index least = std::max(thread_elements / (outer_ * inner_), least_in_a_row / inner_) + 1;
     const auto range = [&](Index first, Index n) {
       if (n == size_) return f(Index{0}, count);
@@ -14313,7 +14292,7 @@ void pointwise_forward(Cpu, const F& f, Index count, const std::array<const T*, 
     detail::forward_packs(f, n, from, out + first, each);
   });
   if (tail == 0) return;
-  // The tail goes through one padded Pack, so that the result of an element doesn't depend on its place.
+  // The tail is padded to one Pack, so that an element's result does not depend on its position.
   const std::size_t bytes = static_cast<std::size_t>(tail) * sizeof(T);
   Pack<T> padded[N + 1];
   std::array<const T*, N> pointers;
@@ -14445,12 +14424,12 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/ops/higher_order/graph_variable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_GRAPH_VARIABLE_HPP
-/// GraphVariable: a Variable whose gradients are recorded as it is, so that gradients can be taken through gradients.
+/// GraphVariable: a Variable whose gradients are recorded, too, for gradients of gradients.
 
 namespace chorus {
 
-/// What an operation makes of a GraphVariable and whatever else is a GraphVariable. It is a Variable too: `backward`
-/// adds to leaves, in Tensors, as ever.
+/// The result of an operation with a GraphVariable among its inputs. It is also a Variable: `backward` adds Tensors to
+/// the leaves, as usual.
 template <Real T, int Rank, Device D = Cpu>
 class GraphVariable : public Variable<T, Rank, D> {
  public:
@@ -14459,7 +14438,7 @@ class GraphVariable : public Variable<T, Rank, D> {
   GraphVariable(GraphVariable&&) noexcept = default;
   GraphVariable& operator=(const GraphVariable&) & = default;
   GraphVariable& operator=(GraphVariable&&) & noexcept = default;
-  /// A leaf, or with `requires_grad` unset a constant that begins a recorded computation.
+  /// A leaf; without `requires_grad` a constant that starts a recorded computation.
   explicit GraphVariable(Tensor<T, Rank, D> value, bool requires_grad = false)
       : Variable<T, Rank, D>(std::move(value), requires_grad) {}
   GraphVariable(Tensor<T, Rank, D> value, Ref<GradNode<T, Rank, D>> node)
@@ -14485,14 +14464,14 @@ struct GraphVariableOf<GradNode<T, Rank, D>> {
   using type = GraphVariable<T, Rank, D>;
 };
 
-/// The gradients of one call of `grad`, by node, while it runs.
+/// The gradients of one running call of `grad`, by node.
 class GraphGradients {
  public:
   explicit GraphGradients(const GradPath& path) : path_(path) {}
 
   template <class T, int Rank, class D>
   void add(const GradNode<T, Rank, D>& node, const GraphVariable<T, Rank, D>& gradient) {
-    if (!gradient.value().defined()) return;  // a user's own function may give none
+    if (!gradient.value().defined()) return;  // user-defined functions may return none
     check(gradient.shape() == node.shape(), "grad: a gradient of shape ", gradient.shape(), " for a value of shape ",
           node.shape(), " that '", node.operation(), "' made: this is a bug");
     auto& place = gradients_[&node];
@@ -14501,7 +14480,7 @@ class GraphGradients {
     else
       place = std::make_shared<GraphVariable<T, Rank, D>>(of(node) + gradient);
   }
-  /// Undefined where there is none.
+  /// Undefined if there is none.
   template <class T, int Rank, class D>
   GraphVariable<T, Rank, D> of(const GradNode<T, Rank, D>& node) const {
     const auto place = gradients_.find(&node);
@@ -14521,7 +14500,7 @@ concept HasDerivatives = requires(const Operation& operation, const Values&... v
   derivatives(operation, values...);
 };
 
-/// A node that can send its gradient to its inputs by operations that are recorded themselves.
+/// A node that can send its gradient to its inputs by recorded operations.
 class GraphNode {
  public:
   virtual void graph_backward(GraphGradients& gradients) = 0;
@@ -14576,7 +14555,7 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
     Tensor<T, Rank, D> value;
     std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
   };
-  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // seen unchanged
+  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // checks for writes
   std::optional<Saved> saved_;
 };
 
@@ -14599,9 +14578,9 @@ GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Ra
 
 }  // namespace detail
 
-/// What `record` does where one of the inputs is a GraphVariable: the result is one. Its node can also send its
-/// gradient on by recorded operations, if there is a `derivatives(operation, dy, y, inputs...)`: all GraphVariables ->
-/// a tuple of functions, one for each input, that give the gradient by it.
+/// `record` for inputs with a GraphVariable; returns one. Its node can also pass its gradient on by recorded
+/// operations, if there is `derivatives(operation, dy, y, inputs...)`. That takes GraphVariables and returns a tuple of
+/// functions, one for each input, that compute the input's gradient.
 template <class Operation, class T, int Rank, class D, class Backward, Operand... Inputs>
 auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backward, const Inputs&... inputs) {
   if (!grad_enabled()) return GraphVariable<T, Rank, D>(std::move(value));
@@ -14609,7 +14588,7 @@ auto record_graph(Operation operation, Tensor<T, Rank, D> value, Backward backwa
                                       detail::as_graph(inputs)...);
 }
 
-/// A user's backward function that takes GraphVariables, too, is what it is in Tensors: computed once for all inputs.
+/// A user's backward function that accepts GraphVariables is called once for all inputs, as for Tensors.
 template <class Backward, class Dy, class Y, class... Xs>
 requires std::is_invocable_v<const Backward&, const Dy&, const Y&, const Xs&...>
 auto derivatives(const operations::Custom<Backward>& operation, const Dy& dy, const Y& y, const Xs&... x) {
@@ -14643,9 +14622,9 @@ auto grad_variables(const GraphVariable<T, 0, D>& value, const GradOptions& opti
 
 }  // namespace detail
 
-/// The gradients of a scalar by a tuple of inputs, as for Variables (see <chorus/autograd/grad.hpp>), as
-/// GraphVariables: with `create_graph` recorded ones. Throws UsageError, which names the operation, where one on the
-/// way has no second derivative.
+/// The gradients of a scalar w.r.t. a tuple of inputs (see <chorus/autograd/grad.hpp>), as GraphVariables; with
+/// `create_graph` recorded ones. Throws UsageError with the operation's name if an operation on the path has no second
+/// derivative.
 template <class T, class D, class... Inputs>
 auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inputs, const GradOptions& options = {}) {
   return std::apply(
@@ -14656,7 +14635,7 @@ auto grad(const GraphVariable<T, 0, D>& value, const std::tuple<Inputs...>& inpu
       },
       inputs);
 }
-/// The same by one input.
+/// The same for one input.
 template <class T, class D, AnyVariable X>
 auto grad(const GraphVariable<T, 0, D>& value, const X& input, const GradOptions& options = {}) {
   return std::get<0>(grad(value, std::tie(input), options));
@@ -14696,7 +14675,7 @@ inline constexpr bool is_derivative = false;
 template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
 
-/// Sums x over the axes that `expand` to x's shape would repeat: expand's transpose.
+/// The transpose of expand: sums x over the axes along which `expand` would repeat.
 template <Operand X, std::size_t Rank>
 auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
   using T = typename tensor_of<X>::value_type;
@@ -14709,7 +14688,7 @@ auto sum_to(const X& x, const std::array<Index, Rank>& shape) {
       [whole = input.shape()](const auto& dy, auto dx) { dx->add(broadcast_to(dy, whole)); }, x);
 }
 
-/// x as a slice of zeros of another shape: slice's transpose.
+/// The transpose of slice: x as a slice of zeros of the given shape.
 template <Operand X>
 auto put_slice(const X& x, const Shape<tensor_of<X>::rank>& shape, Index axis, Index start) {
   const auto input = contiguous(value_of(x));
@@ -14738,7 +14717,7 @@ requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise
   (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
 }
 
-// Those of which any order is easy to have.
+// Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy, a.shape()); }, [&] { return detail::sum_to(dy, b.shape()); }};
@@ -14830,7 +14809,7 @@ auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, con
 namespace chorus {
 
 namespace detail {
-// A gradient by a reduced value, repeated along the axis that was reduced.
+// The gradient of a reduced value, repeated along the reduced axis.
 template <class Dy, class X>
 auto repeated(const Dy& dy, Index axis, const X& x) {
   auto shape = x.shape();
@@ -14872,7 +14851,7 @@ auto derivatives(const operations::Var& operation, const Dy& dy, const Y&, const
 }
 
 namespace detail {
-// Each element's share of the gradient: where the extremes lie does not change with x, almost everywhere.
+// Each element's share of the gradient. Almost everywhere the position of the extremes does not change with x.
 template <class Dy, class Y, class X, class Kernel>
 auto extreme_derivative(Index axis, const Dy& dy, const Y& y, const X& x, Kernel backward) {
   const auto input = contiguous(x.value());
@@ -14920,12 +14899,12 @@ auto derivatives(const operations::LogSumExp& operation, const Dy& dy, const Y&,
 
 template <class Dy, class Y, class X>
 auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const Y&, const X&) {
-  // The sum of the elements from i on.
+  // Cumulative sum from the other end: over the elements from i on.
   return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
 }
 
 namespace detail {
-/// The gradient of nll_loss by the log probabilities, for a gradient of 1 by each sample's loss, or by the reduced one.
+/// The gradient of nll_loss w.r.t. the log probabilities, if that of each sample's loss, or of the reduced loss, is 1.
 template <class X, class D>
 auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, std::int64_t ignore_index,
                     Reduction reduction) {
@@ -14938,7 +14917,7 @@ auto label_gradient(const X& scores, const Tensor<std::int64_t, 1, D>& labels, s
   return gradient;
 }
 
-// A gradient by the loss, or by each sample's, beside [batch, classes].
+// The gradient of the loss, or of each sample's loss, in a shape that broadcasts to [batch, classes].
 template <class Dy>
 auto beside_scores(const Dy& dy) {
   if constexpr (tensor_of<Dy>::rank == 0)
@@ -14962,7 +14941,7 @@ auto derivatives(const operations::CrossEntropy<D>& operation, const Dy& dy, con
     const auto& options = operation.options;
     const double smoothing = options.label_smoothing;
     const auto sharp = detail::label_gradient(x, operation.labels, options.ignore_index, options.reduction);
-    const auto weight = -sum(sharp, 1, keep_axis);  // of each sample: 0 where it is ignored
+    const auto weight = -sum(sharp, 1, keep_axis);  // for each sample: 0 if it is ignored
     const auto targets = (1 - smoothing) * sharp - weight * (smoothing / static_cast<double>(x.size(1)));
     return detail::beside_scores(dy) * (softmax(x, 1) * weight + targets);
   }};
@@ -14982,7 +14961,7 @@ struct Conv2dWeightGradient {
 
 namespace detail {
 
-// The three faces, by the shape of the convolution. x: [batch, in, height, width], y: [batch, out, out_h, out_w].
+// The three functions, given the convolution's shape. x: [batch, in, height, width], y: [batch, out, out_h, out_w].
 
 template <class X, class W>
 auto conv2d_by_shape(const X& x, const W& weight, const kernels::Conv2dShape& s) {
@@ -15045,7 +15024,7 @@ auto derivatives(const operations::Conv2d& operation, const Dy& dy, const Y&, co
                     [&] { return sum(sum(flatten<2>(dy), 2), 0); }};
 }
 
-// Here the convolution's result is the input, and the other way round.
+// A transposed convolution swaps the convolution's input and result.
 template <class Dy, class Y, class X, class W>
 auto derivatives(const operations::ConvTranspose2d& operation, const Dy& dy, const Y&, const X& x, const W& weight) {
   return std::tuple{[&] { return detail::conv2d_by_shape(dy, weight, operation.shape); },
@@ -15064,13 +15043,13 @@ auto derivatives(const operations::Conv2dWeightGradient& operation, const Dw& dw
 // <chorus/ops/higher_order/normalization.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
-/// Derivatives of layer and batch normalisation, recorded: the formulas of their kernels, by operations.
+/// Recorded derivatives of layer and batch normalisation: the kernels' formulas, written with operations.
 
 namespace chorus {
 
 namespace detail {
 
-// x: [rows, columns], normalised in each row, and 1 / deviation of each row.
+// x: [rows, columns], normalised along each row, and 1 / standard deviation of each row.
 template <class X>
 auto normalized_rows(const X& x, double eps) {
   const auto centred = x - mean(x, 1, keep_axis);
@@ -15078,7 +15057,7 @@ auto normalized_rows(const X& x, double eps) {
   return std::pair(centred * inverse, inverse);
 }
 
-// The gradient by x where `dn` is that by what `normalized_rows` made of it.
+// The gradient w.r.t. x, if `dn` is the gradient w.r.t. the result of `normalized_rows`.
 template <class Dn, class N, class I>
 auto unnormalized_rows(const Dn& dn, const N& normalized, const I& inverse) {
   return (dn - mean(dn, 1, keep_axis) - normalized * mean(dn * normalized, 1, keep_axis)) * inverse;
@@ -15123,7 +15102,7 @@ auto derivatives(const operations::LayerNorm& operation, const Dy& dy, const Y&,
 template <class T, class D, class Dy, class Y, class X, class W, class B>
 auto derivatives(const operations::BatchNorm<T, D>& operation, const Dy& dy, const Y&, const X& x, const W& weight,
                  const B&) {
-  // What normalises: the batch's own statistics, or constants.
+  // Normalises by the batch's own statistics or by constants.
   const auto statistics = [&operation, &x] {
     if (operation.training) return detail::normalized_rows(detail::channels_first(x), operation.eps);
     const Shape<2> column{x.size(1), 1};
@@ -15169,7 +15148,7 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
 // <chorus/ops/higher_order/picking.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-/// Derivatives of what picks elements, recorded: index_select, gather, pooling, resampling, dropout. All are linear.
+/// Recorded derivatives of index_select, gather, pooling, resampling and dropout. All are linear.
 
 namespace chorus {
 
@@ -15194,7 +15173,7 @@ struct AvgUnpool2d {
 
 namespace detail {
 
-/// index_select's transpose: entry i of x is added to entry `index[i]` of zeros of the shape.
+/// The transpose of index_select: entry i of x is added to entry `index[i]` of zeros of the given shape.
 template <Operand X, class D>
 auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
                const Tensor<std::int64_t, 1, D>& index) {
@@ -15212,7 +15191,7 @@ auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t a
       x);
 }
 
-/// gather's transpose.
+/// The transpose of gather.
 template <Operand X, int Rank, class D>
 auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
   const auto input = contiguous(value_of(x));
@@ -15230,7 +15209,7 @@ auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const T
       x);
 }
 
-/// avg_pool2d's transpose.
+/// The transpose of avg_pool2d.
 template <Operand X>
 auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
   const auto input = contiguous(value_of(x));
@@ -15246,7 +15225,7 @@ auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape&
       x);
 }
 
-/// Multiplies by the factors, 0 or 1 / (1 - p), that an earlier dropout had.
+/// Multiplies by the factors, 0 or 1 / (1 - p), of an earlier dropout.
 template <Operand X>
 auto dropout_again(const X& x, const operations::Dropout& operation) {
   const auto input = contiguous(value_of(x));
@@ -15285,7 +15264,7 @@ auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy,
 template <class D, class Dy, class Y, class X>
 auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
   return std::tuple{[&] {
-    // In each plane the elements that were the largest of their windows, by number.
+    // The indices of the windows' maxima in each plane.
     const auto& [batch, channels, height, width] = x.shape();
     const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
     auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
@@ -15321,13 +15300,13 @@ auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, c
 // <chorus/ops/higher_order/sync_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
-/// Batch normalisation with the statistics of several devices or ranks, by operations that are recorded.
+/// Batch normalisation with statistics over several devices or ranks, as recorded operations.
 
 namespace chorus {
 
 namespace detail {
 
-// The sum over members of weight * own, by this member's weight.
+// The sum of own * weight over members; `weight` is this member's.
 template <class T, class D>
 Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, double weight) {
   const auto values = own.to_vector();
@@ -15342,15 +15321,15 @@ Tensor<T, 1, D> sum_over_members(BatchGroup& group, const Tensor<T, 1, D>& own, 
 template <class T, class D>
 GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group);
 
-/// The node of `group_sum`. Where all members go back through theirs at the same time, each to its own part, the
-/// gradient by that is the members' gradients, added up in turn. Where one thread goes back through the graph of all
-/// members' devices, each of their nodes leads to all parts.
+/// The node of `group_sum`. If all members run backward at the same time, each to its own part, the gradient is the sum
+/// over members' gradients in member order. If one thread runs backward through the graph of all devices, each node
+/// leads to all parts.
 template <class T, class D>
 class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
  public:
   using Part = GraphVariable<T, 1, D>;
 
-  /// `parts`: those of all members, if they make one graph.
+  /// `parts`: the parts of all members, if they share one graph.
   GroupSumNode(const Part& own, std::vector<Part> parts, const std::shared_ptr<BatchGroup>& group)
       : GradNode<T, 1, D>("group_sum", own.shape(), own.device()),
         own_(own),
@@ -15408,8 +15387,8 @@ class GroupSumNode final : public GradNode<T, 1, D>, public GraphNode {
   PlaceInPass place_;
 };
 
-/// A number for the operation that each member records next: they grow with the members, whichever thread is faster, so
-/// that whoever goes back through all of them adds up in one order.
+/// A sequence number for each member's next operation. The numbers grow with the member index, whichever thread is
+/// faster, so that a backward run through all members adds in a fixed order.
 inline std::uint64_t sequence_in_order(BatchGroup& group) {
   std::vector<std::uint64_t> numbers;
   for (const auto& given : group.exchange(Node::next_sequence()))
@@ -15418,7 +15397,7 @@ inline std::uint64_t sequence_in_order(BatchGroup& group) {
   return numbers[group.member()];
 }
 
-/// What all members of `group` have, added up, for each of them.
+/// The sum over all members of `group`, for each member.
 template <class T, class D>
 GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::shared_ptr<BatchGroup>& group) {
   std::vector<GraphVariable<T, 1, D>> parts;
@@ -15442,7 +15421,7 @@ GraphVariable<T, 1, D> group_sum(const GraphVariable<T, 1, D>& own, const std::s
 
 }  // namespace detail
 
-/// What `sync_batch_norm` makes of GraphVariables, `count` being the numbers a channel in the whole batch.
+/// `sync_batch_norm` for GraphVariables; `count` is the number of values per channel in the global batch.
 template <Operand X, Operand W, Operand B>
 auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double count,
                            const std::shared_ptr<BatchGroup>& group, double eps) {
@@ -15468,15 +15447,15 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
 // <chorus/ops/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
-/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU: solve, inverse, det, cholesky, qr,
-/// svd, eigh, by Eigen, all differentiable once. Names and results are torch.linalg's. Not part of chorus.hpp, since
-/// Eigen's factorizations take their time to compile.
+/// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
+/// cholesky, qr, svd, eigh, all differentiable once. Names and results are torch.linalg's. Not in chorus.hpp, since
+/// Eigen's factorizations are slow to compile.
 
 // <chorus/kernels/cpu/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
-/// Factorizations of stacks of matrices by Eigen, each matrix by itself, row-major. They are compiled for a scalar
-/// type, not for a rank.
+/// Factorizations of stacks of row-major matrices with Eigen, one matrix at a time. Compiled per scalar type, not per
+/// rank.
 
 #include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
@@ -15511,8 +15490,8 @@ void solve(const char* operation, Index count, Index n, Index k, const T* a, con
   }
 }
 
-/// The determinants, [count], and their derivatives by a, the cofactors, [count, n, n]: with a = U S Vᵀ they are
-/// det(U) det(V) U diag(product of the other singular values) Vᵀ, for singular matrices too.
+/// The determinants, [count], and their derivatives w.r.t. a, the cofactors, [count, n, n]: with a = U S Vᵀ they are
+/// det(U) det(V) U diag(product of the other singular values) Vᵀ, also for singular matrices.
 template <std::floating_point T>
 void determinant(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i)
@@ -15535,7 +15514,7 @@ void cofactors(Index count, Index n, const T* a, T* out) {
   }
 }
 
-/// Lower L with L Lᵀ = a, of which the lower triangle is read. Throws UsageError if an a is not positive definite.
+/// Lower L with L Lᵀ = a; reads the lower triangle of a. Throws UsageError if an a is not positive definite.
 template <std::floating_point T>
 void cholesky(Index count, Index n, const T* a, T* out) {
   for (Index i = 0; i < count; ++i) {
@@ -15577,7 +15556,7 @@ void svd(Index count, Index m, Index n, const T* a, T* out) {
 }
 
 /// Symmetric a: [count, n, n], of which the lower triangle is read -> for each the eigenvalues, [n] in ascending order,
-/// then the eigenvectors in columns, [n, n].
+/// then the eigenvectors as columns, [n, n].
 template <std::floating_point T>
 void eigh(Index count, Index n, const T* a, T* out) {
   if (n == 0) return;
@@ -15598,7 +15577,7 @@ void eigh(Index count, Index n, const T* a, T* out) {
 // <chorus/kernels/cpu/linalg_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
-/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient by the matrices.
+/// Gradients of the factorizations in linalg.hpp: dx = (or += with `accumulate`) the gradient w.r.t. the matrices.
 
 namespace chorus::kernels::linalg {
 
@@ -15650,7 +15629,7 @@ void qr_backward(Index count, Index m, Index n, const T* packed, const T* d, T* 
 
 /// With F_ij = 1 / (s_j² - s_i²), 0 on the diagonal, and skew(X) = X - Xᵀ: U (F ∘ skew(Uᵀ Ū) S + S F ∘ skew(Vᵀ V̄) +
 /// S̄) Vᵀ + (1 - U Uᵀ) Ū S⁻¹ Vᵀ + U S⁻¹ V̄ᵀ (1 - V Vᵀ) (Townsend 2016, "Differentiating the singular value
-/// decomposition"). Gradients by U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
+/// decomposition"). Gradients w.r.t. U and V are NaN or infinite if two singular values are equal, as in PyTorch; if
 /// nothing depends on U and V, only S̄ counts.
 template <std::floating_point T>
 void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
@@ -15685,8 +15664,8 @@ void svd_backward(Index count, Index m, Index n, const T* packed, const T* d, T*
 }
 
 /// V (diag(w̄) + F ∘ (Vᵀ V̄)) Vᵀ, made symmetric, F_ij = 1 / (w_j - w_i) (Giles 2008, "Collected matrix derivative
-/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients by V are NaN or infinite
-/// if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
+/// results for forward and reverse mode algorithmic differentiation", section 3.1). Gradients w.r.t. V are NaN or
+/// infinite if two eigenvalues are equal; if nothing depends on V, only w̄ counts.
 template <std::floating_point T>
 void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, bool accumulate) {
   for (Index i = 0; i < count && n > 0; ++i) {
@@ -15726,7 +15705,7 @@ auto stack_of(const char* operation, const X& x, bool square) {
   return out;
 }
 
-// How many matrices a stack has.
+// The number of matrices in a stack.
 template <std::size_t N>
 Index matrices(const std::array<Index, N>& shape) {
   Index count = 1;
@@ -15734,7 +15713,7 @@ Index matrices(const std::array<Index, N>& shape) {
   return count;
 }
 
-// Factors of a matrix lie in one row, [count, all]: gradients by all of them arrive together.
+// All factors of a matrix are in one row, [count, all], so that their gradients arrive together.
 template <Operand Packed, std::size_t N>
 auto factor(const Packed& packed, Index start, const std::array<Index, N>& shape, Index size) {
   return reshape(slice(packed, 1, start, start + size), shape);
@@ -15756,8 +15735,8 @@ std::array<Index, N - 1> with_vector(const std::array<Index, N>& shape, Index si
 
 }  // namespace detail
 
-/// x with a x = b. a: [..., n, n], b: [..., n, k] -> [..., n, k]; the axes in front are equal. Backward: b̄ = a⁻ᵀ x̄,
-/// ā = -b̄ xᵀ (Giles 2008). Throws ShapeError where sizes differ, UsageError where a matrix is singular.
+/// Solves a x = b. a: [..., n, n], b: [..., n, k] -> x: [..., n, k]; leading axes are equal. Backward: b̄ = a⁻ᵀ x̄, ā =
+/// -b̄ xᵀ (Giles 2008). Throws ShapeError if sizes differ, UsageError if a matrix is singular.
 template <Operand A, Operand B>
 auto solve(const A& a, const B& b) {
   constexpr int rank = tensor_of<A>::rank;
@@ -15788,7 +15767,7 @@ auto solve(const A& a, const B& b) {
       a, b);
 }
 
-/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError where a matrix is singular.
+/// a⁻¹ of [..., n, n]. Backward: ā = -a⁻ᵀ ȳ a⁻ᵀ (Giles 2008). Throws UsageError if a matrix is singular.
 template <Operand A>
 auto inverse(const A& a) {
   using Of = tensor_of<A>;
@@ -15813,7 +15792,7 @@ auto inverse(const A& a) {
       a);
 }
 
-/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, for singular matrices too.
+/// The determinants of [..., n, n]: [...]. Backward: ā = ȳ times the cofactors, also for singular matrices.
 template <Operand A>
 auto det(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15835,8 +15814,8 @@ auto det(const A& a) {
       a);
 }
 
-/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n], of which the lower triangle is
-/// read; the gradient is symmetric. Throws UsageError where a matrix is not positive definite.
+/// Lower triangular L with L Lᵀ = a, for symmetric positive definite a: [..., n, n]. Reads the lower triangle only; the
+/// gradient is symmetric. Throws UsageError if a matrix is not positive definite.
 template <Operand A>
 auto cholesky(const A& a) {
   const auto input = detail::stack_of("cholesky", a, true);
@@ -15852,15 +15831,15 @@ auto cholesky(const A& a) {
       a);
 }
 
-/// Factors of qr.
+/// The factors of qr.
 template <class Q, class R>
 struct Qr {
   Q q;
   R r;
 };
 
-/// a = Q R with orthonormal columns in Q: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
-/// Throws ShapeError where there are fewer rows than columns.
+/// a = Q R, where Q has orthonormal columns: a, Q: [..., m, n], R: [..., n, n], upper triangular, with LAPACK's signs.
+/// Throws ShapeError if there are fewer rows than columns.
 template <Operand A>
 auto qr(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15881,7 +15860,7 @@ auto qr(const A& a) {
   return Qr<decltype(q), decltype(r)>{std::move(q), std::move(r)};
 }
 
-/// Factors of svd.
+/// The factors of svd.
 template <class U, class S, class V>
 struct Svd {
   U u;
@@ -15890,8 +15869,8 @@ struct Svd {
 };
 
 /// a = U diag(S) Vᵀ: a: [..., m, n] -> u: [..., m, k], s: [..., k] in descending order, vh = Vᵀ: [..., k, n], k =
-/// min(m, n). The signs of singular vectors are not defined, and neither is the gradient of what depends on them.
-/// Throws UsageError for numbers that are not finite.
+/// min(m, n). The signs of singular vectors are arbitrary, so gradients that depend on them are undefined. Throws
+/// UsageError for non-finite numbers.
 template <Operand A>
 auto svd(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15912,16 +15891,16 @@ auto svd(const A& a) {
   return Svd<decltype(u), decltype(s), decltype(vh)>{std::move(u), std::move(s), std::move(vh)};
 }
 
-/// What eigh returns.
+/// The result of eigh.
 template <class Values, class Vectors>
 struct Eigh {
   Values eigenvalues;
   Vectors eigenvectors;
 };
 
-/// Eigenvalues, [..., n] in ascending order, and eigenvectors, in the columns of [..., n, n], of symmetric a: [..., n,
-/// n], of which the lower triangle is read; the gradient is symmetric. The signs of eigenvectors are not defined, and
-/// neither is the gradient of what depends on them. Throws UsageError for numbers that are not finite.
+/// Eigenvalues, [..., n] in ascending order, and eigenvectors, the columns of [..., n, n], of symmetric a: [..., n, n].
+/// Reads the lower triangle only; the gradient is symmetric. The signs of eigenvectors are arbitrary, so gradients that
+/// depend on them are undefined. Throws UsageError for non-finite numbers.
 template <Operand A>
 auto eigh(const A& a) {
   using T = typename tensor_of<A>::value_type;
@@ -15947,12 +15926,12 @@ auto eigh(const A& a) {
 // <chorus/ops/matrix_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MATRIX_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MATRIX_PARTS_HPP
-/// Parts and products of vectors and matrices: tril, triu, diag, outer, dot, cross. All are differentiable.
+/// tril, triu, diag, outer, dot, cross. All are differentiable.
 
 namespace chorus {
 
 namespace detail {
-// 0 instead of what lies beside the triangle, NaN as well.
+// Sets everything outside of the triangle to 0, NaN included.
 template <Operand X, class Inside>
 auto triangle(const X& x, const Inside& inside) {
   static_assert(tensor_of<X>::rank >= 2, "tril, triu: the operand is a matrix or a stack of matrices");
@@ -15963,7 +15942,7 @@ auto triangle(const X& x, const Inside& inside) {
   return masked_fill(x, to_device(outside, value_of(x).device()), 0);
 }
 
-// The places of diagonal `diagonal` of a matrix, seen as a vector.
+// The indices of a diagonal in the flattened matrix.
 inline std::vector<std::int64_t> diagonal_places(Index rows, Index columns, Index diagonal) {
   std::vector<std::int64_t> out;
   for (Index i = diagonal < 0 ? -diagonal : 0; i < rows && i + diagonal < columns; ++i)
@@ -15972,18 +15951,18 @@ inline std::vector<std::int64_t> diagonal_places(Index rows, Index columns, Inde
 }
 }  // namespace detail
 
-/// [..., rows, columns]: what lies on and below diagonal `diagonal` (0: the main one, 1: that above); else 0.
+/// [..., rows, columns]: keeps diagonal `diagonal` and below (0: the main one, 1: the one above it); zeroes the rest.
 template <Operand X>
 auto tril(const X& x, Index diagonal = 0) {
   return detail::triangle(x, [=](Index i, Index j) { return j - i <= diagonal; });
 }
-/// [..., rows, columns]: what lies on and above diagonal `diagonal`; else 0.
+/// [..., rows, columns]: keeps diagonal `diagonal` and above; zeroes the rest.
 template <Operand X>
 auto triu(const X& x, Index diagonal = 0) {
   return detail::triangle(x, [=](Index i, Index j) { return j - i >= diagonal; });
 }
 
-/// Of a matrix, its diagonal `diagonal`: a vector. Of a vector, the square matrix with it there, else 0.
+/// For a matrix, its diagonal as a vector. For a vector, the square matrix with that diagonal, else 0.
 template <Operand X>
 auto diag(const X& x, Index diagonal = 0) {
   constexpr int rank = tensor_of<X>::rank;
@@ -16001,14 +15980,14 @@ auto diag(const X& x, Index diagonal = 0) {
   }
 }
 
-/// a: [m], b: [n] -> [m, n], the product of each with each.
+/// a: [m], b: [n] -> [m, n], the outer product.
 template <Operand A, Operand B>
 auto outer(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "outer: the operands are vectors");
   return unsqueeze(a, 1) * unsqueeze(b, 0);
 }
 
-/// The sum of the products of two vectors of one size. Throws ShapeError where the sizes differ.
+/// The dot product of two vectors of one size. Throws ShapeError if the sizes differ.
 template <Operand A, Operand B>
 auto dot(const A& a, const B& b) {
   static_assert(tensor_of<A>::rank == 1 && tensor_of<B>::rank == 1, "dot: the operands are vectors");
@@ -16017,8 +15996,7 @@ auto dot(const A& a, const B& b) {
   return sum(a * b, 0);
 }
 
-/// The vector product along an axis of size 3; the operands broadcast. Throws ShapeError where the axis has another
-/// size.
+/// The cross product along an axis of size 3; the operands broadcast. Throws ShapeError if the axis has another size.
 template <Operand A, Operand B>
 auto cross(const A& a, const B& b, Index axis = -1) {
   static_assert(tensor_of<A>::rank == tensor_of<B>::rank, "cross: the operands have one rank");
@@ -16036,8 +16014,8 @@ auto cross(const A& a, const B& b, Index axis = -1) {
 // <chorus/ops/more_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
-/// Losses of distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of what
-/// `NAME_per_element` or `NAME_per_sample` keeps apart.
+/// Losses for distances, rankings and distributions, with PyTorch's definitions. `NAME` is the mean (or sum) of
+/// `NAME_per_element` or `NAME_per_sample`.
 
 namespace chorus {
 
@@ -16090,7 +16068,7 @@ struct CosineEmbedding {
   }
 };
 
-/// (log(var) + (x - target)² / var) / 2; variances below `eps` count as that, but get the gradient.
+/// (log(var) + (x - target)² / var) / 2. Variances below `eps` are replaced by `eps`, but get the gradient.
 struct GaussianNll {
   double eps = 0;
   template <class S>
@@ -16106,7 +16084,7 @@ struct GaussianNll {
   }
 };
 
-/// exp(x) - target x, x being the logarithm of the rate.
+/// exp(x) - target x, where x is the logarithm of the rate.
 struct PoissonNllOfLog {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& target) const {
@@ -16117,7 +16095,7 @@ struct PoissonNllOfLog {
     return {{dy * (exp(x) - target), -(dy * x)}};
   }
 };
-/// x - target log(x + eps), x being the rate.
+/// x - target log(x + eps), where x is the rate.
 struct PoissonNll {
   double eps = 1e-8;
   template <class S>
@@ -16140,8 +16118,8 @@ struct Stirling {
   }
 };
 
-/// Binary cross entropy of a logit, the positive part weighted: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)), where |x|
-/// counts as in BinaryCrossEntropy.
+/// Binary cross entropy of a logit with weight p of the positive part: (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x)),
+/// computed without cancellation as in BinaryCrossEntropy.
 struct WeightedBinaryCrossEntropy {
   template <class S>
   CHORUS_HD S operator()(const S& x, const S& t, const S& weight, const S& p) const {
@@ -16173,17 +16151,17 @@ auto reduce_losses(const char* operation, const X& losses, Reduction reduction) 
   return mean_or_sum(losses, reduction);
 }
 
-// The Euclidean length of each row of x + eps: [batch, features] -> [batch].
+// The Euclidean norm of each row of a - b + eps: [batch, features] -> [batch].
 template <Operand A, Operand B>
 auto pair_distance(const A& a, const B& b, double eps) {
   return sqrt(sum(square(a - b + eps), -1));
 }
 }  // namespace detail
 
-/// The cosine of the angle between a and b along an axis, which goes away. Lengths below `eps` count as `eps`.
+/// The cosine of the angle between a and b along an axis, which is removed. Norms below `eps` are replaced by `eps`.
 template <Operand A, Operand B>
 auto cosine_similarity(const A& a, const B& b, Index axis = 1, double eps = 1e-8) {
-  // Each by itself, so that the product of two lengths need not be a number.
+  // Normalised separately, since the product of two norms may overflow.
   const auto normalized = [&](const auto& x) { return x * rsqrt(clamp(sum(square(x), axis, keep_axis), eps * eps)); };
   return sum(normalized(a) * normalized(b), axis);
 }
@@ -16193,7 +16171,7 @@ struct TripletOptions {
   double margin = 1;
   /// Added to each difference.
   double eps = 1e-6;
-  /// The negative's distance is the smaller one of those to the anchor and to the positive (Balntas et al. 2016).
+  /// The negative's distance is the smaller of its distances to anchor and positive (Balntas et al. 2016).
   bool swap = false;
   Reduction reduction = Reduction::mean;
 };
@@ -16208,7 +16186,7 @@ auto triplet_margin_loss_per_sample(const A& anchor, const P& positive, const N&
   if (options.swap) far = minimum(far, detail::pair_distance(positive, negative, options.eps));
   return relu(near - far + options.margin);
 }
-/// triplet_margin_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of triplet_margin_loss_per_sample.
 template <Operand A, Operand P, Operand N>
 auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, const TripletOptions& options = {}) {
   return detail::reduce_losses("triplet_margin_loss",
@@ -16218,12 +16196,12 @@ auto triplet_margin_loss(const A& anchor, const P& positive, const N& negative, 
 /// a, b: [batch, features], target: [batch] of 1 and -1 -> 1 - cosine, or max(0, cosine - margin): [batch].
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss_per_sample(const A& a, const B& b, const Y& target, double margin = 0) {
-  constexpr double eps = 1e-12;  // PyTorch's, added to the squares of lengths
+  constexpr double eps = 1e-12;  // as PyTorch, added to squared norms
   const auto scale = [](const auto& x) { return rsqrt(sum(square(x), -1) + eps); };
   return detail::pointwise("cosine_embedding_loss", functors::CosineEmbedding{margin},
                            sum(a * b, -1) * scale(a) * scale(b), target);
 }
-/// cosine_embedding_loss_per_sample, averaged or as the reduction says.
+/// The mean (or sum) of cosine_embedding_loss_per_sample.
 template <Operand A, Operand B, Operand Y>
 auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margin = 0,
                            Reduction reduction = Reduction::mean) {
@@ -16231,24 +16209,24 @@ auto cosine_embedding_loss(const A& a, const B& b, const Y& target, double margi
                                reduction);
 }
 
-/// max(0, margin - target (a - b)); target: 1 where a should rank higher, -1 where b should.
+/// max(0, margin - target (a - b)). target: 1 if a should rank higher, -1 if b should.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss_per_element(const A& a, const B& b, const Y& target, double margin = 0) {
   return detail::pointwise("margin_ranking_loss", functors::MarginRanking{margin}, a, b, target);
 }
-/// margin_ranking_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of margin_ranking_loss_per_element.
 template <Operand A, Operand B, Operand Y>
 auto margin_ranking_loss(const A& a, const B& b, const Y& target, double margin = 0,
                          Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("margin_ranking_loss", margin_ranking_loss_per_element(a, b, target, margin), reduction);
 }
 
-/// x where the target is 1, max(0, margin - x) where it is -1.
+/// x if the target is 1, max(0, margin - x) if it is -1.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss_per_element(const X& x, const Y& target, double margin = 1) {
   return detail::pointwise("hinge_embedding_loss", functors::HingeEmbedding{margin}, x, target);
 }
-/// hinge_embedding_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of hinge_embedding_loss_per_element.
 template <Operand X, Operand Y>
 auto hinge_embedding_loss(const X& x, const Y& target, double margin = 1, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("hinge_embedding_loss", hinge_embedding_loss_per_element(x, target, margin), reduction);
@@ -16259,7 +16237,7 @@ template <Operand X, Operand Y>
 auto soft_margin_loss_per_element(const X& x, const Y& target) {
   return detail::pointwise("soft_margin_loss", functors::SoftMargin{}, x, target);
 }
-/// soft_margin_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of soft_margin_loss_per_element.
 template <Operand X, Operand Y>
 auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reduction::mean) {
   return detail::reduce_losses("soft_margin_loss", soft_margin_loss_per_element(x, target), reduction);
@@ -16269,18 +16247,18 @@ auto soft_margin_loss(const X& x, const Y& target, Reduction reduction = Reducti
 struct GaussianNllOptions {
   /// Adds log(2 π) / 2.
   bool full = false;
-  /// Variances below it count as `eps`, but get the gradient.
+  /// Variances below `eps` are replaced by `eps`, but get the gradient.
   double eps = 1e-6;
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of the density of N(x, var) at the target (Nix, Weigend 1994).
+/// The negative log density of N(x, var) at the target (Nix, Weigend 1994).
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss_per_element(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::pointwise("gaussian_nll_loss", functors::GaussianNll{options.eps}, x, target, var) +
          (options.full ? 0.91893853320467274 : 0);
 }
-/// gaussian_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of gaussian_nll_loss_per_element.
 template <Operand X, Operand Y, Operand V>
 auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const GaussianNllOptions& options = {}) {
   return detail::reduce_losses("gaussian_nll_loss", gaussian_nll_loss_per_element(x, target, var, options),
@@ -16289,7 +16267,7 @@ auto gaussian_nll_loss(const X& x, const Y& target, const V& var, const Gaussian
 
 /// Options of poisson_nll_loss.
 struct PoissonNllOptions {
-  /// Whether x is the logarithm of the rate or the rate itself.
+  /// Whether x is the logarithm of the rate; else x is the rate.
   bool log_input = true;
   /// Adds Stirling's approximation of log(target!).
   bool full = false;
@@ -16297,7 +16275,7 @@ struct PoissonNllOptions {
   Reduction reduction = Reduction::mean;
 };
 
-/// The negative logarithm of a Poisson distribution's probability of the target, without log(target!) unless `full`.
+/// The negative log probability of the target in a Poisson distribution; includes log(target!) only with `full`.
 template <Operand X, Operand Y>
 auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   auto losses = options.log_input ? detail::pointwise("poisson_nll_loss", functors::PoissonNllOfLog{}, x, target)
@@ -16305,18 +16283,18 @@ auto poisson_nll_loss_per_element(const X& x, const Y& target, const PoissonNllO
   if (options.full) losses = losses + detail::pointwise("poisson_nll_loss", functors::Stirling{}, target);
   return losses;
 }
-/// poisson_nll_loss_per_element, averaged or as the reduction says.
+/// The mean (or sum) of poisson_nll_loss_per_element.
 template <Operand X, Operand Y>
 auto poisson_nll_loss(const X& x, const Y& target, const PoissonNllOptions& options = {}) {
   return detail::reduce_losses("poisson_nll_loss", poisson_nll_loss_per_element(x, target, options), options.reduction);
 }
 
-/// Binary cross entropy of logits x with a weight for each element and one for the positive part; both broadcast.
+/// Binary cross entropy of logits x with weights for elements and for the positive part; both broadcast.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits_per_element(const X& x, const Y& target, const W& weight, const P& pos_weight) {
   return detail::pointwise("bce_with_logits", functors::WeightedBinaryCrossEntropy{}, x, target, weight, pos_weight);
 }
-/// bce_with_logits_per_element with weights, averaged or as the reduction says.
+/// The mean (or sum) of bce_with_logits_per_element with weights.
 template <Operand X, Operand Y, Operand W, Operand P>
 auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_weight,
                      Reduction reduction = Reduction::mean) {
@@ -16330,15 +16308,15 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 // <chorus/ops/padding_modes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-/// Padding of images with what lies in them.
+/// Padding of images with their own pixels.
 
 namespace chorus {
 
-/// What stands around an image: itself mirrored at its edge pixels, its edge pixels again, or its other side.
+/// The content of the padding: the image mirrored at its edge pixels, the edge pixels repeated, or the opposite side.
 enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
 
 namespace detail {
-// For each place of the padded axis the entry of the axis that stands there.
+// For each position of the padded axis, the source index.
 inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
   const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
   check<UsageError>(before >= 0 && after >= 0, "pad2d: the padding is at least 0, got ", before, " and ", after);
@@ -16364,8 +16342,8 @@ auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index afte
 }
 }  // namespace detail
 
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right], filled as the mode says. Throws
-/// UsageError for negative padding, ShapeError for more padding than the image can fill.
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]. Throws UsageError for negative
+/// padding, ShapeError if the image is too small for the padding.
 template <Operand X>
 auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
   static_assert(tensor_of<X>::rank >= 2, "pad2d: the input is [..., height, width]");
@@ -16379,7 +16357,7 @@ auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
 // <chorus/ops/scatter.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
-/// Putting elements where an index says: scatter_add and scatter.
+/// scatter_add and scatter.
 
 namespace chorus {
 
@@ -16394,7 +16372,7 @@ struct Scatter {
 
 namespace detail {
 
-// Kernels on the CPU see for themselves whether a position is taken; on a GPU what is put there is counted.
+// CPU kernels detect repeated positions themselves. On a GPU the elements for each position are counted.
 template <class T, int Rank, class D>
 void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
   if constexpr (!std::is_same_v<D, Cpu>) {
@@ -16407,7 +16385,7 @@ void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tens
   }
 }
 
-/// A copy of x with `source` put, or added, where the index says.
+/// A copy of x, with `source` added or stored at the indices.
 template <bool add, Operand X, int Rank, class D, Operand S>
 auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
   using T = typename tensor_of<X>::value_type;
@@ -16467,16 +16445,16 @@ auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& d
   return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
 }
 
-/// x with every element of `source` added at the position along `axis` that `index` gives, at the same place in the
-/// other axes. index and source have one shape, x's but for the axis. Throws ShapeError where they have not,
-/// DeviceError where they lie on several devices, UsageError for an index outside of the axis.
+/// As torch.scatter_add: adds each element of `source` to x at `index` along `axis`, at the same position in the other
+/// axes. index and source have one shape, which equals x's except along the axis. Throws ShapeError if shapes don't
+/// fit, DeviceError if devices differ, UsageError for an index out of range.
 template <Operand X, class D, Operand S>
 auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
   return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
 }
 
-/// x with every element of `source` in place of the one at the position that `index` gives. Throws as scatter_add does,
-/// and UsageError where a position is given twice.
+/// As torch.scatter: stores each element of `source` in x at `index`. Throws as scatter_add does, and UsageError if a
+/// position occurs twice.
 template <Operand X, class D, Operand S>
 auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
   return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);
@@ -16488,7 +16466,7 @@ auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::ra
 // <chorus/ops/truth.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
-/// What truth values say together: any, all, count_nonzero, masked_select, nonzero.
+/// any, all, count_nonzero, masked_select, nonzero.
 
 namespace chorus {
 
@@ -16501,7 +16479,7 @@ auto as_truth(const X& x) {
     return ne(x, 0);
 }
 
-// Whether one, or all, of [outer, axis, inner] are true, along the axis.
+// Whether any, or all, elements of [outer, axis, inner] are true along the axis.
 template <bool every, class D>
 Tensor<bool, 2, D> true_along(const Tensor<bool, 3, D>& x) {
   const Shape<2> shape{x.shape()[0], x.shape()[2]};
@@ -16527,7 +16505,7 @@ auto truth_of(const X& x) {
   return true_along<every>(contiguous(as_truth(x)).view(Shape<3>{1, numel(value_of(x).shape()), 1})).view(Shape<0>{});
 }
 
-// The places of what is true, in row-major order.
+// The flat indices of true elements, in order.
 inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
   std::vector<std::int64_t> out;
   for (Index i = 0; i < count; ++i)
@@ -16536,17 +16514,17 @@ inline std::vector<std::int64_t> places_of_true(const bool* mask, Index count) {
 }
 }  // namespace detail
 
-/// Whether an element is true, or of numbers not 0, along an axis, which goes away. False where there are none.
+/// Whether any element is true, or nonzero, along an axis, which is removed. False for an empty axis.
 template <Operand X>
 auto any(const X& x, Index axis) {
   return detail::truth_of<false>("any", x, axis);
 }
-/// The same of all elements, without axes: `any(x > 0).item()`.
+/// The same over all elements: `any(x > 0).item()`.
 template <Operand X>
 auto any(const X& x) {
   return detail::truth_of<false>(x);
 }
-/// Whether all elements are true, or of numbers not 0, along an axis, which goes away. True where there are none.
+/// Whether all elements are true, or nonzero, along an axis, which is removed. True for an empty axis.
 template <Operand X>
 auto all(const X& x, Index axis) {
   return detail::truth_of<true>("all", x, axis);
@@ -16556,7 +16534,7 @@ auto all(const X& x) {
   return detail::truth_of<true>(x);
 }
 
-/// How many elements are true, or not 0: `count_nonzero(labels != -100).item()`. A GPU is waited for.
+/// The number of true or nonzero elements: `count_nonzero(labels != -100).item()`. Waits for the GPU.
 template <Operand X>
 auto count_nonzero(const X& x) {
   detail::check_defined("count_nonzero", value_of(x));
@@ -16565,9 +16543,8 @@ auto count_nonzero(const X& x) {
   return Tensor<std::int64_t, 0, typename tensor_of<X>::device_type>::full({}, count, value_of(x).device());
 }
 
-/// The elements of x at which the mask is true, in row-major order: [count]; the two broadcast. Gradients go back to
-/// where they were. How many there are is known to the host alone: a GPU is waited for. Throws ShapeError where shapes
-/// don't broadcast.
+/// The elements of x where the mask is true, in row-major order: [count]; the two broadcast. Gradients flow to their
+/// positions. Waits for the GPU, since the host has to know the count. Throws ShapeError if shapes don't broadcast.
 template <Operand X, int Rank, Device D>
 auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
   detail::check_defined("masked_select", value_of(x), mask);
@@ -16579,7 +16556,7 @@ auto masked_select(const X& x, const Tensor<bool, Rank, D>& mask) {
   return index_select(reshape(expand(x, shape), Shape<1>{there.numel()}), 0, index);
 }
 
-/// The places of the elements that are true, or not 0, in row-major order: [count, rank]. A GPU is waited for.
+/// The indices of true or nonzero elements, in row-major order: [count, rank]. Waits for the GPU.
 template <Operand X>
 auto nonzero(const X& x) {
   constexpr std::size_t rank = static_cast<std::size_t>(tensor_of<X>::rank);
@@ -16603,7 +16580,7 @@ auto nonzero(const X& x) {
 // <chorus/optim/adagrad.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
-/// Adagrad (Duchi, Hazan, Singer 2011), as PyTorch computes it.
+/// Adagrad (Duchi, Hazan, Singer 2011), as in PyTorch.
 
 namespace chorus::optim {
 
@@ -16662,9 +16639,9 @@ class Adagrad final : public Optimizer<D> {
 
 namespace chorus::optim {
 
-/// How an average follows the parameters.
+/// The weights of an average.
 struct AverageRule {
-  /// The weight of the old average in an update. Below 0, all updates have the same weight.
+  /// The weight of the old average in an update. Negative: all updates have equal weights.
   double decay = -1;
   double keep(std::int64_t updates) const {
     return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
@@ -16679,11 +16656,11 @@ inline AverageRule exponential(double decay) {
 inline AverageRule equal_weights() { return {}; }
 
 namespace detail {
-/// The averages that models hold at the moment, by the parameter or buffer that each replaces. Each average keeps the
-/// displaced numbers: the trained ones, or those of another average below it.
+/// The averages that models hold now, by the parameter or buffer that each replaces. Each average stores the values it
+/// displaced: the trained ones, or those of another average below it.
 class HeldAverages {
  public:
-  /// Where a displaced number is now.
+  /// Where displaced values are stored.
   using Place = void*;
 
   static HeldAverages& all() {
@@ -16695,8 +16672,8 @@ class HeldAverages {
     held_[number].push_back(displaced);
     ++count_;
   }
-  /// Removes the average that holds the displaced number. Returns the place of its own number: an average above it may
-  /// have displaced that one. Null if it is in the model.
+  /// Removes the average that holds the displaced values. Returns where its own values are, since an average above it
+  /// may have displaced them; null if they are in the model.
   Place remove(const void* number, Place displaced) {
     const std::lock_guard lock(mutex_);
     auto& stack = held_.at(number);
@@ -16720,7 +16697,7 @@ class HeldAverages {
 };
 }  // namespace detail
 
-/// A policy.
+/// A policy: holds a model.
 template <class Net>
 concept HoldsModel = requires(Net& net) {
   net.module();
@@ -16729,13 +16706,13 @@ concept HoldsModel = requires(Net& net) {
 
 /// Options of ParameterAverage.
 struct ParameterAverageOptions {
-  /// Average the buffers, too. Otherwise the average has the buffers of the last update, as in PyTorch's AveragedModel.
-  /// Buffers of integers are never averaged.
+  /// Average the buffers, too. By default the average takes the last update's buffers, as PyTorch's AveragedModel.
+  /// Integer buffers are never averaged.
   bool use_buffers = false;
 };
 
-/// A second set of a model's parameters that follows them. It starts as a copy. The workers of a ParameterServer fetch
-/// a step's parameters in the next forward pass; there the average is one step behind the server's.
+/// A running average of a model's parameters. It starts as a copy. A ParameterServer's workers fetch a step's
+/// parameters in the next forward pass, so there the average is one step behind the server's.
 ///
 ///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
 ///   ...                                  // after each optimizer.step():
@@ -16743,14 +16720,14 @@ struct ParameterAverageOptions {
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
 ///
-/// Batch norm's running statistics still belong to the trained parameters. `update_bn(net, loader)` inside of the scope
-/// computes them anew. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has buffers of
-/// its own, which come and go with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
+/// Batch norm's running statistics still belong to the trained parameters; `update_bn(net, loader)` inside of the scope
+/// recomputes them. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has its own
+/// buffers, which are swapped with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
 /// trained buffers.
 template <Device D>
 class ParameterAverage {
  public:
-  /// Throws UsageError where there are no parameters.
+  /// Throws UsageError if there are no parameters.
   ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
     check<UsageError>(!parameters.empty(), "ParameterAverage: there are no parameters");
     for (auto& named : parameters) {
@@ -16758,7 +16735,7 @@ class ParameterAverage {
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
-  /// An average of all parameters and buffers of `net`, a policy.
+  /// Averages all parameters and buffers of `net`, a policy.
   template <HoldsModel Net>
   ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
       : ParameterAverage(net.parameters(), rule) {
@@ -16775,8 +16752,8 @@ class ParameterAverage {
   ParameterAverage(const ParameterAverage&) = delete;
   ParameterAverage& operator=(const ParameterAverage&) = delete;
 
-  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds averages, these or others,
-  /// and for `equal_weights` in a step that is captured.
+  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds this or another average,
+  /// and for `equal_weights` in a captured step.
   void update() {
     check<UsageError>(!swapped_, "ParameterAverage: no update while the model holds the averages");
     check<UsageError>(!detail::HeldAverages::all().holds(entries_.front().number()),
@@ -16807,8 +16784,8 @@ class ParameterAverage {
     }
   }
 
-  /// Exchanges the model's numbers and the averages. Both stay at their addresses, which captured steps know. If the
-  /// model holds several averages, one above the other, they may leave in any order.
+  /// Swaps the model's values and the averages. Addresses don't change, since captured steps know them. If the model
+  /// holds several averages, they may be removed in any order.
   void swap() {
     for (Entry& entry : entries_) {
       const auto device = entry.where();
@@ -16834,7 +16811,7 @@ class ParameterAverage {
   std::int64_t updates() const { return updates_; }
 
   D device() const { return entries_.front().where(); }
-  /// The averages and their number, for checkpoints: `average.conv1.weight`.
+  /// The averages and the number of updates, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
     check<UsageError>(!swapped_, "ParameterAverage: no state to keep while the model holds the averages");
     std::vector<StateTensor> out;
@@ -16853,7 +16830,7 @@ class ParameterAverage {
   }
 
  private:
-  /// The place of a parameter or of a buffer.
+  /// A parameter or buffer and its average.
   struct Entry {
     std::string name;
     Ref<Node> owner;
@@ -16862,7 +16839,7 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    // Another process has these numbers: there is no state here.
+    // Whether the values are here, or in another process, which then has the state.
     bool is_here() const { return numbers->is_here(); }
     void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
@@ -16890,9 +16867,9 @@ ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAv
 template <HoldsModel Net>
 ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
 
-/// While it lives, the model computes with the averages. No optimizer may step meanwhile: it would step the averages,
-/// and the step would be lost. Scopes of several averages may be nested; the innermost one holds. Throws UsageError if
-/// the model holds this average already.
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: the step would change the
+/// averages and be lost. Scopes of several averages may be nested; the innermost one counts. Throws UsageError if the
+/// model already holds this average.
 template <Device D>
 class AveragedScope {
  public:
@@ -16900,7 +16877,7 @@ class AveragedScope {
     check_free();
     average_.swap();
   }
-  /// Afterwards the buffers of `net`, a policy, have their old numbers, whatever passes with the averages did to them.
+  /// Also restores the buffers of `net`, a policy, at the end, whatever passes with the averages changed.
   template <HoldsModel Net>
   AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
     check_free();
@@ -16940,17 +16917,17 @@ class AveragedScope {
 // <chorus/optim/grad_scaler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
-/// GradScaler multiplies the loss before backward, so that gradients are not too small for half, and skips steps whose
+/// GradScaler multiplies the loss before backward, so that gradients don't underflow in half, and skips steps whose
 /// gradients overflowed (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
 // <chorus/core/while_alive.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
-/// References to an object that may end first.
+/// Functions that depend on an object's lifetime.
 
 namespace chorus::detail {
 
-/// `call`, valid while the net whose life `alive` tracks lives: afterwards it throws UsageError in the name of `who`.
+/// `call`, valid while the net that `alive` tracks exists; then it throws UsageError in the name of `who`.
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {
@@ -16965,12 +16942,12 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
 // <chorus/optim/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
-/// GradScaler's scale, and how it changes.
+/// GradScaler's scale and its updates.
 
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
-/// How a loss scale changes, on the host and on a GPU.
+/// The update rule of a loss scale, on the host and on GPUs.
 
 namespace chorus::kernels {
 
@@ -16985,9 +16962,9 @@ struct LossScaleRule {
   std::int64_t growth_interval;
   double min_scale, max_scale;
 
-  /// After a step whose gradients were all `finite`, or after a skipped step. A scale that would exceed `max_scale`
-  /// stays unchanged, as PyTorch's does before it becomes infinite. A scale that starts below `min_scale` does not
-  /// become smaller.
+  /// Called after a step: `finite` if all gradients were finite, else the step was skipped. The scale does not grow
+  /// beyond `max_scale`, as PyTorch's does not become infinite, and does not shrink below `min_scale`, or its initial
+  /// value if that is smaller.
   CHORUS_HD void operator()(LossScaleState& state, bool finite) const {
     if (!finite) {
       const double smaller = state.scale * backoff_factor, least = state.scale < min_scale ? state.scale : min_scale;
@@ -17006,15 +16983,15 @@ struct LossScaleRule {
 
 namespace chorus::optim {
 
-/// PyTorch's defaults.
+/// Options of GradScaler, with PyTorch's defaults.
 struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  /// Consecutive steps without an overflow after which the scale grows.
+  /// The number of consecutive steps without overflow after which the scale grows.
   int growth_interval = 2000;
-  /// The scale never becomes smaller than this, however many steps are skipped: after many bad batches gradients can
-  /// still be divided by it. An `init_scale` below it is itself the least scale.
+  /// The minimum of the scale, however many steps are skipped, so that gradients can still be divided by it. If
+  /// `init_scale` is smaller, it is the minimum.
   double min_scale = 0x1p-10;
-  /// The scale never becomes larger than this. It is the largest float, as in PyTorch: a loss can be multiplied by it.
+  /// The maximum of the scale. By default the largest float, as in PyTorch, so that a loss can be multiplied by it.
   double max_scale = std::numeric_limits<float>::max();
 };
 
@@ -17024,10 +17001,10 @@ inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
   return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale, options.max_scale};
 }
 
-/// Replaces a number by the largest of all ranks. It lies on the gradients' device.
+/// Replaces a number, on the gradients' device, by the maximum over all ranks.
 using AgreeOnFound = std::function<void(std::int32_t* found)>;
 
-/// The host keeps the scale, examines the gradients, and decides.
+/// The scale on the host, which also checks the gradients.
 template <Device D>
 class LossScale {
  public:
@@ -17041,7 +17018,7 @@ class LossScale {
 
   /// Divides the gradients by the scale. Returns whether those of all ranks are finite.
   bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
-    // The square of an undivided finite number may be infinite, so the division comes first.
+    // The square of a finite number may overflow before the division, so the division comes first.
     for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
     });
@@ -17054,13 +17031,13 @@ class LossScale {
     return found == 0;
   }
 
-  /// Steps all optimizers if `finite`; then changes the scale.
+  /// Steps all optimizers if `finite`; then updates the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (finite) (optimizers.step(), ...);
     rule_(state_, finite);
   }
-  /// Changes the scale as in a step.
+  /// Updates the scale as in a step.
   void leave(bool finite) { rule_(state_, finite); }
 
   double scale() const { return state_.scale; }
@@ -17084,7 +17061,7 @@ class LossScale {
 // <chorus/optim/cuda/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
-/// GradScaler's scale on a GPU: the device examines the gradients and changes the scale, also in captured steps.
+/// GradScaler's scale on a GPU: the device checks the gradients and updates the scale, also in captured steps.
 
 namespace chorus::optim::detail {
 
@@ -17097,7 +17074,7 @@ class LossScale<Cuda> {
     set(options.init_scale, 0);
   }
 
-  /// The loss times the scale, which the device reads.
+  /// The loss times the scale, which the device reads from memory.
   template <Operand X>
   auto multiply(const X& loss) const {
     using T = typename tensor_of<X>::value_type;
@@ -17115,8 +17092,8 @@ class LossScale<Cuda> {
     }
   }
 
-  /// Divides the gradients by the scale. Returns whether those of all ranks are finite. In a captured step only the
-  /// device knows, and the result is true.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite; true in a captured step, since
+  /// only the device knows.
   bool unscale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const AgreeOnFound& agree) {
     const GradArrays grads(parameters);
     kernels::cuda::unscale_grads(device(), grads.f32(), numbers());
@@ -17128,7 +17105,7 @@ class LossScale<Cuda> {
     return found == 0;
   }
 
-  /// Steps all optimizers unless a gradient was not finite; then changes the scale.
+  /// Steps all optimizers unless a gradient is not finite; then updates the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (captured()) {
@@ -17139,7 +17116,7 @@ class LossScale<Cuda> {
     }
     kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
-  /// Changes the scale as in a step, but not in each replay of a captured step.
+  /// Updates the scale as in a step, but not in replays of a captured step.
   void leave(bool) {
     if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
@@ -17186,8 +17163,8 @@ class LossScale<Cuda> {
 namespace chorus::optim {
 
 namespace detail {
-/// The gradients that contain one scaler's losses and are not yet divided. Several scalers of the same parameters take
-/// turns: gradients with two scales can't be told apart.
+/// Tracks the gradients that contain a scaler's losses and are not yet unscaled. Several scalers of the same parameters
+/// must take turns, since gradients with two scales cannot be separated.
 template <Device D>
 class ScaledGradients {
  public:
@@ -17198,14 +17175,14 @@ class ScaledGradients {
     std::erase_if(all(), [](const auto& book) { return book.expired(); });
     all().push_back(own_);
   }
-  /// A loss is multiplied.
+  /// Called when a loss is scaled.
   void begin() {
     for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
     own_->open = true;
   }
-  /// The gradients are divided, or discarded.
+  /// Called when the gradients are unscaled or cleared.
   void end() { own_->open = false; }
-  /// Whether some of the same gradients contain another scaler's losses now.
+  /// Whether some of these gradients now contain another scaler's losses.
   bool are_anothers() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
@@ -17225,10 +17202,10 @@ class ScaledGradients {
  private:
   struct Entry {
     const ParameterOn<D>* parameter;
-    std::uint32_t forgotten;  // when the loss was multiplied
+    std::uint32_t forgotten;  // the clear count when the loss was scaled
   };
   struct Book {
-    std::vector<Entry> parameters;  // by address
+    std::vector<Entry> parameters;  // sorted by address
     std::atomic<bool> open{false};
   };
   static bool before(const Entry& a, const Entry& b) { return std::less<>()(a.parameter, b.parameter); }
@@ -17255,33 +17232,31 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.step(optimizer);
 ///
 /// A net has one scaler, or several that take turns: each steps before the next one scales a loss. Several optimizers
-/// take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either all optimizers step
-/// or none.
+/// can share a step, `scaler.step(a, b)`: gradients are unscaled once, and either all optimizers step or none.
 ///
-/// The gradients after their reduction over all devices decide whether a step is skipped. Sums keep infinity and NaN,
-/// and all ranks hold the same bits, so all decide alike without a message. Under a hook, ranks may have different
-/// averages. Then they have to ask each other: `GradScaler scaler{net}`. Ranks that have parts of a model, and ranks of
-/// a ShardedOptimizer, which may have averaged only their own part of the gradients, always ask each other.
+/// Whether a step is skipped depends on the gradients after their all-reduce. Sums keep infinity and NaN, and all ranks
+/// have the same bits, so they decide alike without communication. With a communication hook, ranks may have different
+/// averages and must communicate: `GradScaler scaler{net}`. Ranks with parts of a model, and ranks of a
+/// ShardedOptimizer, which may have averaged only their part of the gradients, always communicate.
 ///
-/// A communication hook with error feedback keeps a remainder for later steps, in the scale of its gradients. A scaler
-/// of the net, `GradScaler scaler{net}`, multiplies the remainder when the scale changes, but not on GPUs. There, and
-/// if the scaler was made of parameters, the remainder at each change counts once by the wrong factor: half if the
-/// scale has doubled.
+/// A communication hook with error feedback keeps an error for later steps, in the scale of its gradients. A scaler of
+/// the net, `GradScaler scaler{net}`, rescales the error when the scale changes, except on GPUs. There, and for a
+/// scaler of parameters, the error is used once with the wrong factor after each change: one half if the scale doubled.
 ///
-/// On GPUs the scale lies in device memory. A step that Graphed captures examines its gradients there and skips itself
-/// there: the host never waits. An eager step waits, to tell whether it has stepped.
+/// On GPUs the scale is in device memory. A step captured by Graphed checks its gradients and skips itself on the
+/// device; the host never waits. An eager step waits, since it returns whether it stepped.
 template <Device D>
 class GradScaler {
  public:
-  /// Throws UsageError for options that make no sense.
+  /// Throws UsageError for invalid options.
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
       : parameters_(std::move(parameters)),
         scale_(parameters_, checked(options)),
         gradients_(parameters_),
         least_(std::min(options.min_scale, options.init_scale)),
         most_(options.max_scale) {}
-  /// A scaler of all parameters of `net`. If any rank has to skip a step, all ranks skip it. They ask each other as
-  /// long as `net` lives; afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
+  /// A scaler for all parameters of `net`. If one rank has to skip a step, all ranks skip it. Ranks communicate through
+  /// `net`; after its destruction this throws UsageError. Throws UsageError also under a NonFinite policy.
   template <class Net>
   requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -17298,8 +17273,8 @@ class GradScaler {
       };
   }
 
-  /// The loss times the scale. If gradients were unscaled since the last loss, but not stepped by `step` (the program
-  /// skipped the step, or took it itself), the scale first changes as if they had been stepped.
+  /// The loss times the scale. If gradients were unscaled since the last loss but not stepped by `step` (the program
+  /// skipped the step, or took it itself), first updates the scale as if they had been.
   template <Operand X>
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
@@ -17308,9 +17283,10 @@ class GradScaler {
     return scale_.multiply(loss);
   }
 
-  /// Divides all gradients by the scale, once a step. Returns whether all are finite. For programs that clip or examine
-  /// gradients before the step. In a captured step it returns true: only the device will know. Throws UsageError if no
-  /// parameter has a gradient, unless it asks other ranks, and if it was called since the last `step` or `scale`.
+  /// Divides all gradients by the scale, once per step. Returns whether all are finite; true in a captured step, since
+  /// only the device knows. For programs that clip or inspect gradients before the step. Throws UsageError if no
+  /// parameter has a gradient and ranks don't communicate, and if it was already called since the last `step` or
+  /// `scale`.
   bool unscale() {
     check_can_unscale();
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
@@ -17320,11 +17296,11 @@ class GradScaler {
                       "others: GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
-    finite_ = false;  // unless all ranks can be asked
+    finite_ = false;  // if asking the ranks fails
     return finite_ = scale_.unscale(parameters_, agree);
   }
-  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its own part. All
-  /// ranks call it, and all return the same.
+  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its part. All ranks
+  /// must call it; all return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_can_unscale();
@@ -17336,13 +17312,13 @@ class GradScaler {
     if (optimizer.in_parts())
       optimizer.with_parts(unscale);
     else
-      unscale(parameters_);  // whole gradients may be examined elsewhere, too
+      unscale(parameters_);  // whole gradients may be used elsewhere, too
     return finite_;
   }
 
-  /// Steps with the unscaled gradients. If one is not finite, it skips the step and lowers the scale. Returns whether
-  /// it has stepped; true in a captured step. Throws UsageError if the last step had another optimizer, and `scale` was
-  /// not called in between.
+  /// Steps with the unscaled gradients. If one is not finite, skips the step and lowers the scale. Returns whether it
+  /// stepped; true in a captured step. Throws UsageError if the last step had other optimizers and `scale` was not
+  /// called in between.
   template <std::derived_from<Optimizer<D>>... Optimizers>
   requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
     note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
@@ -17353,8 +17329,8 @@ class GradScaler {
     return finite;
   }
 
-  /// The same for a ShardedOptimizer; all ranks step, or all skip the step. Throws UsageError after `unscale()` if
-  /// ranks have parts of the averages: only `unscale(optimizer)` finds those.
+  /// The same for a ShardedOptimizer; all ranks step or all skip. Throws UsageError after `unscale()` if ranks have
+  /// parts of the averages, which only `unscale(optimizer)` checks.
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
@@ -17378,14 +17354,14 @@ class GradScaler {
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// The memory of the net's hook is unchanged: the same checkpoint restores it. Files of earlier versions had no
-  /// bounds: a scale beyond the options' bounds becomes the nearest within them.
+  /// Does not rescale the hook's error, which the same checkpoint restores. Old files had no bounds: the scale is
+  /// clamped to the options' bounds.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
     scale_.set(std::clamp(state.scale, least_, most_), state.good_steps);
   }
-  /// The same for a checkpoint's file.
+  /// The same state in a checkpoint file's format.
   static constexpr std::string_view kept_as = "loss_scale";
   std::array<double, 2> kept() const { return {state().scale, static_cast<double>(state().good_steps)}; }
   static bool can_keep(const std::array<double, 2>& kept) {
@@ -17408,7 +17384,7 @@ class GradScaler {
     return options;
   }
 
-  // Lets `step()` change the scale, and multiplies the values that are kept in its unit.
+  // Runs `step()`, which may change the scale, and rescales values that depend on it.
   template <class Step>
   void change(const Step& step) {
     if (!follow_) return step();
@@ -17417,7 +17393,7 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
-  // Asks the ranks that share the parameters; does nothing if each rank has all of them.
+  // Asks the ranks that share the parameters; empty if each rank has all of them.
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
@@ -17442,7 +17418,7 @@ class GradScaler {
                       "between two calls of unscale()");
     detail::check_averaged(parameters_);
   }
-  // The same optimizer may step again: under `join`, a rank without batches has no loss to scale.
+  // The same optimizers may step again: with `join`, a rank without batches has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
     check<UsageError>(
         stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
@@ -17461,7 +17437,7 @@ class GradScaler {
   detail::ScaledGradients<D> gradients_;
   double least_, most_;
   detail::AgreeOnFound agree_;
-  std::function<void(double factor)> follow_;  // multiplies the hook's memory
+  std::function<void(double factor)> follow_;  // rescales the hook's error
   std::vector<const void*> stepped_;           // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };
@@ -17478,13 +17454,13 @@ GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device
 // <chorus/optim/layerwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
-/// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// Optimizers for large batches that scale each parameter's step by a ratio of norms: LARS, LAMB. They need whole
+/// parameters, so they don't work in an optimizer of slices (ShardedOptimizer).
 
 // <chorus/optim/elementwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
-/// Steps of optimizers as element-wise functions, so that they run on every device.
+/// Optimizer steps as element-wise functions, which run on every device.
 
 namespace chorus::optim::detail {
 
@@ -17527,7 +17503,7 @@ template <Device D>
   return parameters;
 }
 
-/// An array of one parameter's size beside the state.
+/// A temporary array of one parameter's size.
 template <class T, Device D>
 class StepMemory {
  public:
@@ -17547,7 +17523,7 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The part of a parameter's norm that a step may have at a learning rate of 1.
+  /// The norm of a step relative to the parameter's norm, at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
@@ -17558,7 +17534,7 @@ template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
@@ -17624,7 +17600,7 @@ template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
@@ -17748,14 +17724,14 @@ class Lion final : public Optimizer<D> {
 // <chorus/optim/rmsprop.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
-/// RMSprop (Tieleman, Hinton 2012), as PyTorch computes it.
+/// RMSprop (Tieleman, Hinton 2012), as in PyTorch.
 
 namespace chorus::optim {
 
 /// Options of RmsProp; defaults are PyTorch's.
 struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
-  /// Divides by the deviation of the gradient instead of its root mean square.
+  /// Divide by the gradient's standard deviation instead of its root mean square.
   bool centered = false;
 };
 
@@ -17788,8 +17764,8 @@ struct CenteredStep {
 };
 }  // namespace detail
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum along that direction. Weight decay is
-/// added to the gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum in that direction. Weight decay is added
+/// to the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
@@ -17862,14 +17838,13 @@ class RmsProp final : public Optimizer<D> {
 // <chorus/optim/update_bn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
-/// Batch norm's running statistics for parameters that no training pass has used, such as averages.
+/// Recomputes batch norm's running statistics for parameters that were not trained directly, such as averages.
 
 namespace chorus::optim {
 
 namespace detail {
 
-/// Puts a model into training mode, with batch norms that take the mean over all batches; afterwards everything is as
-/// before.
+/// Puts a model into training mode, with cumulative averages in its batch norms; restores everything at the end.
 class BatchNormPasses {
  public:
   explicit BatchNormPasses(nn::Module& model) {
@@ -17901,13 +17876,13 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
-  /// The batch norms whose statistics this process has.
+  /// The batch norms whose statistics are in this process.
   const auto& norms() const { return norms_; }
-  /// Whether the model has one, in any process.
+  /// Whether the model has one in any process.
   bool any() const { return any_; }
 
  private:
-  // Another stage of a pipeline may have it.
+  // Whether its buffers are here and not in another pipeline stage.
   static bool is_here(nn::Module& norm) {
     struct Look final : nn::detail::Walker {
       bool here = true;
@@ -17936,7 +17911,7 @@ const auto& input_of(const Batch& batch) {
     return std::get<0>(batch);
 }
 
-/// Replaces each rank's statistics by the mean over all ranks, weighted by their batches.
+/// Replaces each rank's statistics by the mean over ranks, weighted by their number of batches.
 template <class Net>
 void average_statistics(Net& net, const BatchNormPasses& passes) {
   std::vector<double> numbers;
@@ -17958,19 +17933,19 @@ void average_statistics(Net& net, const BatchNormPasses& passes) {
 
 }  // namespace detail
 
-/// Computes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches
-/// of `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part
-/// goes to the net, or a function that calls the net any number of times:
+/// Recomputes the running statistics of all batch norms in `net`, a policy or a model: the means over all batches of
+/// `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part is
+/// the net's input, or a function that calls the net any number of times:
 ///   optim::AveragedScope use{average, net};
 ///   optim::update_bn(net, loader);
 ///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
-/// Meanwhile the net is in training mode and records no gradients. Afterwards its modules are in training or evaluation
-/// as before, with their old momenta.
+/// Meanwhile the net is in training mode and records no gradients. Afterwards the modes and momenta of its modules are
+/// restored.
 ///
-/// All ranks make the call, each with its share of the batches. The statistics are then the mean over all ranks' own
-/// statistics, the same on all ranks. Under DataParallel they belong to the first device's shares, as in training. With
-/// SyncBatchNorm they belong to whole batches, under each policy. Without batch norms that keep statistics nothing
-/// happens. Without batches they are those of new layers.
+/// All ranks must call it, each with its share of the batches. The result is the mean over all ranks' statistics, the
+/// same on all ranks. Under DataParallel statistics are those of the first device's shares, as in training; with
+/// SyncBatchNorm those of whole batches, under every policy. Does nothing without batch norms that have running
+/// statistics. Without batches the statistics are those of new layers.
 template <class Net, class Passes>
 void update_bn(Net& net, Passes&& passes) {
   auto& model = [&]() -> auto& {
@@ -18004,27 +17979,26 @@ void update_bn(Net& net, Passes&& passes) {
 // <chorus/nn/deferred.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
 #define CHORUS_SINGLE_CHORUS_NN_DEFERRED_HPP
-/// Deferred: a model that is yet to be made, so that no process ever has to hold all of it.
+/// Deferred: a model that is built later, so that no process has to hold all of it.
 
 namespace chorus {
 
-/// What `deferred` gives: the arguments of a model's constructor.
+/// The result of `deferred`: the arguments of a model's constructor.
 template <class Model, class... Arguments>
 class Deferred {
  public:
   explicit Deferred(Arguments... arguments) : arguments_(std::move(arguments)...) {}
   Model make() const { return std::make_from_tuple<Model>(arguments_); }
-  /// For policies whose ranks have the whole model.
+  /// For policies whose ranks hold the whole model.
   operator Model() const { return make(); }
 
  private:
   std::tuple<Arguments...> arguments_;
 };
 
-/// `Model(arguments...)`, for a policy that keeps a part of the parameters on each rank: it makes the model with
-/// addresses for its parameters and no numbers, and each rank draws the initial numbers of its part alone, the same as
-/// the whole model's. For models whose parameters come from nn::init, as those of all layers do: a constructor that
-/// reads or writes their numbers is refused.
+/// `Model(arguments...)` for a policy that shards parameters. It builds the model with addresses but without values,
+/// and each rank draws only its part of the initial values, which equal the whole model's. For models whose parameters
+/// come from nn::init, as in all layers. A constructor that reads or writes parameter values throws.
 ///   Net net{ch::deferred<Gpt>(config), run};
 template <class Model, class... Arguments>
 Deferred<Model, Arguments...> deferred(Arguments... arguments) {
@@ -18033,7 +18007,7 @@ Deferred<Model, Arguments...> deferred(Arguments... arguments) {
 
 namespace detail {
 
-/// While it lives, models that this thread makes, and policies that take them, leave promised numbers promised, until
+/// While it lives, models built by this thread, and policies that take them, keep their initial values undrawn until
 /// `keep_promises`.
 template <class Model>
 class Making {
@@ -18062,11 +18036,11 @@ class Making {
   Model model_;
 };
 
-/// Draws what is promised in this thread yet, which promises nothing more.
+/// Draws all undrawn initial values of this thread, and draws later ones at once.
 inline void keep_promises() {
   if (auto* const promises = std::exchange(PromisedNumbers::current(), nullptr)) promises->keep_the_rest();
 }
-/// `part`, whose numbers are drawn now.
+/// Draws the values of `part` and returns it.
 template <class Part>
 Part with_numbers(Part part) {
   keep_promises();
@@ -21413,23 +21387,23 @@ class ScheduleWalk {
 // <chorus/autograd/activation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
-/// What crosses a cut of a pipeline, without its type: numbers forward, the gradient by them backward.
+/// Type-erased messages between pipeline stages: activations in forward, their gradients in backward.
 
 namespace chorus::pipeline {
 
-/// Goes before each message: types at cuts are known where the model is compiled, shapes are not.
+/// Precedes each message. Stages know the types at a cut from the model's type, but not the shapes.
 struct Header {
-  std::int32_t micro_batch = 0, stage = 0;  ///< whose input, or whose output's gradient, follows
-  std::uint32_t next_operation = 0;         ///< what random operations have counted to so far
+  std::int32_t micro_batch = 0, stage = 0;  ///< of the input, or of the output whose gradient follows
+  std::uint32_t next_operation = 0;         ///< the counter of random operations so far
   DType dtype{};
   std::uint8_t rank = 0;
-  std::uint8_t wants_grad = 0;  ///< whether the gradient is waited for
+  std::uint8_t wants_grad = 0;  ///< whether the sender waits for the gradient
   std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
-  std::uint8_t part = 0;        ///< 0: what goes from layer to layer; from 1 on, what was stashed
-  std::uint8_t stashed = 0;     ///< of part 0: how many others follow
-  std::array<char, 22> name{};  ///< of what was stashed
+  std::uint8_t part = 0;        ///< 0: the activation between layers; 1 and more: stashed values
+  std::uint8_t stashed = 0;     ///< in part 0: number of stashed values that follow
+  std::array<char, 22> name{};  ///< of the stashed value
   std::array<Index, 8> extents{};
-  std::uint64_t batch = 0;  ///< of the first micro-batch: a fingerprint of the whole batch
+  std::uint64_t batch = 0;  ///< in the first micro-batch: a fingerprint of the whole batch
 
   std::size_t bytes() const {
     std::size_t bytes = size_of(dtype);
@@ -21439,21 +21413,21 @@ struct Header {
 };
 static_assert(sizeof(Header) == 112);
 
-/// The input of a stage, or its output.
+/// The input or the output of a stage.
 template <Device D>
 class AnyActivation {
  public:
   virtual ~AnyActivation() = default;
-  /// Dtype, rank and extents, and whether a gradient is wanted.
+  /// Dtype, rank, extents and `wants_grad`.
   virtual Header header() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// The numbers, dense.
+  /// The values, contiguous.
   virtual void* numbers() const = 0;
-  /// Of an output: where the gradient by it is to be written before `take_gradient`.
+  /// For an output: memory for its gradient, to be filled before `take_gradient`.
   virtual void* gradient_to_come() = 0;
-  /// Gives that gradient to the node, from which backward is to go on; null where there is none.
+  /// Adds that gradient to the output's node, from which backward continues; null if there is none.
   virtual Ref<Node> take_gradient() = 0;
-  /// Of an input: the gradient by it, dense; zeros where none has come.
+  /// For an input: its gradient, contiguous; zeros if none has arrived.
   virtual void* gradient() = 0;
 };
 
@@ -21465,7 +21439,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
 
  public:
   explicit Activation(X x) : value(dense(std::move(x))) {}
-  /// An input with room for numbers to come. Throws UsageError where `header` is not of this type.
+  /// An input with room for values to receive. Throws UsageError if `header` describes another type.
   Activation(const Header& header, D device) : value(made(header, device)) {}
 
   Header header() const override {
@@ -21503,7 +21477,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   const X value;
 
  private:
-  // What is sent lies dense. A copy is as good as what it is of, where a gradient goes back through the same node.
+  // Messages are contiguous. A contiguous copy keeps the node, so its gradient flows back as before.
   static X dense(X x) {
     if constexpr (AnyTensor<X>)
       return contiguous(x);
@@ -21532,7 +21506,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   tensor_of<X> gradient_;
 };
 
-/// What was stashed in an earlier stage: its type is that of the Pop that takes it, if this stage has it.
+/// A value stashed in an earlier stage. Its type is unknown until this stage pops it, if it does.
 template <Device D>
 class RawActivation final : public AnyActivation<D> {
  public:
@@ -21546,10 +21520,10 @@ class RawActivation final : public AnyActivation<D> {
     return gradient_.data();
   }
   Ref<Node> take_gradient() override { return {}; }
-  /// Of the value that was popped; else the one that has come from the next stage.
+  /// The gradient of the popped value; if none was popped here, the one received from the next stage.
   void* gradient() override { return popped_ ? popped_->gradient() : gradient_.data(); }
 
-  /// The value as a Variable X. Throws UsageError where it is of another type.
+  /// The value as a Variable X. Throws UsageError if the types differ.
   template <class X>
   const X& pop() {
     auto typed = std::make_shared<Activation<X>>(header_, numbers_.device());
@@ -21570,19 +21544,18 @@ class RawActivation final : public AnyActivation<D> {
 // <chorus/nn/chain.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
 #define CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
-/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut between any two.
+/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut anywhere.
 
 // <chorus/nn/stash.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_STASH_HPP
 #define CHORUS_SINGLE_CHORUS_NN_STASH_HPP
-/// Stash and Pop: a value that leaves a chain of layers and comes back in a later one, a skip connection over any
-/// number of layers, and of a pipeline's stages.
+/// Stash and Pop: skip connections in a chain of layers, over any number of layers and pipeline stages.
 
 namespace chorus::nn {
 
 namespace detail {
 
-/// What is stashed in a pass of this thread, in the order in which it was.
+/// The stashed values of this thread's pass, in order.
 template <Device D>
 class Stashes {
  public:
@@ -21590,7 +21563,7 @@ class Stashes {
     std::string name;
     std::shared_ptr<pipeline::AnyActivation<D>> value;
   };
-  /// The pass begins with what was stashed in earlier stages, or with nothing.
+  /// Starts a pass with the values stashed in earlier stages, or with none.
   explicit Stashes(std::vector<Entry> entries = {})
       : entries_(std::move(entries)), before_(std::exchange(of_thread(), this)) {}
   ~Stashes() { of_thread() = before_; }
@@ -21616,7 +21589,7 @@ class Stashes {
     return value;
   }
   const std::vector<Entry>& entries() const { return entries_; }
-  /// What the pass has given; all that was stashed has to be popped by then.
+  /// Returns the pass's result; all stashed values must have been popped.
   template <class Y>
   Y checked(Y y) const {
     check<UsageError>(entries_.empty(), "nn::Stash<\"", entries_.empty() ? "" : entries_.front().name,
@@ -21637,24 +21610,24 @@ class Stashes {
   Stashes* before_;
 };
 
-/// A text as a template's argument.
+/// A string as a template argument.
 template <std::size_t N>
 struct StashName {
   static_assert(N <= 22, "nn::Stash: a name has at most 21 characters");
   char text[N];
-  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts as texts do
+  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts from text
 };
 
-/// The Variable of an operand.
+/// The Variable type of an operand.
 template <Operand X>
 using VariableLike =
     Variable<typename tensor_of<X>::value_type, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
 
 }  // namespace detail
 
-/// `stash(x)` is x, which `nn::Pop` of that name takes in a later layer of a model with CHORUS_PIPELINE, in whichever
-/// stage: `nn::Stash<"skip"> stash;`. Throws UsageError where a value of that name waits already, and at the end of the
-/// model where no layer has popped it.
+/// `stash(x)` returns x and keeps it for the `nn::Pop` of that name in a later layer of a model with CHORUS_PIPELINE,
+/// in any stage: `nn::Stash<"skip"> stash;`. Throws UsageError if a value of that name is already stashed, and at the
+/// end of the model if no layer has popped it.
 template <detail::StashName Name>
 struct Stash : Module {
   template <Operand X>
@@ -21676,8 +21649,8 @@ struct Stash : Module {
   }
 };
 
-/// `pop(x)` is x + what was stashed; `pop(x, combine)` is `combine(x, stashed)`. What was stashed has x's scalar type
-/// and rank. Throws UsageError where it has not, or where nothing was stashed under that name.
+/// `pop(x)` returns x + the stashed value; `pop(x, combine)` returns `combine(x, stashed)`. Throws UsageError if
+/// nothing is stashed under that name, or if its scalar type or rank is not x's.
 template <detail::StashName Name>
 struct Pop : Module {
   template <Operand X>
@@ -21712,7 +21685,7 @@ inline constexpr bool is_module_list = false;
 template <class M>
 inline constexpr bool is_module_list<ModuleList<M>> = true;
 
-/// How many layers a link has: a list's modules one each.
+/// The number of layers in a link; each module of a list is one.
 template <class Link>
 std::size_t layers_of(const Link& link) {
   if constexpr (is_module_list<Link>)
@@ -21721,7 +21694,7 @@ std::size_t layers_of(const Link& link) {
     return 1;
 }
 
-/// What layers `begin` to `end` - 1 of a link make of `x`. The targets are the last link's.
+/// Applies layers `begin` to `end` - 1 of a link to `x`. Only the last link gets the targets.
 template <class Link, class X, class... Targets>
 auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t end, const X& x,
               const Targets&... targets) {
@@ -21743,7 +21716,7 @@ auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t 
   }
 }
 
-/// What links I and later make of `x`.
+/// Applies link I and all later ones to `x`.
 template <std::size_t I, class Links, class X, class... Targets>
 auto run_chain(const Links& links, const X& x, const Targets&... targets) {
   const auto& link = std::get<I>(links);
@@ -21757,10 +21730,10 @@ auto run_chain(const Links& links, const X& x, const Targets&... targets) {
 
 }  // namespace chorus::nn
 
-/// Beside CHORUS_MODULE in a model: lists the links of a chain, and makes `forward` run them one after the other. Each
-/// takes what the one before it has returned, a Variable or a Tensor; the last one takes the further arguments, too, as
-/// a model that returns its loss does: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links are layers,
-/// modules and ModuleLists, each module of which is a place to cut.
+/// Used beside CHORUS_MODULE in a model: lists the links of a chain and defines `forward`, which runs them in order.
+/// Each link takes the result of the previous one, a Variable or a Tensor. The last link also gets the further
+/// arguments, as in a model that returns its loss: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links
+/// are layers, modules and ModuleLists; a pipeline may cut between any two modules of a list.
 #define CHORUS_PIPELINE(...)                                                                            \
   static constexpr ::std::string_view pipeline_names = #__VA_ARGS__;                                    \
   auto pipeline_links() { return ::std::tie(__VA_ARGS__); }                                             \
@@ -26118,12 +26091,12 @@ Tensor<float, Rank + 1, Cpu> quantized_embedding(const QuantizedWeight<2>& weigh
 // <chorus/kernels/exact_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_EXACT_SUMS_HPP
-/// Sums of products of whole numbers, without rounding error.
+/// Exact sums of products of integers.
 
 namespace chorus::kernels {
 
-/// While it is true on a thread, convolutions multiply and add only their operands, so that sums of whole numbers are
-/// exact as long as they stay below 2^24. Winograd's methods don't.
+/// While true on a thread, convolutions only multiply and add their operands, so that sums of integers are exact as
+/// long as they stay below 2^24. Winograd's algorithm is then not used.
 inline thread_local constinit bool exact_sums = false;
 
 }  // namespace chorus::kernels
@@ -32781,17 +32754,17 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
+/// Environment variables.
 
 namespace chorus::detail {
 
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+/// The value of an environment variable; null if it is unset or empty.
 inline const char* env(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -36166,7 +36139,7 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 // <chorus/train/log_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
+/// A log file that is appended to during training.
 
 namespace chorus::detail {
 
@@ -36174,15 +36147,15 @@ class LogFile {
  public:
   enum class Sharing { may_be_shared, alone };
 
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
+  /// Replaces the file at `path`, or writes to it if it is a pipe or a device; an empty path gives a file that ignores
+  /// writes. `alone`: fails if another process writes the file `alone`, and keeps the content until `clear`. `log`, for
+  /// messages, must outlive it. Throws FileError, as do all calls.
   LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  /// Empties a regular file that is written alone; if another file has replaced it, that one.
   void clear();
 
  private:
@@ -36205,7 +36178,7 @@ class LogFile {
 // <chorus/train/log_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
-/// How a line gets into a file whole.
+/// Writes whole lines to a file.
 
 namespace chorus::detail {
 
@@ -36806,7 +36779,7 @@ CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
 // <chorus/train/log_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
+/// A log file that is appended to during training.
 
 namespace chorus::detail {
 
@@ -36814,15 +36787,15 @@ class LogFile {
  public:
   enum class Sharing { may_be_shared, alone };
 
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
+  /// Replaces the file at `path`, or writes to it if it is a pipe or a device; an empty path gives a file that ignores
+  /// writes. `alone`: fails if another process writes the file `alone`, and keeps the content until `clear`. `log`, for
+  /// messages, must outlive it. Throws FileError, as do all calls.
   LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  /// Empties a regular file that is written alone; if another file has replaced it, that one.
   void clear();
 
  private:
@@ -37903,18 +37876,18 @@ inline std::string advice_text(const Trace& trace) {
 // <chorus/train/metrics.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
-/// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
+/// The metrics log of a training run: JSON lines (https://jsonlines.org), CSV, or curves for TensorBoard.
 
 // <chorus/train/summary_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
-/// Curves for TensorBoard: event files, as PyTorch's SummaryWriter writes them.
+/// Curves for TensorBoard: event files, as in PyTorch's SummaryWriter.
 
 namespace chorus {
 
 namespace detail {
 
-/// An integer's bytes, the lowest first.
+/// An integer's bytes, lowest first.
 template <class Integer>
 std::string little_endian(Integer number) {
   std::string bytes;
@@ -37922,8 +37895,8 @@ std::string little_endian(Integer number) {
   return bytes;
 }
 
-/// A message of protocol buffers (https://protobuf.dev/programming-guides/encoding): fields, of which each is its
-/// number and type, then its value.
+/// A protocol buffers message (https://protobuf.dev/programming-guides/encoding): each field is its number and type,
+/// then its value.
 class ProtoMessage {
  public:
   ProtoMessage& varint(int field, std::uint64_t number);
@@ -37939,26 +37912,26 @@ class ProtoMessage {
   std::string bytes_;
 };
 
-/// CRC-32C (RFC 3720, B.4), masked as TFRecord files have it, so that a checksum of checksums tells something.
+/// CRC-32C (RFC 3720, B.4), masked as in TFRecord files, where checksums may cover other checksums.
 std::uint32_t masked_crc32c(std::string_view bytes);
 
 }  // namespace detail
 
-/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records
-/// of a length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+/// Writes scalars to an event file in the folder `log_dir`, which `tensorboard --logdir` reads. Format: records of a
+/// length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
 class SummaryWriter {
  public:
-  /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
-  /// Throws FileError, as all calls do.
+  /// Makes the folder and adds a file for this writer. An empty path gives a writer that writes nothing. Throws
+  /// FileError, as do all calls.
   explicit SummaryWriter(const std::string& log_dir);
 
-  /// A point of the curve `tag`: "loss/train".
+  /// Adds a point to the curve `tag`, such as "loss/train".
   void add_scalar(std::string_view tag, double value, std::int64_t global_step);
-  /// What was added is on disk when this returns.
+  /// Writes all added points to disk.
   void flush() { file_.flush(); }
 
  private:
-  /// TensorBoard looks for "tfevents" in the name, and reads files in the order of their names.
+  /// TensorBoard looks for "tfevents" in the name and reads files in name order.
   static std::string path_in(const std::string& log_dir);
   /// Seconds since 1970.
   static double now();
@@ -37974,7 +37947,7 @@ class SummaryWriter {
 // <chorus/train/summary_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
-/// How events are written as TensorBoard reads them.
+/// Writes TensorBoard's event files.
 
 namespace chorus::detail {
 
@@ -38065,49 +38038,49 @@ CHORUS_INLINE void SummaryWriter::write(const detail::ProtoMessage& event) {
 
 namespace chorus {
 
-/// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
+/// The final report of a run. Per-device lists have an entry per device or, under DDP, per rank.
 struct RunSummary {
   std::string policy = {};
   int devices = 1;
-  /// Left out where there are none.
+  /// Omitted if 0.
   int canonical_shares = 0;
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device = {};
   std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
-  /// Left out where it is empty.
+  /// Omitted if empty.
   std::string parameters_sha256 = {};
 };
 
-/// Where a run's events go; an empty path: not there.
+/// The destinations of a run's events; empty paths are not written.
 struct MetricsFiles {
-  std::string json_lines = {};   ///< all of them, a line each
-  std::string csv = {};          ///< epochs, a row each: epoch,train_loss,test_accuracy,seconds
-  std::string tensorboard = {};  ///< a folder: curves for TensorBoard
+  std::string json_lines = {};   ///< all events, one per line
+  std::string csv = {};          ///< one row per epoch: epoch,train_loss,test_accuracy,seconds
+  std::string tensorboard = {};  ///< a folder for TensorBoard's curves
 };
 
-/// Writes the events of a run to files. As JSON lines:
+/// Writes a run's events to files. As JSON lines:
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
 ///     {"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":...,
 ///      "bytes_sent_per_device":[...],"peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
-/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// TensorBoard gets step losses as `loss/step`, epoch losses as `loss/train`, and accuracies as `accuracy/test`. An
+/// epoch is on disk when `epoch` returns. Only one process of a run may write; others pass no paths.
 class MetricsLog {
  public:
-  /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
+  /// Replaces the files; for TensorBoard adds a new file to its folder. Throws FileError.
   explicit MetricsLog(const MetricsFiles& files);
-  /// JSON lines alone.
+  /// Only JSON lines.
   explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
-  /// The loss of a training step, counted from 0 over the whole run.
+  /// The loss of a training step; steps are counted from 0 over the whole run.
   void step(Index step, double loss);
 
-  /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
+  /// An epoch's mean training loss, the accuracy after it in [0, 1], and its duration.
   void epoch(int epoch, double train_loss, double test_accuracy, double seconds);
 
-  /// The last line.
+  /// Writes the last line.
   void done(const RunSummary& run);
 
  private:
@@ -38124,7 +38097,7 @@ class MetricsLog {
 // <chorus/train/metrics_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
-/// How metrics become lines of JSON, and TensorBoard's events.
+/// Writes metrics as JSON lines, CSV and TensorBoard events.
 
 namespace chorus {
 
@@ -38183,7 +38156,7 @@ CHORUS_INLINE void MetricsLog::flush() {
 // <chorus/data/cuda/device_loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
-/// DeviceLoader: a loader's batches on a GPU. Each is copied while the GPU works on the batch before.
+/// DeviceLoader: copies a loader's batches to a GPU, each while the GPU works on the previous one.
 
 namespace chorus::data {
 
@@ -38203,8 +38176,8 @@ struct OnGpu<std::tuple<Tensor<T, Rank, Cpu>...>> {
   using type = std::tuple<Tensor<T, Rank, Cuda>...>;
 };
 
-/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. Two of each take
-/// turns.
+/// One pass: a thread fills pinned memory, and a stream of copies transfers it to the batch's tensors. Both are
+/// double-buffered.
 template <class Loader>
 class DevicePass {
   using Numbers = std::remove_cvref_t<decltype(tensors_of(*std::declval<Loader&>().begin()))>;
@@ -38224,9 +38197,9 @@ class DevicePass {
   ~DevicePass() {
     running_.reset();
     try {
-      cuda::synchronize(copies_);  // may be writing, although nobody has read yet
+      cuda::synchronize(copies_);  // a copy may be running, although nobody has read the batch yet
     } catch (const Error&) {
-      // The device is broken: nothing will be read.
+      // The device failed, so nothing will be read.
     }
   }
 
@@ -38234,7 +38207,7 @@ class DevicePass {
   /// The loop has reached a second batch.
   void goes_on() { batches_.goes_on(); }
 
-  /// The next batch. The thread's current stream reads it after its arrival.
+  /// Moves to the next batch. The thread's current stream waits for its arrival.
   void advance() {
     if (current_) {
       slots_[turn_].read.record(cuda::current_stream(device_));
@@ -38254,11 +38227,11 @@ class DevicePass {
     Tensors tensors;
     std::size_t bytes = 0;
     cuda::Owned<void*, cudaFreeHost> pinned;
-    cuda::Event copied;  // the pinned numbers may change, and the tensors may be read
-    cuda::Event read;    // the tensors' numbers may change
+    cuda::Event copied;  // the pinned memory may be reused, and the tensors may be read
+    cuda::Event read;    // the tensors may be overwritten
   };
 
-  // On the pass's own thread.
+  // Runs on the pass's thread.
   std::optional<Tensors> send(Index i) {
     if (i > 0) ++batches_;
     if (batches_ == std::default_sentinel_t{}) return std::nullopt;
@@ -38286,10 +38259,10 @@ class DevicePass {
 
   template <class T, int Rank>
   void copy(const Tensor<T, Rank, Cpu>& x, Tensor<T, Rank, Cuda>& to, std::byte*& from) {
-    // Tensors that the program still holds stay as they are.
+    // Tensors that the program still holds are not overwritten.
     if (!to.defined() || to.shape() != x.shape() || to.storage().owners() > 1) {
       to = Tensor<T, Rank, Cuda>::empty(x.shape(), device_);
-      cuda::order(device_, compute_, copies_);  // the memory's last use may be under way
+      cuda::order(device_, compute_, copies_);  // the memory's last use may not be finished
     }
     if (x.numel() == 0) return;
     std::memcpy(from, contiguous(x).data(), x.bytes());
@@ -38309,11 +38282,10 @@ class DevicePass {
 
 }  // namespace detail
 
-/// The batches of `loader`, a DataLoader that must outlive it, on `device`: tuples of each batch's tensors, for images
-/// of images and labels. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A stream of its own copies a
-/// batch from pinned memory while the GPU still works on the batch before. Only the loop's stream waits for it, on the
-/// GPU. Tensors that the loop keeps stay as they are. An exception of the loader is rethrown at its batch. One pass at
-/// a time.
+/// The batches of `loader`, a DataLoader that must outlive it, on `device`, as tuples of tensors (images and labels for
+/// images). `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A separate stream copies a batch from
+/// pinned memory while the GPU works on the previous batch; only the loop's stream waits for it, on the GPU. Tensors
+/// that the loop keeps are not overwritten. The loader's exceptions are rethrown at their batch. One pass at a time.
 template <class Loader>
 class DeviceLoader {
   using Pass = detail::DevicePass<Loader>;
