@@ -370,7 +370,7 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
 
 namespace chorus {
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class Backward>
 struct Custom {
@@ -6026,7 +6026,7 @@ auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [](const auto& dy) { return dy; }, detail::as_recorded(x));
 }
 
-/// This member's part of an axis of x, which all members have. Gradients are gathered.
+/// This member's part of an axis of x; every member has the whole x. The backward pass gathers the gradients.
 template <Operand X>
 auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -7878,7 +7878,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
@@ -12228,7 +12228,7 @@ void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* 
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";
@@ -13074,7 +13074,7 @@ namespace operations {
 // Which side of the transform is real.
 enum class Fourier : std::uint8_t { complex, from_real, to_real };
 
-// The tape's record, beside the backward function: see ops/higher_order.hpp.
+// The tape's record, in addition to the backward function: see ops/higher_order.hpp.
 template <Fourier Kind>
 struct FourierTransform {
   static constexpr const char* name = Kind == Fourier::complex ? "fft" : Kind == Fourier::from_real ? "rfft" : "irfft";
@@ -13371,7 +13371,7 @@ auto of_global_batch(const Net& net, const X& x) {
 /// if an input is one.
 ///
 /// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
-/// nodes keep the operation and its inputs, beside the backward function. `grad` walks the nodes and calls
+/// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
 /// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
 /// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
 /// own gradient uses Dual numbers of Dual numbers.

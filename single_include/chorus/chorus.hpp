@@ -1876,7 +1876,7 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
@@ -2486,8 +2486,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be destroyed, and nobody needs its
-                                                // blocks
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
@@ -4494,7 +4493,7 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
@@ -4843,8 +4842,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be destroyed, and nobody needs its
-                                                // blocks
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
@@ -6331,7 +6329,7 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
@@ -6942,8 +6940,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be destroyed, and nobody needs its
-                                                // blocks
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
@@ -9445,7 +9442,7 @@ class Buffer : public AnyBuffer {
 // <chorus/core/ledger.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
-/// What a program does with a net, as numbers that ranks compare.
+/// A program's actions on a net, as numbers that ranks compare.
 
 namespace chorus {
 
@@ -9463,8 +9460,7 @@ class Ledger {
 
   std::int64_t batch = 0;   ///< a loader's last batch; 0: none; see `set_batch`
   std::int32_t passes = 0;  ///< training forward passes that record gradients
-  bool own_gradients = false;  ///< whether ranks step with different gradients, so that a GradScaler may skip one
-                               ///< rank's step
+  bool own_gradients = false;  ///< ranks step with different gradients, so a GradScaler may skip one's step
   bool uneven = false;         ///< whether parameters have different step counts on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
@@ -12871,15 +12867,15 @@ inline void count_multiply_adds(std::int64_t count) {
 // <chorus/core/recomputation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
-/// What layers found in a part of a forward pass that runs again, as with activation checkpointing. The second run uses
-/// the first run's findings and does not update buffers again.
+/// Decisions of layers in a part of a forward pass that may run again, as with activation checkpointing. The second run
+/// reuses the first run's decisions and does not update buffers again.
 
 namespace chorus {
 
-/// The findings of one such part.
+/// The decisions of one such part.
 class FirstRun {
  public:
-  /// Layer `of`'s finding `what`: `now` in the first run, which is stored; later the stored value. If the part itself
+  /// Layer `of`'s decision `what`: `now` in the first run, which is stored; later the stored value. If the part itself
   /// changes the value, the current value is used each time.
   bool found(const void* of, int what, bool now);
   /// Whether the part, or an enclosing one, is running again.
@@ -24442,7 +24438,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class F>
 struct Pointwise {
@@ -25515,7 +25511,7 @@ void pad_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Reshape {
   static constexpr const char* name = "reshape";
@@ -25723,7 +25719,7 @@ auto stack(Index axis, const First& first, const Rest&... rest) {
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Dropout {
   static constexpr const char* name = "dropout";
@@ -26459,7 +26455,7 @@ struct Size2d {
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct MaxPool2d {
@@ -27715,7 +27711,7 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 
 namespace chorus {
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Cast {
   static constexpr const char* name = "to";
@@ -27839,7 +27835,7 @@ class BatchParts {
     double value() const { return over == 0 ? 0 : sum / over; }
   };
   /// Adds this process's parts and those of all others. All processes must call it. Throws UsageError on all of them if
-  /// one has other samples than its parts of the batch.
+  /// the samples of one are not those of its parts of the batch.
   virtual Mean add_up(std::span<const double> sums, std::span<const double> overs) const = 0;
 };
 
@@ -27902,7 +27898,7 @@ auto mean_of_parts(const X& losses, const BatchParts& parts, const OverOf& over_
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Sum {
   static constexpr const char* name = "sum";
@@ -28116,7 +28112,7 @@ Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Softmax {
   static constexpr const char* name = "softmax";
@@ -29448,7 +29444,7 @@ struct BatchNormOptions {
   double momentum = 0.1;
 };
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class T, class D>
 struct BatchNorm {
@@ -34132,7 +34128,7 @@ void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, Out* d
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Conv2d {
   static constexpr const char* name = "conv2d";
@@ -35035,7 +35031,7 @@ auto type_as(const X& x, const Other&) {
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct IndexSelect {
@@ -35680,7 +35676,7 @@ void layer_norm_backward(Cuda device, Index rows, Index columns, const T* x, con
 
 namespace chorus {
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
@@ -36422,7 +36418,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Matmul {
   static constexpr const char* name = "matmul";
@@ -37684,7 +37680,7 @@ void nll_loss_backward(Cuda device, Index batch, Index classes, const std::int64
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct CrossEntropy {
@@ -38364,7 +38360,7 @@ struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Pad2d {
   static constexpr const char* name = "pad2d";
@@ -40881,8 +40877,8 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The groups of ranks that share these parameters, in parameter order; null for parameters that this process has
-/// alone.
+/// The groups of ranks that share these parameters, without duplicates, in parameter order; empty if this process has
+/// all.
 template <Device D>
 std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
   std::vector<std::shared_ptr<ModelRanks>> all;
@@ -54560,7 +54556,7 @@ auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [](const auto& dy) { return dy; }, detail::as_recorded(x));
 }
 
-/// This member's part of an axis of x, which all members have. Gradients are gathered.
+/// This member's part of an axis of x; every member has the whole x. The backward pass gathers the gradients.
 template <Operand X>
 auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -56414,7 +56410,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";

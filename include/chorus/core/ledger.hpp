@@ -1,5 +1,5 @@
 #pragma once
-/// What a program does with a net, as numbers that ranks compare.
+/// A program's actions on a net, as numbers that ranks compare.
 
 #include <array>
 #include <bit>
@@ -22,8 +22,7 @@ class Ledger {
 
   std::int64_t batch = 0;   ///< a loader's last batch; 0: none; see `set_batch`
   std::int32_t passes = 0;  ///< training forward passes that record gradients
-  bool own_gradients = false;  ///< whether ranks step with different gradients, so that a GradScaler may skip one
-                               ///< rank's step
+  bool own_gradients = false;  ///< ranks step with different gradients, so a GradScaler may skip one's step
   bool uneven = false;         ///< whether parameters have different step counts on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }

@@ -1,6 +1,6 @@
 #pragma once
-/// What layers found in a part of a forward pass that runs again, as with activation checkpointing. The second run uses
-/// the first run's findings and does not update buffers again.
+/// Decisions of layers in a part of a forward pass that may run again, as with activation checkpointing. The second run
+/// reuses the first run's decisions and does not update buffers again.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/replaced.hpp>
@@ -9,10 +9,10 @@
 
 namespace chorus {
 
-/// The findings of one such part.
+/// The decisions of one such part.
 class FirstRun {
  public:
-  /// Layer `of`'s finding `what`: `now` in the first run, which is stored; later the stored value. If the part itself
+  /// Layer `of`'s decision `what`: `now` in the first run, which is stored; later the stored value. If the part itself
   /// changes the value, the current value is used each time.
   bool found(const void* of, int what, bool now);
   /// Whether the part, or an enclosing one, is running again.

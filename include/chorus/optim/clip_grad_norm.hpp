@@ -82,8 +82,8 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The groups of ranks that share these parameters, in parameter order; null for parameters that this process has
-/// alone.
+/// The groups of ranks that share these parameters, without duplicates, in parameter order; empty if this process has
+/// all.
 template <Device D>
 std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
   std::vector<std::shared_ptr<ModelRanks>> all;

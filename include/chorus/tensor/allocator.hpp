@@ -51,7 +51,7 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};

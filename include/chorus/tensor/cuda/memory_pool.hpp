@@ -81,8 +81,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be destroyed, and nobody needs its
-                                                // blocks
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
