@@ -45,27 +45,27 @@ class DetectAnomaly {
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+/// The ranks that shard layers (tensor parallelism): each rank's part of a tensor, and their collectives.
 
 namespace chorus {
 
-/// Some neighbouring entries of an axis.
+/// A contiguous range of an axis.
 struct AxisPart {
   Index begin = 0, count = 0;
 };
 
-/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+/// The range of rank `rank` of `ranks` that share `width` entries: whole units; shares differ by at most one unit.
 constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
   const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
   const Index begin = share_begin(width / unit, n, at) * unit;
   return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
 }
 
-/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+/// A parameter's elements relative to the sharded axis: [outer, blocks, width, inner].
 struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
 
-  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  /// `extents`: of the shard or the whole; `whole`: size of the whole axis.
   SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
     const auto axis = static_cast<std::size_t>(split.axis);
     width = whole / blocks;
@@ -73,7 +73,7 @@ struct SplitLayout {
     for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
   }
   Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  /// Calls `f(in_whole, in_part, count)` for each contiguous run of a shard.
   template <class F>
   void for_runs(const AxisPart& part, const F& f) const {
     if (part.count == 0) return;
@@ -82,32 +82,32 @@ struct SplitLayout {
   }
 };
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+/// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
+/// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
  public:
   virtual ~TensorGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  /// Whether sequence positions are sharded, too, between sharded layers.
   virtual bool splits_sequences() const { return false; }
 
-  /// Sums over all members, in place; the same bits for each.
+  /// Sums over all members, in place; all get the same bits.
   template <Real T>
   void sum(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
   }
-  /// The largest of all members' numbers, in place.
+  /// The maximum over all members, in place.
   template <Real T>
   void max(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
   }
-  /// all := every member's `mine`, in the order of ranks.
+  /// all := every member's `mine`, in rank order.
   template <Real T>
   void all_gather(std::span<const T> mine, std::span<T> all) {
     if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
   }
-  /// mine := this member's chunk of the sum of every member's `all`.
+  /// mine := this member's chunk of the sum over all members' `all`.
   template <Real T>
   void reduce_scatter(std::span<const T> all, std::span<T> mine) {
     if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
@@ -121,13 +121,13 @@ class TensorGroup {
   virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
 };
 
-/// The group of this thread's forward pass; null where layers are whole.
+/// The group of this thread's forward pass; null if layers are not sharded.
 inline std::shared_ptr<TensorGroup>& tensor_group() {
   thread_local std::shared_ptr<TensorGroup> group;
   return group;
 }
 
-/// While it lives, layers of this thread belong to `group`.
+/// While it lives, this thread's layers belong to `group`.
 struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
@@ -370,7 +370,7 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
 
 namespace chorus {
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class Backward>
 struct Custom {
@@ -1671,17 +1671,17 @@ AnyCommunicator join_thread_group(const World& world);
 // <chorus/data/csv.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CSV_HPP
-/// Tables in text files, values separated by commas (RFC 4180).
+/// CSV files (RFC 4180).
 
 // <chorus/data/text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
-/// Texts: files and their lines, and windows of a long row of tokens for language models.
+/// Text files and their lines, and windows of a token sequence for language models.
 
 // <chorus/data/file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
-/// Files of a dataset: opened once, sized, read in order; each error names the path.
+/// Dataset files: opened once, sized, read in order. Errors name the path.
 
 namespace chorus::data {
 
@@ -1692,13 +1692,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
+/// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 [[gnu::cold]] std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is not a regular file.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -1724,7 +1724,7 @@ class InputFile {
 
 namespace chorus::data {
 
-/// All of a file. Throws FileError with the path if it can't be read.
+/// Reads a whole file. Throws FileError with the path if it can't be read.
 inline std::string read_text(const std::string& path) {
   InputFile file(path);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -1732,7 +1732,7 @@ inline std::string read_text(const std::string& path) {
   return text;
 }
 
-/// A file's lines, without their ends ("\n" or "\r\n"); for `VectorDataset{read_lines(path)}`. Throws FileError.
+/// The lines of a file, without "\n" or "\r\n", for `VectorDataset{read_lines(path)}`. Throws FileError.
 inline std::vector<std::string> read_lines(const std::string& path) {
   const std::string text = read_text(path);
   std::vector<std::string> lines;
@@ -1745,7 +1745,7 @@ inline std::vector<std::string> read_lines(const std::string& path) {
   return lines;
 }
 
-/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of each token's successor; in a
+/// Non-overlapping windows of `window` tokens. A sample is the pair of a window and of each token's successor; in a
 /// batch both are [samples, window].
 class TokenWindows {
  public:
@@ -1774,12 +1774,12 @@ namespace chorus::data {
 /// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
-  bool header = true;  ///< the first line names the columns; else they are "0", "1", ...
-  /// The number for an empty value. Without it an empty value is an error.
+  bool header = true;  ///< the first line has the column names; else they are "0", "1", ...
+  /// The number for empty values. By default an empty value is an error.
   std::optional<double> missing = {};
 };
 
-/// A table from read_csv: each row has the same number of values.
+/// A table from read_csv. All rows have the same number of values.
 class CsvTable {
  public:
   CsvTable(std::string path, const CsvOptions& options) : path_(std::move(path)), options_(options) { read(); }
@@ -1788,7 +1788,7 @@ class CsvTable {
   const std::vector<std::string>& names() const { return names_; }
 
   /// Columns as numbers: [rows, columns]. Throws UsageError for a missing column, and FileError with the line for a
-  /// value that is no number of type T.
+  /// value that is not a number of type T.
   template <Scalar T = float>
   Tensor<T, 2> numbers(const std::vector<std::string>& columns) const {
     const auto out = Tensor<T, 2>::empty({rows(), static_cast<Index>(columns.size())});
@@ -1803,7 +1803,7 @@ class CsvTable {
   Tensor<T, 1> column(const std::string& name) const {
     return numbers<T>({name}).view(Shape<1>{rows()});
   }
-  /// A column as texts. Throws UsageError if it is missing.
+  /// A column as texts. Throws UsageError if the column is missing.
   std::vector<std::string> texts(const std::string& name) const {
     const std::size_t from = find(name);
     std::vector<std::string> out;
@@ -1841,14 +1841,14 @@ class CsvTable {
 
   void read() {
     const std::string text = read_text(path_);
-    std::size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // a mark that some programs write
+    std::size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // byte order mark
     Index line = 1;
     std::vector<std::string> row;
     while (at < text.size()) {
       const Index first = line;
       row.clear();
       read_row(text, at, line, row);
-      if (row.size() == 1 && row[0].empty()) continue;  // an empty line
+      if (row.size() == 1 && row[0].empty()) continue;  // skip empty lines
       if (names_.empty()) {
         for (std::size_t i = 0; i < row.size(); ++i) names_.push_back(options_.header ? row[i] : cat(i));
         if (options_.header) continue;
@@ -1861,7 +1861,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line, LF, CR LF or CR; quoted values may span several lines.
+  /// Reads one row, up to the line's end (LF, CR LF or CR). Quoted values may span several lines.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -1899,12 +1899,12 @@ class CsvTable {
 
   std::string path_;
   CsvOptions options_;
-  std::vector<std::string> names_, values_;  // row after row
-  std::vector<Index> lines_;                 // the line in which each row begins
+  std::vector<std::string> names_, values_;  // row by row
+  std::vector<Index> lines_;                 // the line number of each row
 };
 
-/// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` makes samples of it. Throws
-/// FileError with the line if a row has another number of values than the first, or a quote has no end.
+/// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` turns it into samples. Throws
+/// FileError with the line if a row has a different number of values than the first, or a quote is not closed.
 inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}) { return {path, options}; }
 
 }  // namespace chorus::data
@@ -1913,13 +1913,13 @@ inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}
 // <chorus/data/datasets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_DATASETS_HPP
-/// Datasets in memory, and parts and unions of datasets.
+/// TensorDataset, VectorDataset, Subset, ConcatDataset and random_split.
 
 namespace chorus::data {
 
 namespace detail {
 
-/// A dataset with a name, which must live on, or a temporary, which is kept.
+/// References an lvalue dataset, which must outlive the reference; keeps a temporary.
 template <class D>
 std::shared_ptr<const D> kept(const D& dataset) {
   return {std::shared_ptr<void>(), &dataset};
@@ -1939,8 +1939,8 @@ auto row_of(const Tensor<T, Rank>& tensor, Index i) {
 
 }  // namespace detail
 
-/// Rows of tensors, like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis,
-/// a tensor of one axis less or a number.
+/// Like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis, a tensor with one
+/// axis less or a number.
 template <AnyTensor... Xs>
 requires(sizeof...(Xs) > 0) class TensorDataset {
  public:
@@ -1979,11 +1979,11 @@ class VectorDataset {
   std::vector<Sample> samples_;
 };
 
-/// Some samples of a dataset, in the order of `indices`. A dataset with a name must outlive it; a temporary is kept.
+/// The samples of a dataset at `indices`, in that order. An lvalue dataset must outlive it; a temporary is kept.
 template <Dataset D>
 class Subset {
  public:
-  /// Throws UsageError if an index is none of the dataset's.
+  /// Throws UsageError if an index is out of range.
   Subset(const D& dataset, std::vector<Index> indices) : Subset(detail::kept(dataset), std::move(indices)) {}
   Subset(D&& dataset, std::vector<Index> indices) : Subset(detail::kept(std::move(dataset)), std::move(indices)) {}
   Subset(std::shared_ptr<const D> dataset, std::vector<Index> indices)
@@ -2020,12 +2020,11 @@ class Subset {
 template <class D>
 Subset(D&&, std::vector<Index>) -> Subset<std::remove_cvref_t<D>>;
 
-/// The samples of several datasets of one type, one after the other.
+/// The samples of several datasets of one type, concatenated.
 template <Dataset D>
 class ConcatDataset {
  public:
-  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError if images have
-  /// several shapes.
+  /// Lvalue datasets must outlive it; temporaries are kept. Throws ShapeError if images have different shapes.
   template <class First, class... More>
   requires std::same_as<std::remove_cvref_t<First>, D> &&
       (std::same_as<std::remove_cvref_t<More>, D>&&...) explicit ConcatDataset(First&& first, More&&... more)
@@ -2053,7 +2052,7 @@ class ConcatDataset {
     return most;
   }
   ImageShape image_shape() const requires LabelledImages<D> { return parts_[0]->image_shape(); }
-  /// That of the first dataset, for all.
+  /// The normalisation of the first dataset, for all.
   Normalize normalization() const requires requires(const D& d) {
     { d.normalization() } -> std::convertible_to<Normalize>;
   }
@@ -2090,7 +2089,7 @@ template <Dataset D>
 ConcatDataset(std::vector<D>) -> ConcatDataset<D>;
 
 namespace detail {
-/// Whole numbers of samples for lengths. Fractions that add up to 1 mean parts of `size`.
+/// Numbers of samples for lengths. Floating-point lengths are fractions of `size` and must add up to 1.
 template <class Length>
 std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
   std::vector<Index> counts;
@@ -2120,9 +2119,9 @@ std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
 }
 }  // namespace detail
 
-/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or with numbers of samples, `{800,
+/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or by numbers of samples, `{800,
 /// 200}`. With one seed they are the same on all ranks and under every policy. Throws UsageError if the lengths don't
-/// add up. A dataset with a name must outlive the parts; a temporary is kept.
+/// add up. An lvalue dataset must outlive the parts; a temporary is kept.
 template <class D, class Length, std::size_t N>
 requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<D>>> random_split(
     D&& dataset, const Length (&lengths)[N], std::uint64_t seed = 0) {
@@ -2145,13 +2144,13 @@ requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<
 #ifndef CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 /// Reads IDX files, MNIST's format: two zero bytes, a type (8: unsigned bytes), the number of axes, one big-endian
-/// 32-bit size for each axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST
+/// 32-bit size per axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST database").
 /// database").
 
 // <chorus/data/gzip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib if the build has it.
+/// Gzip-compressed files, if the build has zlib.
 
 #if CHORUS_USE_ZLIB
 #include <zlib.h>
@@ -2161,12 +2160,12 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
-/// arrived, not with the number in a header.
+/// Makes room for more of `count` values during decompression. Memory grows with the values read, not with the number
+/// in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
-  values.reserve(next);  // no more than that
+  values.reserve(next);  // exact, without extra capacity
   values.resize(next);
 }
 
@@ -2174,7 +2173,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. It never makes more bytes than the caller asks for.
+/// Decompresses a file sequentially; never produces more bytes than requested.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -2187,11 +2186,11 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate compresses by at most a factor of 1032.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
-  /// short.
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data is corrupt or
+  /// truncated.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
     while (done < to.size() && !ended_) {
@@ -2208,7 +2207,7 @@ class GzipFile {
     return done;
   }
 
-  /// True if the file has nothing but the gzip data; valid after everything was read.
+  /// Whether nothing follows the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -2251,7 +2250,7 @@ class GzipFile {
 
 namespace chorus::data {
 
-/// Bytes in row-major order, with their sizes.
+/// Bytes in row-major order, with the sizes of the axes.
 struct IdxArray {
   std::vector<Index> sizes;
   std::vector<std::uint8_t> values;
@@ -2263,7 +2262,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
+// A plain file's size must match exactly. For a compressed file it is only an upper bound; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -2304,7 +2303,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
+    // No file has 2^32 values or more, and a product of two 32-bit factors does not overflow.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -2320,9 +2319,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
-/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
-/// in its header.
+/// Reads the bytes of `path`, which must have `rank` axes; names that end in .gz are decompressed. Throws FileError if
+/// the header, the sizes and the length are inconsistent. Memory is allocated for the file's contents, not for the
+/// sizes in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -2334,12 +2333,12 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 // <chorus/data/open_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
-/// Opens a folder of images of any known dataset.
+/// Opens an image dataset by its folder.
 
 namespace chorus::data {
 
 /// The dataset in `folder`: MNIST if one of its files for `split` exists, else CIFAR-10. Throws FileError with the
-/// expected names if the folder has neither, and everything that `Mnist` and `Cifar10` throw.
+/// expected names if the folder has neither, and the errors of `Mnist` and `Cifar10`.
 inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
   require_folder("open_images", folder);
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())
@@ -2358,24 +2357,24 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 // <chorus/data/weighted_sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
-/// A sampler that draws samples by weights, for example rare classes more often.
+/// A sampler with weights, for example to draw rare classes more often.
 
 namespace chorus::data {
 
 /// Options of WeightedRandomSampler.
 struct WeightedOptions {
-  Index num_samples = 0;    ///< samples in an epoch; 0: as many as the dataset has
-  bool replacement = true;  ///< a sample may come several times in an epoch
+  Index num_samples = 0;    ///< samples per epoch; 0: the dataset's size
+  bool replacement = true;  ///< whether a sample may repeat in an epoch
 };
 
-/// An epoch of samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler: `DataLoader
-/// loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends on seed, epoch and
-/// weights alone. It is cut into shares like the other sampler's order: any number of ranks under any policy sees the
-/// same global batches if all have the same weights.
+/// Draws an epoch's samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler:
+/// `DataLoader loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends only on
+/// seed, epoch and weights. It is split into shares like the other sampler's order: with equal weights, any number of
+/// ranks under any policy sees the same global batches.
 class WeightedRandomSampler : public Sampler {
  public:
-  /// `weights`: one for each sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
-  /// above 0 and no sample may repeat.
+  /// `weights`: one per sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
+  /// positive and samples may not repeat.
   WeightedRandomSampler(Sampler shares, const std::vector<double>& weights, const WeightedOptions& options = {})
       : Sampler(std::move(shares)) {
     const Index count = options.num_samples == 0 ? dataset_size() : options.num_samples;
@@ -2387,8 +2386,8 @@ class WeightedRandomSampler : public Sampler {
   }
 
  private:
-  /// Node n of a binary tree has the sum of nodes 2 n and 2 n + 1; the leaves are the weights as whole numbers, so that
-  /// sums have no rounding, and every machine draws the same.
+  /// A binary tree: node n is the sum of nodes 2 n and 2 n + 1; the leaves are the weights as integers, so that sums
+  /// are exact and every machine draws the same.
   std::vector<std::uint64_t> tree(const std::vector<double>& weights, Index at_least) const {
     check<UsageError>(std::cmp_equal(weights.size(), dataset_size()), "WeightedRandomSampler: expected ",
                       dataset_size(), " weights, one for each sample, got ", weights.size());
@@ -2431,7 +2430,7 @@ class WeightedRandomSampler : public Sampler {
     return order;
   }
 
-  /// The upper half of word * total: a whole number in [0, total).
+  /// The upper half of word * total: an integer in [0, total).
   static std::uint64_t scaled(std::uint64_t word, std::uint64_t total) {
     const std::uint64_t low = word & 0xFFFFFFFFu, high = word >> 32;
     const std::uint64_t a = low * (total & 0xFFFFFFFFu), b = low * (total >> 32), c = high * (total & 0xFFFFFFFFu);
@@ -2965,7 +2964,7 @@ void say_changed(nn::Module& model) {
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
-/// A file descriptor that closes itself, and a file to read.
+/// An owning file descriptor, and a file for reading.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -2973,22 +2972,21 @@ void say_changed(nn::Module& model) {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
+/// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
+/// file or socket would then get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens the closed ones on /dev/null.
+/// Opens closed standard streams on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+      const int opened = open("/dev/null", O_RDWR);  // gets the lowest free number: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
+/// Duplicates the descriptor to a number above 2, closed on exec, and closes the old one. -1, with errno, on failure.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -2997,8 +2995,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+/// Opens a text file for writing, like fopen(path, "we"), or keeps its content with `keeps`; also pipes and devices.
+/// Null, with errno, on failure; ENXIO: the pipe has no reader after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -3016,7 +3014,7 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is no standard stream's.
+/// Owns `value`, unless it is negative. It is never a standard stream's number.
 struct Descriptor {
   int value = -1;
 
@@ -3032,16 +3030,16 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
+/// The maximum size of one read or write call. Linux stops just below 2 GiB, and some systems fail for more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
-/// A regular file, open for reading; without a path none.
+/// A regular file, open for reading; empty without a path.
 class RegularFile {
  public:
   RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
+  /// `who` is the prefix of messages. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would block for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -3054,7 +3052,7 @@ class RegularFile {
   bool is_open() const { return file_.value >= 0; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, with the reason.
   template <class... Reading>
   void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
     while (!to.empty()) {
@@ -3660,38 +3658,38 @@ class FileTensors {
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
-/// process is killed or the disk is full at any moment, either the old file or the new one is left.
+/// A file that is replaced atomically: written to a temporary file, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old or the new file remains.
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, on failure.
+/// Writes all of `data` at an offset of a file. Returns false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
-/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` moves it into place. Without a commit the
+/// destructor removes it and the old file stays. The next AtomicFile for the same path removes leftovers of a killed
+/// process; temporary files in use are locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
-  /// written, or if `path` is read-only or no regular file.
+  /// Follows symbolic links, even to a missing file. Throws FileError if the folder is missing or not writable, or if
+  /// `path` is read-only or not a regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile() { discard(); }
 
-  /// Appends. Throws FileError, and then removes the temporary file.
+  /// Appends. On failure removes the temporary file and throws FileError.
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Extends the file to that length, for others who write ranges of it, and returns its temporary path. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
+  /// Writes at an offset, independently of `write`. On failure removes the file and throws FileError.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
-  /// untouched, unless the message says that only the folder's sync failed.
+  /// Syncs the file, renames it into place, and syncs the folder. Throws FileError; the old file is then unchanged,
+  /// unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -3703,17 +3701,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
+  /// Reports errno. The written data is invalid: a caller that catches the error must not commit it.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   [[gnu::cold]] void open_folder();
 
-  /// The permissions for the new file; 0 if there is no old file.
+  /// The new file's permissions; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
+  /// Removes temporary files of dead writers of this path. Best effort: saving continues if it fails.
   void remove_leftovers() const;
 
   [[gnu::cold]] void create(mode_t mode);
@@ -3724,8 +3722,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
-/// that begins with `who`.
+/// Writes a whole file. A regular file at `path` is replaced by AtomicFile; a pipe or a device is written to. Throws
+/// FileError that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -3734,14 +3732,14 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put in place.
+/// Writes temporary files and moves them into place.
 
 #include <dirent.h>
 #include <sys/file.h>
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and complete.
+/// A path in a message: on one line and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -3758,7 +3756,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete now, so that the destructor cleans up if anything throws here.
+  // The object is complete now, so the destructor cleans up if anything below throws.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -3795,7 +3793,7 @@ CHORUS_INLINE void AtomicFile::commit() {
     fail_at("renaming the temporary file");
   }
   temporary_.clear();
-  // Some file systems can't sync a folder and say EINVAL.
+  // Some file systems cannot sync a folder and return EINVAL.
   if (sync(folder_) != 0 && errno != EINVAL) {
     fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
   }
@@ -3821,10 +3819,10 @@ CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
 }
 
 CHORUS_INLINE void AtomicFile::open_folder() {
-  constexpr int most_links = 40;  // as of Linux
+  constexpr int most_links = 40;  // as in Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which does not find a missing file.
+  // realpath would fail for a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -3840,7 +3838,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
   check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
                    ": it exists and is not a regular file");
-  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  // NAME_MAX is 255 bytes. Longer names may share a prefix; the locks make that harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
   folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
@@ -3883,8 +3881,7 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
-    // any more.
+    // Another process's remove_leftovers may run before this lock: then it holds the lock, or the file is unlinked.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -6022,7 +6019,7 @@ auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [](const auto& dy) { return dy; }, detail::as_recorded(x));
 }
 
-/// This member's part of an axis of x, which all members have. Gradients are gathered.
+/// This member's part of an axis of x; every member has the whole x. The backward pass gathers the gradients.
 template <Operand X>
 auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -7167,14 +7164,14 @@ void attention_backward(Cuda device, const AttentionShape& s, const T* q, const 
 // <chorus/tensor/kept_for_replays.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Memory that a captured step reads, and whose owner may release it before the last replay.
+/// Keeps memory alive for replays of a captured step.
 
 #if CHORUS_USE_CUDA
 #endif
 
 namespace chorus::detail {
 
-/// In a capture: keeps `storage` as long as the captured graph may be replayed.
+/// In a capture: keeps `storage` as long as the graph may be replayed.
 template <Device D>
 void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #if CHORUS_USE_CUDA
@@ -7874,7 +7871,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
@@ -12222,7 +12219,7 @@ void cumprod_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* 
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";
@@ -13068,7 +13065,7 @@ namespace operations {
 // Which side of the transform is real.
 enum class Fourier : std::uint8_t { complex, from_real, to_real };
 
-// The tape's record, beside the backward function: see ops/higher_order.hpp.
+// The tape's record, in addition to the backward function: see ops/higher_order.hpp.
 template <Fourier Kind>
 struct FourierTransform {
   static constexpr const char* name = Kind == Fourier::complex ? "fft" : Kind == Fourier::from_real ? "rfft" : "irfft";
@@ -13365,7 +13362,7 @@ auto of_global_batch(const Net& net, const X& x) {
 /// if an input is one.
 ///
 /// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
-/// nodes keep the operation and its inputs, beside the backward function. `grad` walks the nodes and calls
+/// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
 /// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
 /// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
 /// own gradient uses Dual numbers of Dual numbers.
@@ -16574,7 +16571,7 @@ auto nonzero(const X& x) {
 // <chorus/optim/adagrad.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
-/// Adagrad (Duchi, Hazan, Singer 2011), as PyTorch computes it.
+/// Adagrad (Duchi, Hazan, Singer 2011), as in PyTorch.
 
 namespace chorus::optim {
 
@@ -16633,9 +16630,9 @@ class Adagrad final : public Optimizer<D> {
 
 namespace chorus::optim {
 
-/// How an average follows the parameters.
+/// The weights of an average.
 struct AverageRule {
-  /// The weight of the old average in an update. Below 0, all updates have the same weight.
+  /// The weight of the old average in an update. Negative: all updates have equal weights.
   double decay = -1;
   double keep(std::int64_t updates) const {
     return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
@@ -16650,11 +16647,11 @@ inline AverageRule exponential(double decay) {
 inline AverageRule equal_weights() { return {}; }
 
 namespace detail {
-/// The averages that models hold at the moment, by the parameter or buffer that each replaces. Each average keeps the
-/// displaced numbers: the trained ones, or those of another average below it.
+/// The averages that models hold now, by the parameter or buffer that each replaces. Each average stores the values it
+/// displaced: the trained ones, or those of another average below it.
 class HeldAverages {
  public:
-  /// Where a displaced number is now.
+  /// Where displaced values are stored.
   using Place = void*;
 
   static HeldAverages& all() {
@@ -16666,8 +16663,8 @@ class HeldAverages {
     held_[number].push_back(displaced);
     ++count_;
   }
-  /// Removes the average that holds the displaced number. Returns the place of its own number: an average above it may
-  /// have displaced that one. Null if it is in the model.
+  /// Removes the average that holds the displaced values. Returns where its own values are, since an average above it
+  /// may have displaced them; null if they are in the model.
   Place remove(const void* number, Place displaced) {
     const std::lock_guard lock(mutex_);
     auto& stack = held_.at(number);
@@ -16691,7 +16688,7 @@ class HeldAverages {
 };
 }  // namespace detail
 
-/// A policy.
+/// A policy: holds a model.
 template <class Net>
 concept HoldsModel = requires(Net& net) {
   net.module();
@@ -16700,13 +16697,13 @@ concept HoldsModel = requires(Net& net) {
 
 /// Options of ParameterAverage.
 struct ParameterAverageOptions {
-  /// Average the buffers, too. Otherwise the average has the buffers of the last update, as in PyTorch's AveragedModel.
-  /// Buffers of integers are never averaged.
+  /// Average the buffers, too. By default the average takes the last update's buffers, as PyTorch's AveragedModel.
+  /// Integer buffers are never averaged.
   bool use_buffers = false;
 };
 
-/// A second set of a model's parameters that follows them. It starts as a copy. The workers of a ParameterServer fetch
-/// a step's parameters in the next forward pass; there the average is one step behind the server's.
+/// A running average of a model's parameters. It starts as a copy. A ParameterServer's workers fetch a step's
+/// parameters in the next forward pass, so there the average is one step behind the server's.
 ///
 ///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
 ///   ...                                  // after each optimizer.step():
@@ -16714,14 +16711,14 @@ struct ParameterAverageOptions {
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
 ///
-/// Batch norm's running statistics still belong to the trained parameters. `update_bn(net, loader)` inside of the scope
-/// computes them anew. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has buffers of
-/// its own, which come and go with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
+/// Batch norm's running statistics still belong to the trained parameters; `update_bn(net, loader)` inside of the scope
+/// recomputes them. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has its own
+/// buffers, which are swapped with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
 /// trained buffers.
 template <Device D>
 class ParameterAverage {
  public:
-  /// Throws UsageError where there are no parameters.
+  /// Throws UsageError if there are no parameters.
   ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
     check<UsageError>(!parameters.empty(), "ParameterAverage: expected at least one parameter");
     for (auto& named : parameters) {
@@ -16729,7 +16726,7 @@ class ParameterAverage {
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
-  /// An average of all parameters and buffers of `net`, a policy.
+  /// Averages all parameters and buffers of `net`, a policy.
   template <HoldsModel Net>
   ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
       : ParameterAverage(net.parameters(), rule) {
@@ -16746,8 +16743,8 @@ class ParameterAverage {
   ParameterAverage(const ParameterAverage&) = delete;
   ParameterAverage& operator=(const ParameterAverage&) = delete;
 
-  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds averages, these or others,
-  /// and for `equal_weights` in a step that is captured.
+  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds this or another average,
+  /// and for `equal_weights` in a captured step.
   void update() {
     check<UsageError>(!swapped_, "ParameterAverage: can't update while the model holds the averages");
     check<UsageError>(
@@ -16778,8 +16775,8 @@ class ParameterAverage {
     }
   }
 
-  /// Exchanges the model's numbers and the averages. Both stay at their addresses, which captured steps know. If the
-  /// model holds several averages, one above the other, they may leave in any order.
+  /// Swaps the model's values and the averages. Addresses don't change, since captured steps know them. If the model
+  /// holds several averages, they may be removed in any order.
   void swap() {
     for (Entry& entry : entries_) {
       const auto device = entry.where();
@@ -16805,7 +16802,7 @@ class ParameterAverage {
   std::int64_t updates() const { return updates_; }
 
   D device() const { return entries_.front().where(); }
-  /// The averages and their number, for checkpoints: `average.conv1.weight`.
+  /// The averages and the number of updates, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
     check<UsageError>(!swapped_, "ParameterAverage: can't save its state while the model holds the averages");
     std::vector<StateTensor> out;
@@ -16824,7 +16821,7 @@ class ParameterAverage {
   }
 
  private:
-  /// The place of a parameter or of a buffer.
+  /// A parameter or buffer and its average.
   struct Entry {
     std::string name;
     Ref<Node> owner;
@@ -16833,7 +16830,7 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    // Another process has these numbers: there is no state here.
+    // Whether the values are here, or in another process, which then has the state.
     bool is_here() const { return numbers->is_here(); }
     void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
@@ -16861,9 +16858,9 @@ ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAv
 template <HoldsModel Net>
 ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
 
-/// While it lives, the model computes with the averages. No optimizer may step meanwhile: it would step the averages,
-/// and the step would be lost. Scopes of several averages may be nested; the innermost one holds. Throws UsageError if
-/// the model holds this average already.
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: the step would change the
+/// averages and be lost. Scopes of several averages may be nested; the innermost one counts. Throws UsageError if the
+/// model already holds this average.
 template <Device D>
 class AveragedScope {
  public:
@@ -16871,7 +16868,7 @@ class AveragedScope {
     check_free();
     average_.swap();
   }
-  /// Afterwards the buffers of `net`, a policy, have their old numbers, whatever passes with the averages did to them.
+  /// Also restores the buffers of `net`, a policy, at the end, whatever passes with the averages changed.
   template <HoldsModel Net>
   AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
     check_free();
@@ -16911,17 +16908,17 @@ class AveragedScope {
 // <chorus/optim/grad_scaler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_GRAD_SCALER_HPP
-/// GradScaler multiplies the loss before backward, so that gradients are not too small for half, and skips steps whose
+/// GradScaler multiplies the loss before backward, so that gradients don't underflow in half, and skips steps whose
 /// gradients overflowed (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
 // <chorus/core/while_alive.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_WHILE_ALIVE_HPP
-/// References to an object that may end first.
+/// Functions that depend on an object's lifetime.
 
 namespace chorus::detail {
 
-/// `call`, valid while the net whose life `alive` tracks lives: afterwards it throws UsageError in the name of `who`.
+/// `call`, valid while the net that `alive` tracks exists; then it throws UsageError in the name of `who`.
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {
@@ -16936,7 +16933,7 @@ auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
 // <chorus/optim/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LOSS_SCALE_HPP
-/// GradScaler's scale, and how it changes.
+/// GradScaler's scale and its updates.
 
 // <chorus/kernels/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_LOSS_SCALE_HPP
@@ -16977,15 +16974,15 @@ struct LossScaleRule {
 
 namespace chorus::optim {
 
-/// PyTorch's defaults.
+/// Options of GradScaler, with PyTorch's defaults.
 struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  /// Consecutive steps without an overflow after which the scale grows.
+  /// The number of consecutive steps without overflow after which the scale grows.
   int growth_interval = 2000;
-  /// The scale never becomes smaller than this, however many steps are skipped: after many bad batches gradients can
-  /// still be divided by it. An `init_scale` below it is itself the least scale.
+  /// The minimum of the scale, however many steps are skipped, so that gradients can still be divided by it. If
+  /// `init_scale` is smaller, it is the minimum.
   double min_scale = 0x1p-10;
-  /// The scale never becomes larger than this. It is the largest float, as in PyTorch: a loss can be multiplied by it.
+  /// The maximum of the scale. By default the largest float, as in PyTorch, so that a loss can be multiplied by it.
   double max_scale = std::numeric_limits<float>::max();
 };
 
@@ -16995,10 +16992,10 @@ inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
   return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale, options.max_scale};
 }
 
-/// Replaces a number by the largest of all ranks. It lies on the gradients' device.
+/// Replaces a number, on the gradients' device, by the maximum over all ranks.
 using AgreeOnFound = std::function<void(std::int32_t* found)>;
 
-/// The host keeps the scale, examines the gradients, and decides.
+/// The scale on the host, which also checks the gradients.
 template <Device D>
 class LossScale {
  public:
@@ -17012,7 +17009,7 @@ class LossScale {
 
   /// Divides the gradients by the scale. Returns whether those of all ranks are finite.
   bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
-    // The square of an undivided finite number may be infinite, so the division comes first.
+    // The square of a finite number may overflow before the division, so the division comes first.
     for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
     });
@@ -17025,13 +17022,13 @@ class LossScale {
     return found == 0;
   }
 
-  /// Steps all optimizers if `finite`; then changes the scale.
+  /// Steps all optimizers if `finite`; then updates the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (finite) (optimizers.step(), ...);
     rule_(state_, finite);
   }
-  /// Changes the scale as in a step.
+  /// Updates the scale as in a step.
   void leave(bool finite) { rule_(state_, finite); }
 
   double scale() const { return state_.scale; }
@@ -17055,7 +17052,7 @@ class LossScale {
 // <chorus/optim/cuda/loss_scale.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_LOSS_SCALE_HPP
-/// GradScaler's scale on a GPU: the device examines the gradients and changes the scale, also in captured steps.
+/// GradScaler's scale on a GPU: the device checks the gradients and updates the scale, also in captured steps.
 
 namespace chorus::optim::detail {
 
@@ -17068,7 +17065,7 @@ class LossScale<Cuda> {
     set(options.init_scale, 0);
   }
 
-  /// The loss times the scale, which the device reads.
+  /// The loss times the scale, which the device reads from memory.
   template <Operand X>
   auto multiply(const X& loss) const {
     using T = typename tensor_of<X>::value_type;
@@ -17086,8 +17083,8 @@ class LossScale<Cuda> {
     }
   }
 
-  /// Divides the gradients by the scale. Returns whether those of all ranks are finite. In a captured step only the
-  /// device knows, and the result is true.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite; true in a captured step, since
+  /// only the device knows.
   bool unscale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const AgreeOnFound& agree) {
     const GradArrays grads(parameters);
     kernels::cuda::unscale_grads(device(), grads.f32(), numbers());
@@ -17099,7 +17096,7 @@ class LossScale<Cuda> {
     return found == 0;
   }
 
-  /// Steps all optimizers unless a gradient was not finite; then changes the scale.
+  /// Steps all optimizers unless a gradient is not finite; then updates the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (captured()) {
@@ -17110,7 +17107,7 @@ class LossScale<Cuda> {
     }
     kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
-  /// Changes the scale as in a step, but not in each replay of a captured step.
+  /// Updates the scale as in a step, but not in replays of a captured step.
   void leave(bool) {
     if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
@@ -17157,8 +17154,8 @@ class LossScale<Cuda> {
 namespace chorus::optim {
 
 namespace detail {
-/// The gradients that contain one scaler's losses and are not yet divided. Several scalers of the same parameters take
-/// turns: gradients with two scales can't be told apart.
+/// Tracks the gradients that contain a scaler's losses and are not yet unscaled. Several scalers of the same parameters
+/// must take turns, since gradients with two scales cannot be separated.
 template <Device D>
 class ScaledGradients {
  public:
@@ -17169,14 +17166,14 @@ class ScaledGradients {
     std::erase_if(all(), [](const auto& book) { return book.expired(); });
     all().push_back(own_);
   }
-  /// A loss is multiplied.
+  /// Called when a loss is scaled.
   void begin() {
     for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
     own_->open = true;
   }
-  /// The gradients are divided, or discarded.
+  /// Called when the gradients are unscaled or cleared.
   void end() { own_->open = false; }
-  /// Whether some of the same gradients contain another scaler's losses now.
+  /// Whether some of these gradients now contain another scaler's losses.
   bool are_anothers() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
@@ -17196,10 +17193,10 @@ class ScaledGradients {
  private:
   struct Entry {
     const ParameterOn<D>* parameter;
-    std::uint32_t forgotten;  // when the loss was multiplied
+    std::uint32_t forgotten;  // the clear count when the loss was scaled
   };
   struct Book {
-    std::vector<Entry> parameters;  // by address
+    std::vector<Entry> parameters;  // sorted by address
     std::atomic<bool> open{false};
   };
   static bool before(const Entry& a, const Entry& b) { return std::less<>()(a.parameter, b.parameter); }
@@ -17226,33 +17223,31 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.step(optimizer);
 ///
 /// A net has one scaler, or several that take turns: each steps before the next one scales a loss. Several optimizers
-/// take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either all optimizers step
-/// or none.
+/// can share a step, `scaler.step(a, b)`: gradients are unscaled once, and either all optimizers step or none.
 ///
-/// The gradients after their reduction over all devices decide whether a step is skipped. Sums keep infinity and NaN,
-/// and all ranks hold the same bits, so all decide alike without a message. Under a hook, ranks may have different
-/// averages. Then they have to ask each other: `GradScaler scaler{net}`. Ranks that have parts of a model, and ranks of
-/// a ShardedOptimizer, which may have averaged only their own part of the gradients, always ask each other.
+/// Whether a step is skipped depends on the gradients after their all-reduce. Sums keep infinity and NaN, and all ranks
+/// have the same bits, so they decide alike without communication. With a communication hook, ranks may have different
+/// averages and must communicate: `GradScaler scaler{net}`. Ranks with parts of a model, and ranks of a
+/// ShardedOptimizer, which may have averaged only their part of the gradients, always communicate.
 ///
-/// A communication hook with error feedback keeps a remainder for later steps, in the scale of its gradients. A scaler
-/// of the net, `GradScaler scaler{net}`, multiplies the remainder when the scale changes, but not on GPUs. There, and
-/// if the scaler was made of parameters, the remainder at each change counts once by the wrong factor: half if the
-/// scale has doubled.
+/// A communication hook with error feedback keeps an error for later steps, in the scale of its gradients. A scaler of
+/// the net, `GradScaler scaler{net}`, rescales the error when the scale changes, except on GPUs. There, and for a
+/// scaler of parameters, the error is used once with the wrong factor after each change: one half if the scale doubled.
 ///
-/// On GPUs the scale lies in device memory. A step that Graphed captures examines its gradients there and skips itself
-/// there: the host never waits. An eager step waits, to tell whether it has stepped.
+/// On GPUs the scale is in device memory. A step captured by Graphed checks its gradients and skips itself on the
+/// device; the host never waits. An eager step waits, since it returns whether it stepped.
 template <Device D>
 class GradScaler {
  public:
-  /// Throws UsageError for options that make no sense.
+  /// Throws UsageError for invalid options.
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
       : parameters_(std::move(parameters)),
         scale_(parameters_, checked(options)),
         gradients_(parameters_),
         least_(std::min(options.min_scale, options.init_scale)),
         most_(options.max_scale) {}
-  /// A scaler of all parameters of `net`. If any rank has to skip a step, all ranks skip it. They ask each other as
-  /// long as `net` lives; afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
+  /// A scaler for all parameters of `net`. If one rank has to skip a step, all ranks skip it. Ranks communicate through
+  /// `net`; after its destruction this throws UsageError. Throws UsageError also under a NonFinite policy.
   template <class Net>
   requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -17269,8 +17264,8 @@ class GradScaler {
       };
   }
 
-  /// The loss times the scale. If gradients were unscaled since the last loss, but not stepped by `step` (the program
-  /// skipped the step, or took it itself), the scale first changes as if they had been stepped.
+  /// The loss times the scale. If gradients were unscaled since the last loss but not stepped by `step` (the program
+  /// skipped the step, or took it itself), first updates the scale as if they had been.
   template <Operand X>
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
@@ -17279,9 +17274,10 @@ class GradScaler {
     return scale_.multiply(loss);
   }
 
-  /// Divides all gradients by the scale, once a step. Returns whether all are finite. For programs that clip or examine
-  /// gradients before the step. In a captured step it returns true: only the device will know. Throws UsageError if no
-  /// parameter has a gradient, unless it asks other ranks, and if it was called since the last `step` or `scale`.
+  /// Divides all gradients by the scale, once per step. Returns whether all are finite; true in a captured step, since
+  /// only the device knows. For programs that clip or inspect gradients before the step. Throws UsageError if no
+  /// parameter has a gradient and ranks don't communicate, and if it was already called since the last `step` or
+  /// `scale`.
   bool unscale() {
     check_can_unscale();
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
@@ -17291,11 +17287,11 @@ class GradScaler {
                       "gradients use GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
-    finite_ = false;  // unless all ranks can be asked
+    finite_ = false;  // if asking the ranks fails
     return finite_ = scale_.unscale(parameters_, agree);
   }
-  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its own part. All
-  /// ranks call it, and all return the same.
+  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its part. All ranks
+  /// must call it; all return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_can_unscale();
@@ -17307,13 +17303,13 @@ class GradScaler {
     if (optimizer.in_parts())
       optimizer.with_parts(unscale);
     else
-      unscale(parameters_);  // whole gradients may be examined elsewhere, too
+      unscale(parameters_);  // whole gradients may be used elsewhere, too
     return finite_;
   }
 
-  /// Steps with the unscaled gradients. If one is not finite, it skips the step and lowers the scale. Returns whether
-  /// it has stepped; true in a captured step. Throws UsageError if the last step had another optimizer, and `scale` was
-  /// not called in between.
+  /// Steps with the unscaled gradients. If one is not finite, skips the step and lowers the scale. Returns whether it
+  /// stepped; true in a captured step. Throws UsageError if the last step had other optimizers and `scale` was not
+  /// called in between.
   template <std::derived_from<Optimizer<D>>... Optimizers>
   requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
     note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
@@ -17324,8 +17320,8 @@ class GradScaler {
     return finite;
   }
 
-  /// The same for a ShardedOptimizer; all ranks step, or all skip the step. Throws UsageError after `unscale()` if
-  /// ranks have parts of the averages: only `unscale(optimizer)` finds those.
+  /// The same for a ShardedOptimizer; all ranks step or all skip. Throws UsageError after `unscale()` if ranks have
+  /// parts of the averages, which only `unscale(optimizer)` checks.
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
@@ -17349,14 +17345,14 @@ class GradScaler {
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// The memory of the net's hook is unchanged: the same checkpoint restores it. Files of earlier versions had no
-  /// bounds: a scale beyond the options' bounds becomes the nearest within them.
+  /// Does not rescale the hook's error, which the same checkpoint restores. Old files had no bounds: the scale is
+  /// clamped to the options' bounds.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
     scale_.set(std::clamp(state.scale, least_, most_), state.good_steps);
   }
-  /// The same for a checkpoint's file.
+  /// The same state in a checkpoint file's format.
   static constexpr std::string_view kept_as = "loss_scale";
   std::array<double, 2> kept() const { return {state().scale, static_cast<double>(state().good_steps)}; }
   static bool can_keep(const std::array<double, 2>& kept) {
@@ -17379,7 +17375,7 @@ class GradScaler {
     return options;
   }
 
-  // Lets `step()` change the scale, and multiplies the values that are kept in its unit.
+  // Runs `step()`, which may change the scale, and rescales values that depend on it.
   template <class Step>
   void change(const Step& step) {
     if (!follow_) return step();
@@ -17388,7 +17384,7 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
-  // Asks the ranks that share the parameters; does nothing if each rank has all of them.
+  // Asks the ranks that share the parameters; empty if each rank has all of them.
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
@@ -17413,7 +17409,7 @@ class GradScaler {
                       "between two calls of unscale()");
     detail::check_averaged(parameters_);
   }
-  // The same optimizer may step again: under `join`, a rank without batches has no loss to scale.
+  // The same optimizers may step again: with `join`, a rank without batches has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
     check<UsageError>(
         stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
@@ -17432,7 +17428,7 @@ class GradScaler {
   detail::ScaledGradients<D> gradients_;
   double least_, most_;
   detail::AgreeOnFound agree_;
-  std::function<void(double factor)> follow_;  // multiplies the hook's memory
+  std::function<void(double factor)> follow_;  // rescales the hook's error
   std::vector<const void*> stepped_;           // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };
@@ -17449,13 +17445,13 @@ GradScaler(Net&, const GradScalerOptions& = {})->GradScaler<typename Net::device
 // <chorus/optim/layerwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
-/// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// Optimizers for large batches that scale each parameter's step by a ratio of norms: LARS, LAMB. They need whole
+/// parameters, so they don't work in an optimizer of slices (ShardedOptimizer).
 
 // <chorus/optim/elementwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
-/// Steps of optimizers as element-wise functions, so that they run on every device.
+/// Optimizer steps as element-wise functions, which run on every device.
 
 namespace chorus::optim::detail {
 
@@ -17498,7 +17494,7 @@ template <Device D>
   return parameters;
 }
 
-/// An array of one parameter's size beside the state.
+/// A temporary array of one parameter's size.
 template <class T, Device D>
 class StepMemory {
  public:
@@ -17518,7 +17514,7 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The part of a parameter's norm that a step may have at a learning rate of 1.
+  /// The norm of a step relative to the parameter's norm, at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
@@ -17529,7 +17525,7 @@ template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
@@ -17595,7 +17591,7 @@ template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
@@ -17719,14 +17715,14 @@ class Lion final : public Optimizer<D> {
 // <chorus/optim/rmsprop.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
-/// RMSprop (Tieleman, Hinton 2012), as PyTorch computes it.
+/// RMSprop (Tieleman, Hinton 2012), as in PyTorch.
 
 namespace chorus::optim {
 
 /// Options of RmsProp; defaults are PyTorch's.
 struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
-  /// Divides by the deviation of the gradient instead of its root mean square.
+  /// Divide by the gradient's standard deviation instead of its root mean square.
   bool centered = false;
 };
 
@@ -17759,8 +17755,8 @@ struct CenteredStep {
 };
 }  // namespace detail
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum along that direction. Weight decay is
-/// added to the gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum in that direction. Weight decay is added
+/// to the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
@@ -17833,14 +17829,13 @@ class RmsProp final : public Optimizer<D> {
 // <chorus/optim/update_bn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
-/// Batch norm's running statistics for parameters that no training pass has used, such as averages.
+/// Recomputes batch norm's running statistics for parameters that were not trained directly, such as averages.
 
 namespace chorus::optim {
 
 namespace detail {
 
-/// Puts a model into training mode, with batch norms that take the mean over all batches; afterwards everything is as
-/// before.
+/// Puts a model into training mode, with cumulative averages in its batch norms; restores everything at the end.
 class BatchNormPasses {
  public:
   explicit BatchNormPasses(nn::Module& model) {
@@ -17872,13 +17867,13 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
-  /// The batch norms whose statistics this process has.
+  /// The batch norms whose statistics are in this process.
   const auto& norms() const { return norms_; }
-  /// Whether the model has one, in any process.
+  /// Whether the model has one in any process.
   bool any() const { return any_; }
 
  private:
-  // Another stage of a pipeline may have it.
+  // Whether its buffers are here and not in another pipeline stage.
   static bool is_here(nn::Module& norm) {
     struct Look final : nn::detail::Walker {
       bool here = true;
@@ -17907,7 +17902,7 @@ const auto& input_of(const Batch& batch) {
     return std::get<0>(batch);
 }
 
-/// Replaces each rank's statistics by the mean over all ranks, weighted by their batches.
+/// Replaces each rank's statistics by the mean over ranks, weighted by their number of batches.
 template <class Net>
 void average_statistics(Net& net, const BatchNormPasses& passes) {
   std::vector<double> numbers;
@@ -17929,19 +17924,19 @@ void average_statistics(Net& net, const BatchNormPasses& passes) {
 
 }  // namespace detail
 
-/// Computes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches
-/// of `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part
-/// goes to the net, or a function that calls the net any number of times:
+/// Recomputes the running statistics of all batch norms in `net`, a policy or a model: the means over all batches of
+/// `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part is
+/// the net's input, or a function that calls the net any number of times:
 ///   optim::AveragedScope use{average, net};
 ///   optim::update_bn(net, loader);
 ///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
-/// Meanwhile the net is in training mode and records no gradients. Afterwards its modules are in training or evaluation
-/// as before, with their old momenta.
+/// Meanwhile the net is in training mode and records no gradients. Afterwards the modes and momenta of its modules are
+/// restored.
 ///
-/// All ranks make the call, each with its share of the batches. The statistics are then the mean over all ranks' own
-/// statistics, the same on all ranks. Under DataParallel they belong to the first device's shares, as in training. With
-/// SyncBatchNorm they belong to whole batches, under each policy. Without batch norms that keep statistics nothing
-/// happens. Without batches they are those of new layers.
+/// All ranks must call it, each with its share of the batches. The result is the mean over all ranks' statistics, the
+/// same on all ranks. Under DataParallel statistics are those of the first device's shares, as in training; with
+/// SyncBatchNorm those of whole batches, under every policy. Does nothing without batch norms that have running
+/// statistics. Without batches the statistics are those of new layers.
 template <class Net, class Passes>
 void update_bn(Net& net, Passes&& passes) {
   auto& model = [&]() -> auto& {
@@ -32731,17 +32726,17 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
+/// Environment variables.
 
 namespace chorus::detail {
 
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+/// The value of an environment variable; null if it is unset or empty.
 inline const char* env(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -36162,7 +36157,7 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 // <chorus/train/log_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
+/// A log file that is appended to during training.
 
 namespace chorus::detail {
 
@@ -36170,15 +36165,15 @@ class LogFile {
  public:
   enum class Sharing { may_be_shared, alone };
 
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
+  /// Replaces the file at `path`, or writes to it if it is a pipe or a device; an empty path gives a file that ignores
+  /// writes. `alone`: fails if another process writes the file `alone`, and keeps the content until `clear`. `log`, for
+  /// messages, must outlive it. Throws FileError, as do all calls.
   LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  /// Empties a regular file that is written alone; if another file has replaced it, that one.
   void clear();
 
  private:
@@ -36201,7 +36196,7 @@ class LogFile {
 // <chorus/train/log_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
-/// How a line gets into a file whole.
+/// Writes whole lines to a file.
 
 namespace chorus::detail {
 
@@ -36802,7 +36797,7 @@ CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
 // <chorus/train/log_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
+/// A log file that is appended to during training.
 
 namespace chorus::detail {
 
@@ -36810,15 +36805,15 @@ class LogFile {
  public:
   enum class Sharing { may_be_shared, alone };
 
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
+  /// Replaces the file at `path`, or writes to it if it is a pipe or a device; an empty path gives a file that ignores
+  /// writes. `alone`: fails if another process writes the file `alone`, and keeps the content until `clear`. `log`, for
+  /// messages, must outlive it. Throws FileError, as do all calls.
   LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  /// Empties a regular file that is written alone; if another file has replaced it, that one.
   void clear();
 
  private:
@@ -37902,18 +37897,18 @@ inline std::string advice_text(const Trace& trace) {
 // <chorus/train/metrics.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
-/// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
+/// The metrics log of a training run: JSON lines (https://jsonlines.org), CSV, or curves for TensorBoard.
 
 // <chorus/train/summary_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
-/// Curves for TensorBoard: event files, as PyTorch's SummaryWriter writes them.
+/// Curves for TensorBoard: event files, as in PyTorch's SummaryWriter.
 
 namespace chorus {
 
 namespace detail {
 
-/// An integer's bytes, the lowest first.
+/// An integer's bytes, lowest first.
 template <class Integer>
 std::string little_endian(Integer number) {
   std::string bytes;
@@ -37921,8 +37916,8 @@ std::string little_endian(Integer number) {
   return bytes;
 }
 
-/// A message of protocol buffers (https://protobuf.dev/programming-guides/encoding): fields, of which each is its
-/// number and type, then its value.
+/// A protocol buffers message (https://protobuf.dev/programming-guides/encoding): each field is its number and type,
+/// then its value.
 class ProtoMessage {
  public:
   ProtoMessage& varint(int field, std::uint64_t number);
@@ -37938,26 +37933,26 @@ class ProtoMessage {
   std::string bytes_;
 };
 
-/// CRC-32C (RFC 3720, B.4), masked as TFRecord files have it, so that a checksum of checksums tells something.
+/// CRC-32C (RFC 3720, B.4), masked as in TFRecord files, where checksums may cover other checksums.
 std::uint32_t masked_crc32c(std::string_view bytes);
 
 }  // namespace detail
 
-/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records
-/// of a length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+/// Writes scalars to an event file in the folder `log_dir`, which `tensorboard --logdir` reads. Format: records of a
+/// length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
 class SummaryWriter {
  public:
-  /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
-  /// Throws FileError, as all calls do.
+  /// Makes the folder and adds a file for this writer. An empty path gives a writer that writes nothing. Throws
+  /// FileError, as do all calls.
   explicit SummaryWriter(const std::string& log_dir);
 
-  /// A point of the curve `tag`: "loss/train".
+  /// Adds a point to the curve `tag`, such as "loss/train".
   void add_scalar(std::string_view tag, double value, std::int64_t global_step);
-  /// What was added is on disk when this returns.
+  /// Writes all added points to disk.
   void flush() { file_.flush(); }
 
  private:
-  /// TensorBoard looks for "tfevents" in the name, and reads files in the order of their names.
+  /// TensorBoard looks for "tfevents" in the name and reads files in name order.
   static std::string path_in(const std::string& log_dir);
   /// Seconds since 1970.
   static double now();
@@ -37973,7 +37968,7 @@ class SummaryWriter {
 // <chorus/train/summary_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
-/// How events are written as TensorBoard reads them.
+/// Writes TensorBoard's event files.
 
 namespace chorus::detail {
 
@@ -38064,49 +38059,49 @@ CHORUS_INLINE void SummaryWriter::write(const detail::ProtoMessage& event) {
 
 namespace chorus {
 
-/// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
+/// The final report of a run. Per-device lists have an entry per device or, under DDP, per rank.
 struct RunSummary {
   std::string policy = {};
   int devices = 1;
-  /// Left out where there are none.
+  /// Omitted if 0.
   int canonical_shares = 0;
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device = {};
   std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
-  /// Left out where it is empty.
+  /// Omitted if empty.
   std::string parameters_sha256 = {};
 };
 
-/// Where a run's events go; an empty path: not there.
+/// The destinations of a run's events; empty paths are not written.
 struct MetricsFiles {
-  std::string json_lines = {};   ///< all of them, a line each
-  std::string csv = {};          ///< epochs, a row each: epoch,train_loss,test_accuracy,seconds
-  std::string tensorboard = {};  ///< a folder: curves for TensorBoard
+  std::string json_lines = {};   ///< all events, one per line
+  std::string csv = {};          ///< one row per epoch: epoch,train_loss,test_accuracy,seconds
+  std::string tensorboard = {};  ///< a folder for TensorBoard's curves
 };
 
-/// Writes the events of a run to files. As JSON lines:
+/// Writes a run's events to files. As JSON lines:
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
 ///     {"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":...,
 ///      "bytes_sent_per_device":[...],"peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
-/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// TensorBoard gets step losses as `loss/step`, epoch losses as `loss/train`, and accuracies as `accuracy/test`. An
+/// epoch is on disk when `epoch` returns. Only one process of a run may write; others pass no paths.
 class MetricsLog {
  public:
-  /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
+  /// Replaces the files; for TensorBoard adds a new file to its folder. Throws FileError.
   explicit MetricsLog(const MetricsFiles& files);
-  /// JSON lines alone.
+  /// Only JSON lines.
   explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
-  /// The loss of a training step, counted from 0 over the whole run.
+  /// The loss of a training step; steps are counted from 0 over the whole run.
   void step(Index step, double loss);
 
-  /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
+  /// An epoch's mean training loss, the accuracy after it in [0, 1], and its duration.
   void epoch(int epoch, double train_loss, double test_accuracy, double seconds);
 
-  /// The last line.
+  /// Writes the last line.
   void done(const RunSummary& run);
 
  private:
@@ -38123,7 +38118,7 @@ class MetricsLog {
 // <chorus/train/metrics_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
-/// How metrics become lines of JSON, and TensorBoard's events.
+/// Writes metrics as JSON lines, CSV and TensorBoard events.
 
 namespace chorus {
 
@@ -38182,7 +38177,7 @@ CHORUS_INLINE void MetricsLog::flush() {
 // <chorus/data/cuda/device_loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
-/// DeviceLoader: a loader's batches on a GPU. Each is copied while the GPU works on the batch before.
+/// DeviceLoader: copies a loader's batches to a GPU, each while the GPU works on the previous one.
 
 namespace chorus::data {
 
@@ -38202,8 +38197,8 @@ struct OnGpu<std::tuple<Tensor<T, Rank, Cpu>...>> {
   using type = std::tuple<Tensor<T, Rank, Cuda>...>;
 };
 
-/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. Two of each take
-/// turns.
+/// One pass: a thread fills pinned memory, and a stream of copies transfers it to the batch's tensors. Both are
+/// double-buffered.
 template <class Loader>
 class DevicePass {
   using Numbers = std::remove_cvref_t<decltype(tensors_of(*std::declval<Loader&>().begin()))>;
@@ -38223,9 +38218,9 @@ class DevicePass {
   ~DevicePass() {
     running_.reset();
     try {
-      cuda::synchronize(copies_);  // may be writing, although nobody has read yet
+      cuda::synchronize(copies_);  // a copy may be running, although nobody has read the batch yet
     } catch (const Error&) {
-      // The device is broken: nothing will be read.
+      // The device failed, so nothing will be read.
     }
   }
 
@@ -38233,7 +38228,7 @@ class DevicePass {
   /// The loop has reached a second batch.
   void goes_on() { batches_.goes_on(); }
 
-  /// The next batch. The thread's current stream reads it after its arrival.
+  /// Moves to the next batch. The thread's current stream waits for its arrival.
   void advance() {
     if (current_) {
       slots_[turn_].read.record(cuda::current_stream(device_));
@@ -38253,11 +38248,11 @@ class DevicePass {
     Tensors tensors;
     std::size_t bytes = 0;
     cuda::Owned<void*, cudaFreeHost> pinned;
-    cuda::Event copied;  // the pinned numbers may change, and the tensors may be read
-    cuda::Event read;    // the tensors' numbers may change
+    cuda::Event copied;  // the pinned memory may be reused, and the tensors may be read
+    cuda::Event read;    // the tensors may be overwritten
   };
 
-  // On the pass's own thread.
+  // Runs on the pass's thread.
   std::optional<Tensors> send(Index i) {
     if (i > 0) ++batches_;
     if (batches_ == std::default_sentinel_t{}) return std::nullopt;
@@ -38285,10 +38280,10 @@ class DevicePass {
 
   template <class T, int Rank>
   void copy(const Tensor<T, Rank, Cpu>& x, Tensor<T, Rank, Cuda>& to, std::byte*& from) {
-    // Tensors that the program still holds stay as they are.
+    // Tensors that the program still holds are not overwritten.
     if (!to.defined() || to.shape() != x.shape() || to.storage().owners() > 1) {
       to = Tensor<T, Rank, Cuda>::empty(x.shape(), device_);
-      cuda::order(device_, compute_, copies_);  // the memory's last use may be under way
+      cuda::order(device_, compute_, copies_);  // the memory's last use may not be finished
     }
     if (x.numel() == 0) return;
     std::memcpy(from, contiguous(x).data(), x.bytes());
@@ -38308,11 +38303,10 @@ class DevicePass {
 
 }  // namespace detail
 
-/// The batches of `loader`, a DataLoader that must outlive it, on `device`: tuples of each batch's tensors, for images
-/// of images and labels. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A stream of its own copies a
-/// batch from pinned memory while the GPU still works on the batch before. Only the loop's stream waits for it, on the
-/// GPU. Tensors that the loop keeps stay as they are. An exception of the loader is rethrown at its batch. One pass at
-/// a time.
+/// The batches of `loader`, a DataLoader that must outlive it, on `device`, as tuples of tensors (images and labels for
+/// images). `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A separate stream copies a batch from
+/// pinned memory while the GPU works on the previous batch; only the loop's stream waits for it, on the GPU. Tensors
+/// that the loop keeps are not overwritten. The loader's exceptions are rethrown at their batch. One pass at a time.
 template <class Loader>
 class DeviceLoader {
   using Pass = detail::DevicePass<Loader>;

@@ -12,8 +12,8 @@
 // <chorus/core/requirements.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REQUIREMENTS_HPP
-/// The requirements on a compiler and on its options. This header is read first: if something is missing, the compiler
-/// names it, and stops before thousands of lines that it would not understand.
+/// Checks the compiler and its options. Included first, so that a missing requirement gives one clear error instead of
+/// thousands.
 
 #if defined(_WIN32)
 #error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
@@ -35,7 +35,7 @@
 #define CHORUS_ACCEPTED
 #endif
 
-// A compiler continues after #error, but not after a missing file.
+// A compiler continues after #error, but not after a missing include.
 #ifndef CHORUS_ACCEPTED
 #define CHORUS_REFUSED "chorus stops here, for the reason above"
 #include CHORUS_REFUSED
@@ -85,13 +85,13 @@
 // <chorus/core/config.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CONFIG_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CONFIG_HPP
-/// Version, optional parts, and the macros that every other header may rely on.
+/// Version, optional parts, and macros for all other headers.
 
 #define CHORUS_VERSION_MAJOR 0
 #define CHORUS_VERSION_MINOR 1
 #define CHORUS_VERSION_PATCH 0
 
-// Optional parts: always defined, 0 or 1. CMake sets them for the parts that it finds.
+// Optional parts, always defined as 0 or 1. CMake sets them for the parts that it finds.
 #ifndef CHORUS_USE_CUDA
 #define CHORUS_USE_CUDA 0
 #endif
@@ -108,11 +108,11 @@
 #define CHORUS_USE_OPENSSL 0
 #endif
 
-// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
-// CHORUS_COMPILED=1 headers only declare the functions that don't depend on a user's types. CHORUS_INLINE marks their
-// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. In a program that
-// is built by hand, with -DCHORUS_COMPILED=1 for all files, one file that defines CHORUS_IMPLEMENTATION before it
-// includes <chorus/chorus.hpp> takes the library's place.
+// Header-only, or with larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
+// CHORUS_COMPILED=1 headers only declare functions that don't depend on a user's types; CHORUS_INLINE marks their
+// definitions. The library's sources set CHORUS_BUILDS_LIBRARY to emit them. Programs built by hand do the same with
+// -DCHORUS_SEPARATE for all files; one file defines CHORUS_IMPLEMENTATION before it includes <chorus/chorus.hpp>,
+// instead of the library.
 #ifdef CHORUS_IMPLEMENTATION
 #define CHORUS_BUILDS_LIBRARY
 #undef CHORUS_COMPILED
@@ -121,33 +121,33 @@
 #define CHORUS_COMPILED 0
 #endif
 #if defined(CHORUS_BUILDS_LIBRARY) && defined(__clang__)
-#define CHORUS_INLINE [[gnu::used, gnu::weak]] inline  // of inline constructors it would emit but one of two symbols
+#define CHORUS_INLINE [[gnu::used, gnu::weak]] inline  // clang emits only one of an inline constructor's two symbols
 #elif defined(CHORUS_BUILDS_LIBRARY)
 #define CHORUS_INLINE [[gnu::used]] inline
 #else
 #define CHORUS_INLINE inline
 #endif
-// The library holds the code of models on the CPU. Models on GPUs instantiate theirs where nvcc compiles them.
+// The library has the code of models on the CPU. Models on GPUs instantiate theirs where nvcc compiles them.
 #if !CHORUS_COMPILED || defined(__CUDACC__)
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 1
 #else
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
-// Likewise for AnyCommunicator; programs with GPUs, MPI or gloo may have others.
+// The same for AnyCommunicator; programs with GPUs, MPI or gloo may have other instances.
 #if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
 #define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 1
 #else
 #define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 0
 #endif
 
-// Marks functions that also run in a CUDA kernel.
+// Marks functions that also run in CUDA kernels.
 #if defined(__CUDACC__)
 #define CHORUS_HD __host__ __device__
 #else
 #define CHORUS_HD
 #endif
 
-// Eigen disables its vectorisation, on the host too, when it sees nvcc; we never use it inside a kernel.
+// Eigen disables its vectorisation, even on the host, under nvcc. Kernels here never use Eigen.
 #ifndef EIGEN_NO_CUDA
 #define EIGEN_NO_CUDA
 #endif
@@ -155,16 +155,16 @@
 // <chorus/core/one_version.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ONE_VERSION_HPP
-/// A program has one version of chorus, for one kind of processor. Units of two versions would link, because their
-/// symbols have the same names, and would then call each other's functions by mistake. The same holds for units, or the
-/// library chorus::compiled, with packets of 16 bytes beside others with packets of 64.
+/// A program must use one version of chorus, compiled for one kind of processor. Units of two versions would link,
+/// since their symbols have the same names, but call each other's functions. The same holds for units, or the library
+/// chorus::compiled, with different packet sizes.
 #include <cstdio>
 #include <cstdlib>
 
 namespace chorus::detail {
 
-/// Ends the program, with a message, if a unit of another version was loaded before. The options CHORUS_USE_... don't
-/// count: they add types and functions, and change none.
+/// Ends the program with a message if a unit of another version was loaded before. CHORUS_USE_... options don't matter:
+/// they only add types and functions.
 inline bool is_only_version(int version) {
   static const int first = version;
   if (version == first) return true;
@@ -176,7 +176,7 @@ inline bool is_only_version(int version) {
   std::_Exit(EXIT_FAILURE);
 }
 
-/// Ends the program, with a message, if a unit with packets of another size was loaded before.
+/// Ends the program with a message if a unit with another packet size was loaded before.
 inline bool is_only_packet(int bytes) {
   static const int first = bytes;
   if (bytes == first) return true;
@@ -206,23 +206,22 @@ namespace {
 // <chorus/core/unoptimized.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_UNOPTIMIZED_HPP
-/// A program that was compiled without optimization reports it at its start. Its arithmetic takes up to a hundred times
-/// as long, and users would blame chorus.
+/// Warns at the start of a program compiled without optimisation, whose arithmetic is up to a hundred times slower.
 
-// With chorus::compiled the arithmetic is in the library, independent of the program's own options.
+// With chorus::compiled the arithmetic is in the library and does not depend on the program's options.
 #if !defined(__OPTIMIZE__) && !CHORUS_COMPILED && !defined(CHORUS_ALLOW_UNOPTIMIZED)
 #include <cstring>
 #include <initializer_list>
 
 namespace chorus::detail {
 
-/// Prints the warning once in a program, and on rank 0 alone. CHORUS_ALLOW_UNOPTIMIZED=1 in the environment, or a macro
-/// of that name, silences it.
+/// Prints the warning once per program, on rank 0 only. CHORUS_ALLOW_UNOPTIMIZED=1 in the environment, or a macro of
+/// that name, silences it.
 inline bool say_unoptimized() {
   static const bool said = [] {
     constexpr const char* allow = "CHORUS_ALLOW_UNOPTIMIZED";
     if (const char* value = std::getenv(allow); value != nullptr && std::strcmp(value, "0") != 0) return false;
-    setenv(allow, "1", 1);  // for the ranks that this program starts
+    setenv(allow, "1", 1);  // for ranks that this program starts
     for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
       if (const char* rank = std::getenv(name); rank != nullptr && std::strcmp(rank, "0") != 0) return false;
     std::fputs(
@@ -569,7 +568,7 @@ class Ref {
 // <chorus/core/device.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_DEVICE_HPP
-/// Devices: the kind is a type, the number is a value.
+/// Devices: the kind is a type, the index is a value.
 
 #include <compare>
 #include <concepts>
@@ -578,20 +577,20 @@ class Ref {
 // <chorus/core/error.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ERROR_HPP
-/// Exceptions and the two calls that throw them. A message names the operation, the expected value and the given value.
+/// Exceptions, and the two functions that throw them. Messages name the operation, the expected and the actual value.
 
 // <chorus/core/printable.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_HPP
-/// Text from outside (files, other processes, the environment) in messages: nothing in it controls the terminal or
-/// looks like a line of its own.
+/// Untrusted text (from files, other processes, the environment) in messages: it cannot control the terminal or fake a
+/// line.
 
 #include <string_view>
 
 namespace chorus {
 
-/// Bytes of the first character of `text`, or 0 if it is no well-formed UTF-8 (RFC 3629: no overlong forms, no
-/// surrogates, nothing above U+10FFFF).
+/// The number of bytes of the first character of `text`; 0 if it is not well-formed UTF-8 (RFC 3629: no overlong forms,
+/// no surrogates, nothing above U+10FFFF).
 constexpr std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
   const unsigned lead = byte(0), second = byte(1);
@@ -620,8 +619,8 @@ constexpr bool valid_utf8(std::string_view text) {
 
 namespace detail {
 
-/// Appends `text`. Control characters, except the `kept` ones, characters that reverse text, and invalid UTF-8 become
-/// \xNN; the `marked` ones get a backslash. False if the text is cut after `longest` bytes.
+/// Appends `text`. Control characters except the `kept` ones, bidirectional control characters and invalid UTF-8 become
+/// \xNN; the `marked` ones get a backslash. Returns false if the text is cut after `longest` bytes.
 [[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest);
 
@@ -630,7 +629,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Text from outside, on one line, cut if it is long.
+/// Untrusted text on one line, truncated if it is long.
 [[gnu::cold]] std::string printable(std::string_view text, std::size_t longest = 120);
 
 /// The same in quotes.
@@ -645,12 +644,12 @@ void append(std::string& out, Quoted part);
 // <chorus/core/printable_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PRINTABLE_IMPL_HPP
-/// How text from outside is made safe for a message.
+/// Escapes untrusted text.
 
 namespace chorus::detail {
 
-/// Invisible characters that change the place or the direction of others: those of Unicode's bidirectional algorithm
-/// (UAX #9), and the ends of a line and of a paragraph.
+/// Invisible characters that move or reverse others: those of Unicode's bidirectional algorithm (UAX #9), and line and
+/// paragraph separators.
 inline bool turns_text(std::string_view character) {
   constexpr std::string_view all =
       "\u061C\u200E\u200F\u2028\u2029\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069";
@@ -714,12 +713,12 @@ CHORUS_INLINE void append(std::string& out, Quoted part) {
 
 namespace chorus {
 
-/// Base of every exception that chorus throws. Its message has no control characters but line ends: a name in it may
-/// come from a file or another process, and the message goes to a terminal.
+/// Base of all exceptions of chorus. Control characters other than newlines are escaped in the message, since a name in
+/// it may come from a file or another process, and the message may be printed to a terminal.
 struct Error : std::runtime_error {
   explicit Error(const std::string& message);
 };
-/// Shapes, axes or ranks that don't fit the operation.
+/// Shapes, axes or ranks that don't match.
 struct ShapeError : Error {
   using Error::Error;
 };
@@ -735,20 +734,20 @@ struct UsageError : Error {
 struct FileError : Error {
   using Error::Error;
 };
-/// A collective, a peer or a rendezvous that failed; the message names rank and operation.
+/// A failed collective, peer or rendezvous; the message names rank and operation.
 struct CommError : Error {
   using Error::Error;
 };
-/// A wait that reached its deadline.
+/// A wait that reached its timeout.
 struct TimeoutError : CommError {
   using CommError::CommError;
 };
-/// A NaN or an infinity instead of a number.
+/// An unexpected NaN or infinity.
 struct NonFiniteError : Error {
   using Error::Error;
 };
 
-// The form of a value in a message. A type of chorus brings its own `append`, found by its namespace.
+// How a value is written in a message. Types of chorus define `append` in their own namespace.
 void append(std::string& out, std::string_view part);
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
@@ -795,7 +794,7 @@ template <class T>
 void append_value(std::string& out, const void* from) {
   append(out, *static_cast<const T*>(from));
 }
-/// One part of a message: a reference to a value and the function that appends it, one for each type of value.
+/// One part of a message: a reference to a value, and the function that appends it, one per value type.
 struct Part {
   const void* value;
   void (*append_to)(std::string&, const void*);
@@ -837,7 +836,7 @@ void check(bool ok, const Parts&... parts) {
     detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
-/// Throws the error again, of the same kind, with `context` in front of its message.
+/// Rethrows the error with the same type and with `context` before its message.
 [[noreturn]] void rethrow_with(const std::exception_ptr& error, std::string_view context);
 
 }  // namespace chorus
@@ -905,17 +904,17 @@ CHORUS_INLINE void rethrow_with(const std::exception_ptr& error, std::string_vie
 
 namespace chorus {
 
-// nvcc loses defaulted comparisons, so devices define theirs.
+// nvcc loses defaulted comparisons, so devices define their own.
 
-/// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
-/// `DataParallel` its own thread. So one machine runs and tests everything about several devices.
+/// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices, with their own memory counters and, under
+/// `DataParallel`, their own threads. One machine can thus run and test multi-device programs.
 struct Cpu {
   int index = default_index();
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
   static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
-  /// The number of `Cpu{}`: 0, or the choice of `launch` for this process. Change it before tensors are made.
+  /// The index of `Cpu{}`: 0, or the one that `launch` chose for this process. Change it before tensors are created.
   static int& default_index() {
     static constinit int index = 0;
     return index;
@@ -925,16 +924,16 @@ struct Cpu {
 };
 
 #if CHORUS_USE_CUDA
-/// A GPU of this machine, by its number in the CUDA runtime. nvcc compiles the programs that compute on it.
+/// A GPU of this machine, by its index in the CUDA runtime. Programs that use it are compiled with nvcc.
 struct Cuda {
   int index = default_index();
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
-  /// In bytes. In a buffer of parameters each parameter begins at a multiple of it, so that kernels access it 16 bytes
-  /// at a time. The same holds for 2-byte copies in the same order.
+  /// In bytes. Parameters in a buffer start at multiples of it, so that kernels use 16-byte accesses, also in 2-byte
+  /// copies with the same layout.
   static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
-  /// The number of `Cuda{}`: 0, or the choice of `launch` for this rank. Change it before tensors are made.
+  /// The index of `Cuda{}`: 0, or the one that `launch` chose for this rank. Change it before tensors are created.
   static int& default_index() {
     static int index = 0;
     return index;
@@ -944,46 +943,45 @@ struct Cuda {
 };
 #endif
 
-/// A device type: a kind and an index.
+/// A device type has a kind and an index.
 template <class D>
 concept Device = std::regular<D> && requires(D d) {
   { d.index } -> std::convertible_to<int>;
   { D::kind } -> std::convertible_to<const char*>;
 };
 
-/// The first element from number `element` on, of `size` bytes each, that begins at a multiple of `alignment` bytes.
+/// The first element index >= `element`, for elements of `size` bytes, that is aligned to `alignment` bytes.
 constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std::size_t alignment) {
   const std::size_t step = alignment < size ? 1 : alignment / size;
   return (element + step - 1) / step * step;
 }
 
-/// The number of elements of `size` bytes that a parameter of `count` takes in a buffer of many. A small parameter
-/// begins right after it, a large one at its `parameter_place`.
+/// The number of elements of `size` bytes that a parameter of `count` elements takes in a shared buffer. A small
+/// parameter follows directly, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   return aligned_element(count, size, D::parameter_alignment);
 }
 
-/// The first element of a parameter of `count` elements of `size` bytes in a buffer of many: the first suitable place
-/// from element `end` on. Parameters of a page and more begin with a cache line, so that few packets lie in two.
+/// The index of a parameter's first element in a shared buffer, at or after element `end`. Parameters of a page or more
+/// start at a cache line, so that few packets cross lines.
 template <Device D>
 constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
   return aligned_element(end, size, count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment);
 }
 
-/// The place where `trace` counts a device's memory: each kind of device has its own slots.
+/// The trace slot that counts a device's memory. Each kind of device has its own slots.
 template <Device D>
 constexpr int trace_slot(D device) {
   return D::first_slot + device.index;
 }
 
 namespace detail {
-/// The slot of the device whose part of a pass this thread computes; -1 outside of passes.
+/// The slot of the device for which this thread computes a pass; -1 outside of passes.
 inline thread_local constinit int pass_slot = -1;
 }  // namespace detail
 
-/// The device of a tensor for which none is named: within a pass the pass's device, if it is of that kind, otherwise
-/// `D{}`.
+/// The default device of new tensors: in a pass the pass's device, if it is of that kind; otherwise `D{}`.
 template <Device D>
 D default_device() {
   const int index = detail::pass_slot - D::first_slot;
@@ -1008,7 +1006,7 @@ void append(std::string& out, const D& device) {
 // <chorus/core/narrow_float.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_NARROW_FLOAT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_NARROW_FLOAT_HPP
-/// bf16 and half: floating-point numbers of 2 bytes for storage and traffic. Computations convert to float and back.
+/// bf16 and half: 2-byte floating-point numbers for storage and communication. Computations use float.
 
 namespace chorus {
 
@@ -1017,9 +1015,9 @@ namespace detail {
 CHORUS_HD constexpr std::uint32_t bits_of_float(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 CHORUS_HD constexpr float float_of_bits(std::uint32_t x) { return __builtin_bit_cast(float, x); }
 
-// The conversions select values instead of branching, so that compilers vectorise loops over them.
+// The conversions select values instead of branching, so that loops over them are vectorised.
 
-/// The upper half of a float: 8 bits of exponent, 7 of mantissa.
+/// The upper half of a float: 8 exponent bits, 7 mantissa bits.
 struct Bf16Format {
   CHORUS_HD static constexpr float decode(std::uint16_t bits) { return float_of_bits(std::uint32_t{bits} << 16); }
   CHORUS_HD static constexpr std::uint16_t encode(float value) {
@@ -1029,19 +1027,19 @@ struct Bf16Format {
   }
 };
 
-/// IEEE 754 binary16: 5 bits of exponent, 10 of mantissa.
+/// IEEE 754 binary16: 5 exponent bits, 10 mantissa bits.
 struct HalfFormat {
   CHORUS_HD static constexpr float decode(std::uint16_t bits) {
     const std::uint32_t magnitude = bits & 0x7FFFu, sign = (bits & 0x8000u) << 16;
-    // In a float's place the exponent is 112 too small. The product is exact, for subnormal numbers too.
+    // Shifted into a float, the exponent is 112 too small. The product is exact, also for subnormal numbers.
     const std::uint32_t finite = bits_of_float(float_of_bits(magnitude << 13) * 0x1p112f);
     return float_of_bits(sign | finite | (magnitude >= 0x7C00u ? 0x7F800000u : 0u));
   }
   CHORUS_HD static constexpr std::uint16_t encode(float value) {
     const std::uint32_t bits = bits_of_float(value), magnitude = bits & 0x7FFFFFFFu, sign = (bits >> 16) & 0x8000u;
-    // A carry out of the mantissa runs into the exponent, and from the largest number into infinity.
+    // A carry out of the mantissa increments the exponent, and turns the largest number into infinity.
     const std::uint32_t normal = (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
-    // Below 2^-14 a half is a multiple of 2^-24, and so are the floats from 0.5 on.
+    // Below 2^-14 a half is a multiple of 2^-24, as are floats between 0.5 and 1.
     const std::uint32_t subnormal = bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3F000000u;
     const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
     const std::uint32_t special = magnitude > 0x7F800000u ? 0x7E00u : 0x7C00u;
@@ -1051,9 +1049,8 @@ struct HalfFormat {
 
 }  // namespace detail
 
-/// A stored number of 2 bytes. It converts to a float implicitly, so that arithmetic on it is arithmetic on floats.
-/// Back, it is rounded to the nearest, ties to even, too large numbers to infinity. Doubles and integers go through
-/// float.
+/// A 2-byte number. It converts implicitly to float, so arithmetic is in float. Conversion back rounds to nearest, ties
+/// to even, overflow to infinity. Doubles and integers are converted through float.
 template <class Format>
 class NarrowFloat {
  public:
@@ -1062,7 +1059,7 @@ class NarrowFloat {
     requires std::is_arithmetic_v<Number>
   CHORUS_HD constexpr explicit(!std::is_same_v<Number, float>) NarrowFloat(Number value)  // NOLINT: floats convert
       : bits_(Format::encode(static_cast<float>(value))) {}
-  CHORUS_HD constexpr operator float() const { return Format::decode(bits_); }  // NOLINT: as the text above says
+  CHORUS_HD constexpr operator float() const { return Format::decode(bits_); }  // NOLINT: see above
 
   CHORUS_HD static constexpr NarrowFloat from_bits(std::uint16_t bits) {
     NarrowFloat out{};
@@ -1075,9 +1072,9 @@ class NarrowFloat {
   std::uint16_t bits_;
 };
 
-/// bfloat16, laid out as `__nv_bfloat16`.
+/// bfloat16, with the layout of `__nv_bfloat16`.
 using bf16 = NarrowFloat<detail::Bf16Format>;
-/// IEEE half precision, laid out as `__half`.
+/// IEEE half precision, with the layout of `__half`.
 using half = NarrowFloat<detail::HalfFormat>;
 
 namespace detail {
@@ -1103,7 +1100,7 @@ concept Narrow = detail::is_narrow<T>;
 template <class Out, class T>
 concept SumOf = std::is_same_v<Out, T> || (Narrow<T> && std::is_same_v<Out, float>);
 
-/// The type in which numbers of type T are computed and summed: float for bf16 and half, otherwise T.
+/// The type for computations and sums of T: float for bf16 and half, otherwise T.
 template <class T>
 using compute_type = typename detail::ComputeType<T>::type;
 
@@ -1117,7 +1114,7 @@ void append(std::string& out, NarrowFloat<Format> part) {
 
 namespace chorus {
 
-/// Extents, strides and element counts. Signed, so that differences behave.
+/// Extents, strides and element counts. Signed, so that differences may be negative.
 using Index = std::int64_t;
 
 /// Names as in the safetensors format.
@@ -1149,7 +1146,7 @@ CHORUS_DTYPE(double, f64);
 template <class T>
 concept Scalar = requires { dtype_of<T>::value; };
 
-/// A type that gradients can be taken in.
+/// A type with gradients.
 template <class T>
 concept Real = Scalar<T> && (std::floating_point<T> || Narrow<T>);
 
@@ -1224,7 +1221,7 @@ void scatter_strided(Cpu, std::span<const Index> shape, const T* src, T* dst, st
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// Threads within an operation. Kernels split their work by results, never by the terms of a sum, so that the bits
 /// don't depend on the number of threads.
 
 #include <mutex>
@@ -1239,9 +1236,8 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
-/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
-/// with the others' ranges.
+/// The helper threads of one calling thread. They sleep between tasks, after a short spin. Each starts with its own
+/// range, the same part of every task, so that its cache has its earlier results. Then it helps with others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -1259,13 +1255,13 @@ class ThreadTeam {
  private:
   void call();
 
-  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
-  // finds nothing to claim, and nobody waits for it.
+  // `run`, and so the next task, waits for threads with a claimed index. A helper that wakes too late finds nothing to
+  // claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // The number of unclaimed indices before; 0 if there is nothing to claim.
+  // The number of unclaimed indices before the claim; 0 if there was none.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -1280,7 +1276,7 @@ class ThreadTeam {
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
-    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    constexpr int looks = 4000;  // about 20 us: a step's next operation usually comes sooner
     for (int i = 0; i < looks; ++i) {
       if (!condition(value.load(std::memory_order_acquire))) return;
 #if defined(__x86_64__)
@@ -1319,22 +1315,21 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// The number of threads for operations that this thread calls.
+/// The number of threads for this thread's operations.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
+/// Within an operation: this thread's index in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
-/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
-/// n < 1.
+/// Sets the number of threads for this thread's operations: itself and n - 1 helpers, which end with it. By default
+/// each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
-/// Operations inside of `f` work alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if `worth_it`: about 10 us of work per thread.
+/// Operations inside of `f` are single-threaded.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -1342,7 +1337,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an inner operation does not use it again.
+  // Removes the team meanwhile, so that inner operations don't use it.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -1351,12 +1346,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
+/// The minimum number of elements per thread: about 10 us of work, since reads from another core's cache are slow.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
-/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
-/// does less.
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. Uses one range if threads don't
+/// pay off (below `least` elements per thread), else up to `most` ranges per thread for load balancing.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
   const Index threads = num_threads();
@@ -1376,7 +1370,7 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/core/threads_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_IMPL_HPP
-/// How the threads of a team divide the work.
+/// Distributes work among a team's threads.
 
 #include <system_error>
 
@@ -1463,7 +1457,7 @@ CHORUS_INLINE void set_num_threads(int n) {
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// Device memory: freed blocks are cached, so that from its second step on a training loop needs no memory from the
 /// system.
 
 #include <sys/mman.h>
@@ -1471,11 +1465,11 @@ CHORUS_INLINE void set_num_threads(int n) {
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: a temporary value.
+/// `Replaced`: a scoped assignment.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; afterwards the old value.
+/// Sets `place` to `value` while it lives; then restores the old value.
 template <class T>
 class Replaced {
  public:
@@ -1495,23 +1489,22 @@ class Replaced {
 // <chorus/core/trace.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
-/// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
-/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
-/// listens (core/trace_listener.hpp) is told of each.
+/// Counts communication and memory: bytes sent per device and content, and memory per device and kind. Under
+/// DataParallel a device is one of this process, under DistributedDataParallel it is the rank. Listeners
+/// (core/trace_listener.hpp) get each event.
 
 // <chorus/core/trace_listener.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
-/// Who wants to know what happens while a program trains: bytes that move, memory, and where time goes. Where nobody
-/// listens each of these is a branch.
+/// Listeners for events in training: communication, memory and time. Without a listener each event costs one branch.
 
 namespace chorus::trace {
 
-/// What a message between devices or ranks carried.
+/// The content of a message between devices or ranks.
 enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
 inline constexpr std::size_t traffic_kinds = 7;
 
-/// What a block of device memory holds.
+/// The content of a block of device memory.
 enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
 inline constexpr std::size_t memory_kinds = 5;
 
@@ -1525,8 +1518,8 @@ constexpr std::string_view name(Memory kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
-/// cut up together, beside those that take gradients apart.
+/// The tracks in a trace of a device's or rank's time. `gathers`: collectives that gather sharded parameters, beside
+/// those that reduce gradients.
 enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
 inline constexpr std::size_t lanes = 8;
 
@@ -1536,16 +1529,16 @@ constexpr std::string_view name(Lane lane) {
   return names[static_cast<std::size_t>(lane)];
 }
 
-/// Something that took time, from `begin` to `end`, or happened at `end`. In ns of the listener's clock.
+/// An interval from `begin` to `end`, or an instant at `end`, in ns of the listener's clock.
 struct Event {
   int device;  ///< or rank
   Lane lane;
   std::string_view category, name;
   std::int64_t begin, end;
-  std::string_view args = {};  ///< what else is known, as a JSON object's fields: `"bucket":2,"bytes":1024`
+  std::string_view args = {};  ///< further fields of a JSON object: `"bucket":2,"bytes":1024`
 };
 
-/// Who is told of what happens. Called from any thread.
+/// Receives events, from any thread.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -1555,20 +1548,20 @@ class Listener {
   virtual void sent(int from, int to, Traffic kind, std::size_t bytes) = 0;
   /// By trace_slot.
   virtual void allocated(int slot, Memory kind, std::int64_t bytes) = 0;
-  /// Whether it wants each step of a collective algorithm, too.
+  /// Whether it wants each step of a collective algorithm.
   virtual bool wants_steps() const { return false; }
 };
 
-/// Who is told where training steps begin and end, or null: a trace of some of them. `stepped` after an optimizer's
-/// step, `forward_begins` before a forward pass that records gradients.
+/// Observes the begin and end of training steps, for traces of selected steps: `stepped` after an optimizer's step,
+/// `forward_begins` before a forward pass that records gradients.
 class StepCounter {
  public:
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
-  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  /// Before a forward pass in evaluation mode without gradients, which belongs to no training step.
   virtual void evaluation_begins() {}
-  /// Something about the run that its trace is to say, as JSON.
+  /// Adds information about the run to its trace, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };
 
@@ -1579,7 +1572,7 @@ inline std::atomic<int> place_of_process{0};
 inline thread_local constinit int place_of_thread = -1;
 }  // namespace detail
 
-/// The one that listens now, or null. It must live as long as there are threads that may have asked.
+/// The current listener, or null. It must outlive all threads that may have read it.
 inline Listener* listening() { return detail::listener.load(std::memory_order_acquire); }
 inline void listen(Listener* listener) { detail::listener.store(listener, std::memory_order_release); }
 inline StepCounter* step_counter() { return detail::step_counter.load(std::memory_order_acquire); }
@@ -1590,17 +1583,17 @@ inline int place() {
   return detail::place_of_thread >= 0 ? detail::place_of_thread
                                       : detail::place_of_process.load(std::memory_order_relaxed);
 }
-/// Of threads that have no PlaceScope.
+/// Sets the place of threads without a PlaceScope.
 inline void set_place_of_process(int device) { detail::place_of_process.store(device, std::memory_order_relaxed); }
 /// While it lives, this thread works for that device or rank.
 struct PlaceScope : chorus::detail::Replaced<int> {
   explicit PlaceScope(int device) : Replaced(detail::place_of_thread, device) {}
 };
 
-/// Tells the listener, if there is one at its begin, how long it lived, on behalf of this thread's place.
+/// Reports its lifetime to the listener that existed at its construction, for this thread's place.
 class Span {
  public:
-  /// The texts live as long.
+  /// The strings must outlive it.
   Span(Lane lane, std::string_view category, std::string_view name)
       : listener_(listening()), event_{0, lane, category, name, 0, 0, {}} {
     if (listener_ == nullptr) [[likely]]
@@ -1616,9 +1609,9 @@ class Span {
     event_.end = listener_->now();
     listener_->span(event_);
   }
-  /// Whether somebody listens.
+  /// Whether there is a listener.
   explicit operator bool() const { return listener_ != nullptr; }
-  /// What is known of it by now: on which device it is, what it is called, and its args.
+  /// Sets device, name and args, which are known only now.
   void describe(int device, std::string name, std::string args) {
     name_ = std::move(name);
     args_ = std::move(args);
@@ -1638,10 +1631,10 @@ class Span {
 
 namespace chorus::trace {
 
-/// Slots for devices: 64 of a kind (`trace_slot`).
+/// Device slots: 64 per kind (`trace_slot`).
 inline constexpr int max_devices = 128;
 
-/// Bytes of one device, in use now and at most so far.
+/// A device's bytes in use, now and at the peak.
 struct MemoryUse {
   std::size_t current = 0, peak = 0;
 };
@@ -1660,7 +1653,7 @@ inline DeviceCounters& counters(int device) {
                      max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
-/// What other threads allocate meanwhile may be in it, too.
+/// Concurrent allocations of other threads may be included.
 [[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
   const std::lock_guard lock(c.at_peak_mutex);
   if (now <= c.peak.load(std::memory_order_relaxed)) return;
@@ -1670,13 +1663,13 @@ inline DeviceCounters& counters(int device) {
 }
 }  // namespace detail
 
-/// Counts `bytes` that the device (or rank) `from` handed to another one.
+/// Counts `bytes` sent by the device (or rank) `from` to `to`.
 inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
-/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
+/// Bytes sent by a device since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -1685,13 +1678,13 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
-/// Counts the bytes that devices send from 0 again.
+/// Resets the counters of bytes sent.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
 }
 
-/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+/// Counts `bytes` allocated (negative: freed) on the device with that trace_slot.
 inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   auto& c = detail::counters(slot);
   c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
@@ -1701,7 +1694,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
-/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
+/// A device's bytes in tensors, now and at the peak; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
@@ -1709,14 +1702,14 @@ inline MemoryUse memory(int device) {
 inline std::size_t memory(int device, Memory kind) {
   return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
 }
-/// What the peak was made of, by kind.
+/// The memory at the peak, by kind.
 inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
   auto& c = detail::counters(device);
   const std::lock_guard lock(c.at_peak_mutex);
   return c.at_peak;
 }
 
-/// What is allocated in the slot while it lives leaves no trace in its peak.
+/// Allocations in the slot while it lives don't count for its peak.
 class PeakKept {
  public:
   explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {
@@ -1742,19 +1735,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
+/// Residence: fetches sharded values when they are needed.
 
 namespace chorus {
 
-/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
-/// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
+/// The owner of sharded values: the policy that splits parameters into units. A home (see Storage) has a residence and
+/// a unit index, and calls it before an operation, in forward or backward, reads the values.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
-  /// they cannot be fetched now.
+  /// Called before a unit's values are read; they are present on return. Throws UsageError with advice if they cannot
+  /// be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are present.
+  /// Whether the unit's values are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -1764,19 +1757,19 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
+/// Size classes of memory blocks: four per octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
 namespace chorus {
 
-/// The number of a class, below `size_classes`, and the size of its blocks.
+/// The index of a class, below `size_classes`, and the size of its blocks.
 struct SizeClass {
   std::size_t list, bytes;
 };
 inline constexpr std::size_t size_classes = 256;
 
-/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// The class of a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
 /// multiples of Smallest, a power of two.
 template <std::size_t Smallest>
 constexpr SizeClass size_class(std::size_t bytes) {
@@ -1798,37 +1791,37 @@ constexpr SizeClass size_class(std::size_t bytes) {
 // <chorus/tensor/writes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
-/// Writes: how often the numbers of a parameter or a buffer have been written.
+/// Writes: counts the writes to the values of a parameter or buffer.
 
 #include <cstring>
 
 namespace chorus {
 
-/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
-/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
-/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
-/// Several threads may look at the same time.
+/// Copies on other devices, copies in another type and tensors saved for backward are valid while the values don't
+/// change. Library code reports its writes (`add`). A program may write through a pointer: once it has one (`watch`),
+/// each query of the version compares a fingerprint of the values with the last one. Several threads may query at the
+/// same time.
 class Writes {
  public:
-  /// The name of the parameter or buffer in its model; empty where none is known.
+  /// The name of the parameter or buffer in its model; empty if unknown.
   std::string name;
-  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
-  /// here.
+  /// Where the values are, if this process no longer holds them: an error message for code that needs them. Empty if
+  /// they are here.
   std::string elsewhere;
   void check_here() const {
     if (!elsewhere.empty()) [[unlikely]]
       fail<UsageError>(elsewhere);
   }
 
-  /// The program has written, by a call that says so.
+  /// Records an explicit write by the program, such as `assign`.
   void add_by_hand() {
     add();
     by_hand_.fetch_add(1, std::memory_order_relaxed);
   }
   std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
-  /// How often a look has found that somebody has written through a pointer.
+  /// Number of detected writes through a pointer.
   std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
-  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  /// Called after library code wrote into watched values, so that only the program's writes are detected later.
   void settle(const void* numbers, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
@@ -1836,26 +1829,26 @@ class Writes {
 
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
-  /// What `version` is if nobody has written through a pointer.
+  /// The version without a check for writes through a pointer.
   std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
-  /// Grows with the numbers' changes.
+  /// Grows with each change of the values.
   std::uint64_t version(const void* numbers, std::size_t bytes) {
     if (watched()) [[unlikely]]
       look(numbers, bytes);
     return counted();
   }
-  /// Somebody is about to get a pointer to the numbers.
+  /// Called before the program gets a pointer to the values.
   void watch(const void* numbers, std::size_t bytes) {
     if (watched()) return;
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
     watched_.store(true, std::memory_order_relaxed);
   }
-  /// Nobody has a pointer any more.
+  /// Nobody holds a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
-  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
-  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
+  /// A fingerprint of values in host memory. A change of one value always changes it; other changes are missed with
+  /// probability 2^-32. It uses enough lanes to hide the multiplication's latency: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
@@ -1873,7 +1866,7 @@ class Writes {
 // <chorus/tensor/writes_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_IMPL_HPP
-/// How a change of numbers is found.
+/// Detects changes of values.
 
 namespace chorus {
 
@@ -1884,7 +1877,7 @@ CHORUS_INLINE std::uint64_t Writes::fingerprint(const void* numbers, std::size_t
   const auto* from = static_cast<const std::byte*>(numbers);
   for (; bytes >= block; bytes -= block, from += block)
     for (std::size_t lane = 0; lane < lanes; ++lane) {
-      std::uint32_t word;  // a copy of a whole block would be a call
+      std::uint32_t word;  // copying a whole block would be a function call
       std::memcpy(&word, from + lane * sizeof word, sizeof word);
       sums[lane] = (sums[lane] ^ word) * odd;
     }
@@ -1922,7 +1915,7 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// The system's allocation function, the only part of the allocator that depends on the kind of device. A null pointer
 /// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
@@ -1937,19 +1930,19 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // number of in-place writes, for storage without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
+  std::shared_ptr<void> lent;    // owner of `data`, if not the allocator
+  std::unique_ptr<Home<D>> home;  // set for storage with an identity
+  std::ptrdiff_t moved = 0;       // offset of the data from its first address, in bytes
 };
 
 namespace detail {
@@ -1965,12 +1958,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
-/// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
+/// Whether memory of this kind is permanent. An optimizer's state is allocated in the middle of the first step and must
+/// not take an activation's block, which the second step needs again. Permanent blocks have separate free lists.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
-/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Caches freed blocks in size classes, four per octave, so that at most a quarter of a block is unused. One per
+/// device; never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -1981,7 +1974,7 @@ class CachingAllocator {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 64 bytes, uninitialised. Throws Error if the device is out of memory.
   Block<D>* allocate(D device, std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const trace::Memory kind = MemoryScope::current();
@@ -2000,7 +1993,7 @@ class CachingAllocator {
     return block;
   }
 
-  /// A block of memory that something else owns.
+  /// A block for memory with another owner.
   Block<D>* adopt(D device, std::shared_ptr<void> memory, std::size_t bytes) {
     auto* block = new Block<D>;
     block->device = device;
@@ -2027,7 +2020,7 @@ class CachingAllocator {
   /// See set_memory_limit.
   void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
-  /// Gives all unused blocks back to the system.
+  /// Returns all unused blocks to the system.
   void empty_cache() noexcept {
     std::lock_guard lock(mutex_);
     for (auto& lists : free_)
@@ -2039,7 +2032,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the system; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -2070,14 +2063,14 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
-/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: operations throw Error if more than `bytes` would be in use. It shows
+/// whether a program fits on a smaller device, or into a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
 }
 
-/// A counted handle to a block. Copies share it.
+/// A reference-counted handle to a block.
 template <Device D>
 class Storage {
  public:
@@ -2085,7 +2078,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
+  /// Wraps `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -2102,7 +2095,7 @@ class Storage {
     if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
   }
 
-  /// A home for the `bytes` at `data` within `memory`: see Home.
+  /// A home for the `bytes` at `data` in `memory`: see Home.
   static Storage home_in(Storage memory, void* data, std::size_t bytes) {
     Storage out;
     out.block_ = new Block<D>;
@@ -2113,7 +2106,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
+  /// Moves the home: all handles to it now refer to `data` in `memory`. Copies no bytes.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -2121,34 +2114,34 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
+  /// The distance in bytes that the data has moved since the home was created.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory of a home; other storage itself.
+  /// The memory of a home; for other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// For a home: how often its numbers have been written; otherwise null.
+  /// The write counter of a home; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
+  /// Grows with each change of a home's data; for other storage only with `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
     return present() ? known->version(block_->data, block_->bytes) : known->counted();
   }
-  /// The numbers have been written in place.
+  /// Records an in-place write.
   void wrote() const {
     if (auto* const known = writes())
       known->add();
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
+  /// Called when the program gets a pointer to a home's data, through which it may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
-  /// through a pointer are found now.
+  /// Called before library code writes: detects earlier writes of the program through a pointer. `settle` is called
+  /// after the library's write.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -2158,19 +2151,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
+  /// Called before an operation reads the data. If a Residence manages the home and the data is absent, it is fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are present. Only a home with a Residence may lack them.
+  /// Whether the data is present. It can only be absent if the home has a Residence.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of the numbers.
+  /// Whether this process may hold only a part of the data.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// For a home: the residence that fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its data, and the index of its unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -2180,7 +2173,7 @@ class Storage {
   void* data() const { return block_ == nullptr ? nullptr : block_->data; }
   std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
   D device() const { return block_ == nullptr ? D{} : block_->device; }
-  /// The block itself. For library code.
+  /// The block, for library code.
   Block<D>* block() const { return block_; }
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
@@ -2190,15 +2183,14 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
-/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
-/// find them.
+/// Storage with an identity: that of a parameter, its gradient or a buffer. The data is in `memory`, or in a part of
+/// it, and may move within it or to other memory. Existing tensors follow.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
-  std::size_t unit = 0;                            // the unit of the numbers there
+  std::shared_ptr<Residence> residence = nullptr;  // set if the process may hold only a part of the data
+  std::size_t unit = 0;                            // the index of the unit
 };
 
 template <Device D>
@@ -2215,33 +2207,33 @@ void Storage<D>::release(Block<D>* block) noexcept {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
-/// took it. Later work of that stream may use it again at once, without waiting.
+/// GPU memory: blocks in size classes, cached and reused in stream order. A block belongs to the stream that allocated
+/// it, whose later work may reuse it at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
-/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
+/// The memory of one GPU stream: blocks in size classes, cached and reused in stream order; and the private pools of
+/// captured graphs. `allocator.hpp` has the pools of all streams.
 
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-/// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
-/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// Streams and events. All threads share one compute stream per device, so that tensors may be passed between threads
+/// as on the CPU: a thread's work runs after all earlier work. A thread that needs its own stream (communication,
+/// copies, graph capture) sets one with StreamScope and orders it with `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
+/// The CUDA runtime with chorus's errors: checked calls, the available devices, and a thread's current device.
 
 #include <cuda_runtime_api.h>
 
 namespace chorus::cuda {
 
 namespace detail {
-/// Source paths from "include/" on, so that messages don't depend on where the project lies.
+/// Source paths from "chorus/" on, so that messages don't depend on the project's location.
 constexpr std::string_view short_path(std::string_view path) {
   const auto at = path.rfind("chorus/");
   return at == std::string_view::npos ? path : path.substr(at);
@@ -2249,26 +2241,26 @@ constexpr std::string_view short_path(std::string_view path) {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
                                                                int line) {
-  static_cast<void>(cudaGetLastError());  // an error of one call must not be found by the next
+  static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
   fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
                     short_path(file), ":", line);
 }
 }  // namespace detail
 
-/// Throws DeviceError, which names the call, its error and its place, unless `status` is success.
+/// Throws DeviceError with the call, its error and the source location, unless `status` is success.
 inline void check(cudaError_t status, const char* call, const char* file, int line) {
   if (status != cudaSuccess) [[unlikely]]
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
-/// for it. A missing GPU or driver is reported when a GPU is requested.
+/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
+/// A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// A known error, or the answer to a question, must not be found by the next call.
+/// Clears an expected error, so that the next call does not report it.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -2288,10 +2280,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 without a GPU or a driver.
+/// The number of GPUs that this process can use; 0 without GPU or driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError with the machine's devices unless `device` exists.
+/// Throws DeviceError, with a list of the machine's devices, unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -2303,7 +2295,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
+/// While it lives, `device` is this thread's current device. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -2324,7 +2316,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// An object of the runtime, by its handle, which `free` releases.
+/// Deletes a CUDA object with `free`.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -2335,7 +2327,7 @@ struct GiveBack {
 template <class Handle, auto free>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
 
-/// Pinned host memory, which copies to and from devices read without staging.
+/// Pinned host memory, for copies from and to devices without staging.
 inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
   void* data = nullptr;
   CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
@@ -2349,8 +2341,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
-/// was taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that does not synchronise with the legacy default stream. Wait for its work before you destroy it: its
+/// memory pool belongs to the handle's value, which a new stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -2363,7 +2355,7 @@ class Stream {
 
   Cuda device() const { return device_; }
   cudaStream_t get() const { return stream_.get(); }
-  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
+  operator cudaStream_t() const { return get(); }  // NOLINT: converts to the handle
 
  private:
   Cuda device_;
@@ -2382,7 +2374,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
-  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors outlive everything
+  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors may outlive everything
   const auto i = static_cast<std::size_t>(device.index);
   std::call_once(once[i], [&] {
     const DeviceGuard guard(device);
@@ -2391,13 +2383,13 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
+/// This thread's stream on `device`: that of its StreamScope, else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
-/// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
+/// While it lives, this thread's work and allocations on `device` use `stream`.
 struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
@@ -2411,14 +2403,14 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// Returns false. For the runtime the answer was an error, which the next call must not find.
+/// Returns false, and clears the runtime's "not ready" error for the next call.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
 }
 }  // namespace detail
 
-/// A place in a stream's work, for other streams to wait for.
+/// A point in a stream's work that other streams can wait for.
 class Event {
  public:
   explicit Event(Cuda device) {
@@ -2429,11 +2421,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks the work that `stream`, of this event's device, has so far.
+  /// Marks the current end of the work on `stream`, a stream of the event's device.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// Later work of `stream`, of any device, runs after the mark.
+  /// Makes later work on `stream`, of any device, wait for the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true if nothing was ever marked.
+  /// Whether the marked work is done; true if nothing was marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -2446,8 +2438,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
-/// `later` joins the capture.
+/// Makes later work on `later` wait for the current work on `earlier`, a stream of `device`. In a graph capture `later`
+/// joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -2455,10 +2447,10 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
+/// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
-/// Calls `done()` until it is true. Throws TimeoutError after `limit`.
+/// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
 void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
   using Clock = std::chrono::steady_clock;
@@ -2470,7 +2462,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
+/// Waits until `stream` is idle. Throws DeviceError for errors of its work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -2502,27 +2494,27 @@ class MemoryPool;
 template <>
 struct Block<Cuda> {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
+  std::atomic<std::uint32_t> writes{0};  // as on the CPU
   trace::Memory kind{};
   Cuda device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
   cuda::MemoryPool* pool = nullptr;
-  bool carved = false;                      ///< part of a slab, not freed on its own
-  std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
+  bool carved = false;                      ///< part of a slab, not freed separately
+  std::vector<cudaStream_t> other_streams;  ///< other streams than the pool's that use the block
+  std::unique_ptr<Home<Cuda>> home;         ///< set for storage with an identity
+  std::ptrdiff_t moved = 0;                 ///< offset of the data from its first address, in bytes
 };
 
 namespace cuda {
 
-/// Blocks of one stream. Thread-safe.
+/// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
-  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
-  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
-  static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
+  static constexpr std::size_t smallest = 256;            ///< in bytes; also the alignment of every block
+  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
+  static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
   MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
   MemoryPool(const MemoryPool&) = delete;
@@ -2551,7 +2543,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
@@ -2559,8 +2551,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
-  /// the release.
+  /// Records that `stream` uses the block, too. The memory is reused only after the work that `stream` has when the
+  /// block is released.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -2569,13 +2561,13 @@ class MemoryPool {
     block->other_streams.push_back(stream);
   }
 
-  /// Gives unused memory back to the device; slabs stay. Waits for the device.
+  /// Returns unused memory to the device, except slabs. Waits for the device.
   void empty_cache() noexcept {
     const std::lock_guard lock(mutex_);
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
+  /// A sealed pool makes no driver calls: it uses its own memory or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -2585,7 +2577,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
+  /// Destroys the pool and frees its memory once none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -2612,9 +2604,8 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
-  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
-  // join the capture.
+  // Frees released blocks that other streams use, after ordering this pool's stream behind those streams. A block in a
+  // graph capture waits for the end of the capture; otherwise the pool's stream would join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -2628,7 +2619,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
+        place = &block->next_free;  // its order is unknown, so it must not be reused yet
         continue;
       }
       *place = block->next_free;
@@ -2662,7 +2653,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
+        slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -2676,7 +2667,7 @@ class MemoryPool {
     return block.release();
   }
 
-  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks other pools of the device to free memory
 
   const Cuda device_;
   const cudaStream_t stream_;
@@ -2691,7 +2682,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` uses this memory, which was taken on another stream.
+/// Records that `stream` uses this memory, which was allocated on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -2703,7 +2694,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
+/// The private pool of a captured graph. Its memory is not used otherwise while the pool, or a tensor from it, lives.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -2720,7 +2711,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, this thread takes memory on the pool's device from the pool.
+/// While it lives, this thread allocates on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -2734,8 +2725,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
-/// storage may outlive it. Thread-safe.
+/// One pool per stream of a device, plus one for permanent memory. Never destroyed, since tensors in static storage may
+/// outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -2745,8 +2736,8 @@ class CachingAllocator<Cuda> {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 256 bytes, contents undefined, for work on the thread's current stream.
-  /// Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 256 bytes, uninitialised, for the thread's current stream. Throws Error if
+  /// the device is out of memory.
   Block<Cuda>* allocate(Cuda device, std::size_t bytes) {
     cuda::MemoryPool* pool = cuda::detail::private_pool(device);
     const trace::Memory kind = MemoryScope::current();
@@ -2767,7 +2758,7 @@ class CachingAllocator<Cuda> {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the driver; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -2784,7 +2775,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here locked.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -2792,8 +2783,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
-  // must not wait for each other.
+  // Called by a pool that holds its own lock. Pools in use are skipped, so that two pools that empty each other do not
+  // deadlock.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -3396,7 +3387,7 @@ class StridedRuns {
 // <chorus/tensor/shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
-/// Extents and strides. The rank is a type, the sizes are values.
+/// Shapes and strides. The rank is part of the type, the sizes are values.
 
 namespace chorus {
 
@@ -3411,7 +3402,7 @@ constexpr Index numel(std::span<const Index> shape) {
   return count;
 }
 
-/// Strides, in elements, of a dense row-major tensor.
+/// The strides, in elements, of a contiguous row-major tensor.
 template <std::size_t N>
 constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   std::array<Index, N> strides{};
@@ -3423,7 +3414,7 @@ constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   return strides;
 }
 
-/// The axis counted from the front; negative axes count from the back, as in PyTorch.
+/// The axis as an index from the front. Negative axes count from the back, as in PyTorch.
 inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
   check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
                     rank);
@@ -3706,21 +3697,21 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-/// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
-/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// Streams and events. All threads share one compute stream per device, so that tensors may be passed between threads
+/// as on the CPU: a thread's work runs after all earlier work. A thread that needs its own stream (communication,
+/// copies, graph capture) sets one with StreamScope and orders it with `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
+/// The CUDA runtime with chorus's errors: checked calls, the available devices, and a thread's current device.
 
 #include <cuda_runtime_api.h>
 
 namespace chorus::cuda {
 
 namespace detail {
-/// Source paths from "include/" on, so that messages don't depend on where the project lies.
+/// Source paths from "chorus/" on, so that messages don't depend on the project's location.
 constexpr std::string_view short_path(std::string_view path) {
   const auto at = path.rfind("chorus/");
   return at == std::string_view::npos ? path : path.substr(at);
@@ -3728,26 +3719,26 @@ constexpr std::string_view short_path(std::string_view path) {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
                                                                int line) {
-  static_cast<void>(cudaGetLastError());  // an error of one call must not be found by the next
+  static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
   fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
                     short_path(file), ":", line);
 }
 }  // namespace detail
 
-/// Throws DeviceError, which names the call, its error and its place, unless `status` is success.
+/// Throws DeviceError with the call, its error and the source location, unless `status` is success.
 inline void check(cudaError_t status, const char* call, const char* file, int line) {
   if (status != cudaSuccess) [[unlikely]]
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
-/// for it. A missing GPU or driver is reported when a GPU is requested.
+/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
+/// A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// A known error, or the answer to a question, must not be found by the next call.
+/// Clears an expected error, so that the next call does not report it.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -3767,10 +3758,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 without a GPU or a driver.
+/// The number of GPUs that this process can use; 0 without GPU or driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError with the machine's devices unless `device` exists.
+/// Throws DeviceError, with a list of the machine's devices, unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -3782,7 +3773,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
+/// While it lives, `device` is this thread's current device. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -3803,7 +3794,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// An object of the runtime, by its handle, which `free` releases.
+/// Deletes a CUDA object with `free`.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -3814,7 +3805,7 @@ struct GiveBack {
 template <class Handle, auto free>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
 
-/// Pinned host memory, which copies to and from devices read without staging.
+/// Pinned host memory, for copies from and to devices without staging.
 inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
   void* data = nullptr;
   CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
@@ -3827,11 +3818,11 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: a temporary value.
+/// `Replaced`: a scoped assignment.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; afterwards the old value.
+/// Sets `place` to `value` while it lives; then restores the old value.
 template <class T>
 class Replaced {
  public:
@@ -3854,8 +3845,8 @@ class Replaced {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
-/// was taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that does not synchronise with the legacy default stream. Wait for its work before you destroy it: its
+/// memory pool belongs to the handle's value, which a new stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -3868,7 +3859,7 @@ class Stream {
 
   Cuda device() const { return device_; }
   cudaStream_t get() const { return stream_.get(); }
-  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
+  operator cudaStream_t() const { return get(); }  // NOLINT: converts to the handle
 
  private:
   Cuda device_;
@@ -3887,7 +3878,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
-  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors outlive everything
+  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors may outlive everything
   const auto i = static_cast<std::size_t>(device.index);
   std::call_once(once[i], [&] {
     const DeviceGuard guard(device);
@@ -3896,13 +3887,13 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
+/// This thread's stream on `device`: that of its StreamScope, else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
-/// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
+/// While it lives, this thread's work and allocations on `device` use `stream`.
 struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
@@ -3916,14 +3907,14 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// Returns false. For the runtime the answer was an error, which the next call must not find.
+/// Returns false, and clears the runtime's "not ready" error for the next call.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
 }
 }  // namespace detail
 
-/// A place in a stream's work, for other streams to wait for.
+/// A point in a stream's work that other streams can wait for.
 class Event {
  public:
   explicit Event(Cuda device) {
@@ -3934,11 +3925,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks the work that `stream`, of this event's device, has so far.
+  /// Marks the current end of the work on `stream`, a stream of the event's device.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// Later work of `stream`, of any device, runs after the mark.
+  /// Makes later work on `stream`, of any device, wait for the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true if nothing was ever marked.
+  /// Whether the marked work is done; true if nothing was marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -3951,8 +3942,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
-/// `later` joins the capture.
+/// Makes later work on `later` wait for the current work on `earlier`, a stream of `device`. In a graph capture `later`
+/// joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -3960,10 +3951,10 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
+/// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
-/// Calls `done()` until it is true. Throws TimeoutError after `limit`.
+/// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
 void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
   using Clock = std::chrono::steady_clock;
@@ -3975,7 +3966,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
+/// Waits until `stream` is idle. Throws DeviceError for errors of its work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -3998,7 +3989,7 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// Threads within an operation. Kernels split their work by results, never by the terms of a sum, so that the bits
 /// don't depend on the number of threads.
 
 namespace chorus {
@@ -4010,9 +4001,8 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
-/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
-/// with the others' ranges.
+/// The helper threads of one calling thread. They sleep between tasks, after a short spin. Each starts with its own
+/// range, the same part of every task, so that its cache has its earlier results. Then it helps with others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -4030,13 +4020,13 @@ class ThreadTeam {
  private:
   void call();
 
-  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
-  // finds nothing to claim, and nobody waits for it.
+  // `run`, and so the next task, waits for threads with a claimed index. A helper that wakes too late finds nothing to
+  // claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // The number of unclaimed indices before; 0 if there is nothing to claim.
+  // The number of unclaimed indices before the claim; 0 if there was none.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -4051,7 +4041,7 @@ class ThreadTeam {
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
-    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    constexpr int looks = 4000;  // about 20 us: a step's next operation usually comes sooner
     for (int i = 0; i < looks; ++i) {
       if (!condition(value.load(std::memory_order_acquire))) return;
 #if defined(__x86_64__)
@@ -4090,22 +4080,21 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// The number of threads for operations that this thread calls.
+/// The number of threads for this thread's operations.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
+/// Within an operation: this thread's index in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
-/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
-/// n < 1.
+/// Sets the number of threads for this thread's operations: itself and n - 1 helpers, which end with it. By default
+/// each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
-/// Operations inside of `f` work alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if `worth_it`: about 10 us of work per thread.
+/// Operations inside of `f` are single-threaded.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -4113,7 +4102,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an inner operation does not use it again.
+  // Removes the team meanwhile, so that inner operations don't use it.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -4122,12 +4111,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
+/// The minimum number of elements per thread: about 10 us of work, since reads from another core's cache are slow.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
-/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
-/// does less.
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. Uses one range if threads don't
+/// pay off (below `least` elements per thread), else up to `most` ranges per thread for load balancing.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
   const Index threads = num_threads();
@@ -4150,7 +4138,7 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// Device memory: freed blocks are cached, so that from its second step on a training loop needs no memory from the
 /// system.
 
 #include <sys/mman.h>
@@ -4158,23 +4146,22 @@ void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 
 // <chorus/core/trace.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
-/// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
-/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
-/// listens (core/trace_listener.hpp) is told of each.
+/// Counts communication and memory: bytes sent per device and content, and memory per device and kind. Under
+/// DataParallel a device is one of this process, under DistributedDataParallel it is the rank. Listeners
+/// (core/trace_listener.hpp) get each event.
 
 // <chorus/core/trace_listener.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
-/// Who wants to know what happens while a program trains: bytes that move, memory, and where time goes. Where nobody
-/// listens each of these is a branch.
+/// Listeners for events in training: communication, memory and time. Without a listener each event costs one branch.
 
 namespace chorus::trace {
 
-/// What a message between devices or ranks carried.
+/// The content of a message between devices or ranks.
 enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
 inline constexpr std::size_t traffic_kinds = 7;
 
-/// What a block of device memory holds.
+/// The content of a block of device memory.
 enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
 inline constexpr std::size_t memory_kinds = 5;
 
@@ -4188,8 +4175,8 @@ constexpr std::string_view name(Memory kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
-/// cut up together, beside those that take gradients apart.
+/// The tracks in a trace of a device's or rank's time. `gathers`: collectives that gather sharded parameters, beside
+/// those that reduce gradients.
 enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
 inline constexpr std::size_t lanes = 8;
 
@@ -4199,16 +4186,16 @@ constexpr std::string_view name(Lane lane) {
   return names[static_cast<std::size_t>(lane)];
 }
 
-/// Something that took time, from `begin` to `end`, or happened at `end`. In ns of the listener's clock.
+/// An interval from `begin` to `end`, or an instant at `end`, in ns of the listener's clock.
 struct Event {
   int device;  ///< or rank
   Lane lane;
   std::string_view category, name;
   std::int64_t begin, end;
-  std::string_view args = {};  ///< what else is known, as a JSON object's fields: `"bucket":2,"bytes":1024`
+  std::string_view args = {};  ///< further fields of a JSON object: `"bucket":2,"bytes":1024`
 };
 
-/// Who is told of what happens. Called from any thread.
+/// Receives events, from any thread.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -4218,20 +4205,20 @@ class Listener {
   virtual void sent(int from, int to, Traffic kind, std::size_t bytes) = 0;
   /// By trace_slot.
   virtual void allocated(int slot, Memory kind, std::int64_t bytes) = 0;
-  /// Whether it wants each step of a collective algorithm, too.
+  /// Whether it wants each step of a collective algorithm.
   virtual bool wants_steps() const { return false; }
 };
 
-/// Who is told where training steps begin and end, or null: a trace of some of them. `stepped` after an optimizer's
-/// step, `forward_begins` before a forward pass that records gradients.
+/// Observes the begin and end of training steps, for traces of selected steps: `stepped` after an optimizer's step,
+/// `forward_begins` before a forward pass that records gradients.
 class StepCounter {
  public:
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
-  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  /// Before a forward pass in evaluation mode without gradients, which belongs to no training step.
   virtual void evaluation_begins() {}
-  /// Something about the run that its trace is to say, as JSON.
+  /// Adds information about the run to its trace, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };
 
@@ -4242,7 +4229,7 @@ inline std::atomic<int> place_of_process{0};
 inline thread_local constinit int place_of_thread = -1;
 }  // namespace detail
 
-/// The one that listens now, or null. It must live as long as there are threads that may have asked.
+/// The current listener, or null. It must outlive all threads that may have read it.
 inline Listener* listening() { return detail::listener.load(std::memory_order_acquire); }
 inline void listen(Listener* listener) { detail::listener.store(listener, std::memory_order_release); }
 inline StepCounter* step_counter() { return detail::step_counter.load(std::memory_order_acquire); }
@@ -4253,17 +4240,17 @@ inline int place() {
   return detail::place_of_thread >= 0 ? detail::place_of_thread
                                       : detail::place_of_process.load(std::memory_order_relaxed);
 }
-/// Of threads that have no PlaceScope.
+/// Sets the place of threads without a PlaceScope.
 inline void set_place_of_process(int device) { detail::place_of_process.store(device, std::memory_order_relaxed); }
 /// While it lives, this thread works for that device or rank.
 struct PlaceScope : chorus::detail::Replaced<int> {
   explicit PlaceScope(int device) : Replaced(detail::place_of_thread, device) {}
 };
 
-/// Tells the listener, if there is one at its begin, how long it lived, on behalf of this thread's place.
+/// Reports its lifetime to the listener that existed at its construction, for this thread's place.
 class Span {
  public:
-  /// The texts live as long.
+  /// The strings must outlive it.
   Span(Lane lane, std::string_view category, std::string_view name)
       : listener_(listening()), event_{0, lane, category, name, 0, 0, {}} {
     if (listener_ == nullptr) [[likely]]
@@ -4279,9 +4266,9 @@ class Span {
     event_.end = listener_->now();
     listener_->span(event_);
   }
-  /// Whether somebody listens.
+  /// Whether there is a listener.
   explicit operator bool() const { return listener_ != nullptr; }
-  /// What is known of it by now: on which device it is, what it is called, and its args.
+  /// Sets device, name and args, which are known only now.
   void describe(int device, std::string name, std::string args) {
     name_ = std::move(name);
     args_ = std::move(args);
@@ -4301,10 +4288,10 @@ class Span {
 
 namespace chorus::trace {
 
-/// Slots for devices: 64 of a kind (`trace_slot`).
+/// Device slots: 64 per kind (`trace_slot`).
 inline constexpr int max_devices = 128;
 
-/// Bytes of one device, in use now and at most so far.
+/// A device's bytes in use, now and at the peak.
 struct MemoryUse {
   std::size_t current = 0, peak = 0;
 };
@@ -4323,7 +4310,7 @@ inline DeviceCounters& counters(int device) {
                      max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
-/// What other threads allocate meanwhile may be in it, too.
+/// Concurrent allocations of other threads may be included.
 [[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
   const std::lock_guard lock(c.at_peak_mutex);
   if (now <= c.peak.load(std::memory_order_relaxed)) return;
@@ -4333,13 +4320,13 @@ inline DeviceCounters& counters(int device) {
 }
 }  // namespace detail
 
-/// Counts `bytes` that the device (or rank) `from` handed to another one.
+/// Counts `bytes` sent by the device (or rank) `from` to `to`.
 inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
-/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
+/// Bytes sent by a device since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -4348,13 +4335,13 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
-/// Counts the bytes that devices send from 0 again.
+/// Resets the counters of bytes sent.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
 }
 
-/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+/// Counts `bytes` allocated (negative: freed) on the device with that trace_slot.
 inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   auto& c = detail::counters(slot);
   c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
@@ -4364,7 +4351,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
-/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
+/// A device's bytes in tensors, now and at the peak; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
@@ -4372,14 +4359,14 @@ inline MemoryUse memory(int device) {
 inline std::size_t memory(int device, Memory kind) {
   return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
 }
-/// What the peak was made of, by kind.
+/// The memory at the peak, by kind.
 inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
   auto& c = detail::counters(device);
   const std::lock_guard lock(c.at_peak_mutex);
   return c.at_peak;
 }
 
-/// What is allocated in the slot while it lives leaves no trace in its peak.
+/// Allocations in the slot while it lives don't count for its peak.
 class PeakKept {
  public:
   explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {
@@ -4405,19 +4392,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
+/// Residence: fetches sharded values when they are needed.
 
 namespace chorus {
 
-/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
-/// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
+/// The owner of sharded values: the policy that splits parameters into units. A home (see Storage) has a residence and
+/// a unit index, and calls it before an operation, in forward or backward, reads the values.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
-  /// they cannot be fetched now.
+  /// Called before a unit's values are read; they are present on return. Throws UsageError with advice if they cannot
+  /// be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are present.
+  /// Whether the unit's values are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -4427,19 +4414,19 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
+/// Size classes of memory blocks: four per octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
 namespace chorus {
 
-/// The number of a class, below `size_classes`, and the size of its blocks.
+/// The index of a class, below `size_classes`, and the size of its blocks.
 struct SizeClass {
   std::size_t list, bytes;
 };
 inline constexpr std::size_t size_classes = 256;
 
-/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// The class of a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
 /// multiples of Smallest, a power of two.
 template <std::size_t Smallest>
 constexpr SizeClass size_class(std::size_t bytes) {
@@ -4461,37 +4448,37 @@ constexpr SizeClass size_class(std::size_t bytes) {
 // <chorus/tensor/writes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
-/// Writes: how often the numbers of a parameter or a buffer have been written.
+/// Writes: counts the writes to the values of a parameter or buffer.
 
 #include <cstring>
 
 namespace chorus {
 
-/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
-/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
-/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
-/// Several threads may look at the same time.
+/// Copies on other devices, copies in another type and tensors saved for backward are valid while the values don't
+/// change. Library code reports its writes (`add`). A program may write through a pointer: once it has one (`watch`),
+/// each query of the version compares a fingerprint of the values with the last one. Several threads may query at the
+/// same time.
 class Writes {
  public:
-  /// The name of the parameter or buffer in its model; empty where none is known.
+  /// The name of the parameter or buffer in its model; empty if unknown.
   std::string name;
-  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
-  /// here.
+  /// Where the values are, if this process no longer holds them: an error message for code that needs them. Empty if
+  /// they are here.
   std::string elsewhere;
   void check_here() const {
     if (!elsewhere.empty()) [[unlikely]]
       fail<UsageError>(elsewhere);
   }
 
-  /// The program has written, by a call that says so.
+  /// Records an explicit write by the program, such as `assign`.
   void add_by_hand() {
     add();
     by_hand_.fetch_add(1, std::memory_order_relaxed);
   }
   std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
-  /// How often a look has found that somebody has written through a pointer.
+  /// Number of detected writes through a pointer.
   std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
-  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  /// Called after library code wrote into watched values, so that only the program's writes are detected later.
   void settle(const void* numbers, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
@@ -4499,26 +4486,26 @@ class Writes {
 
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
-  /// What `version` is if nobody has written through a pointer.
+  /// The version without a check for writes through a pointer.
   std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
-  /// Grows with the numbers' changes.
+  /// Grows with each change of the values.
   std::uint64_t version(const void* numbers, std::size_t bytes) {
     if (watched()) [[unlikely]]
       look(numbers, bytes);
     return counted();
   }
-  /// Somebody is about to get a pointer to the numbers.
+  /// Called before the program gets a pointer to the values.
   void watch(const void* numbers, std::size_t bytes) {
     if (watched()) return;
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
     watched_.store(true, std::memory_order_relaxed);
   }
-  /// Nobody has a pointer any more.
+  /// Nobody holds a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
-  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
-  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
+  /// A fingerprint of values in host memory. A change of one value always changes it; other changes are missed with
+  /// probability 2^-32. It uses enough lanes to hide the multiplication's latency: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
@@ -4547,7 +4534,7 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// The system's allocation function, the only part of the allocator that depends on the kind of device. A null pointer
 /// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
@@ -4562,19 +4549,19 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // number of in-place writes, for storage without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
+  std::shared_ptr<void> lent;    // owner of `data`, if not the allocator
+  std::unique_ptr<Home<D>> home;  // set for storage with an identity
+  std::ptrdiff_t moved = 0;       // offset of the data from its first address, in bytes
 };
 
 namespace detail {
@@ -4590,12 +4577,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
-/// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
+/// Whether memory of this kind is permanent. An optimizer's state is allocated in the middle of the first step and must
+/// not take an activation's block, which the second step needs again. Permanent blocks have separate free lists.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
-/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Caches freed blocks in size classes, four per octave, so that at most a quarter of a block is unused. One per
+/// device; never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -4606,7 +4593,7 @@ class CachingAllocator {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 64 bytes, uninitialised. Throws Error if the device is out of memory.
   Block<D>* allocate(D device, std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const trace::Memory kind = MemoryScope::current();
@@ -4625,7 +4612,7 @@ class CachingAllocator {
     return block;
   }
 
-  /// A block of memory that something else owns.
+  /// A block for memory with another owner.
   Block<D>* adopt(D device, std::shared_ptr<void> memory, std::size_t bytes) {
     auto* block = new Block<D>;
     block->device = device;
@@ -4652,7 +4639,7 @@ class CachingAllocator {
   /// See set_memory_limit.
   void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
-  /// Gives all unused blocks back to the system.
+  /// Returns all unused blocks to the system.
   void empty_cache() noexcept {
     std::lock_guard lock(mutex_);
     for (auto& lists : free_)
@@ -4664,7 +4651,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the system; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -4695,14 +4682,14 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
-/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: operations throw Error if more than `bytes` would be in use. It shows
+/// whether a program fits on a smaller device, or into a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
 }
 
-/// A counted handle to a block. Copies share it.
+/// A reference-counted handle to a block.
 template <Device D>
 class Storage {
  public:
@@ -4710,7 +4697,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
+  /// Wraps `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -4727,7 +4714,7 @@ class Storage {
     if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
   }
 
-  /// A home for the `bytes` at `data` within `memory`: see Home.
+  /// A home for the `bytes` at `data` in `memory`: see Home.
   static Storage home_in(Storage memory, void* data, std::size_t bytes) {
     Storage out;
     out.block_ = new Block<D>;
@@ -4738,7 +4725,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
+  /// Moves the home: all handles to it now refer to `data` in `memory`. Copies no bytes.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -4746,34 +4733,34 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
+  /// The distance in bytes that the data has moved since the home was created.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory of a home; other storage itself.
+  /// The memory of a home; for other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// For a home: how often its numbers have been written; otherwise null.
+  /// The write counter of a home; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
+  /// Grows with each change of a home's data; for other storage only with `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
     return present() ? known->version(block_->data, block_->bytes) : known->counted();
   }
-  /// The numbers have been written in place.
+  /// Records an in-place write.
   void wrote() const {
     if (auto* const known = writes())
       known->add();
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
+  /// Called when the program gets a pointer to a home's data, through which it may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
-  /// through a pointer are found now.
+  /// Called before library code writes: detects earlier writes of the program through a pointer. `settle` is called
+  /// after the library's write.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -4783,19 +4770,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
+  /// Called before an operation reads the data. If a Residence manages the home and the data is absent, it is fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are present. Only a home with a Residence may lack them.
+  /// Whether the data is present. It can only be absent if the home has a Residence.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of the numbers.
+  /// Whether this process may hold only a part of the data.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// For a home: the residence that fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its data, and the index of its unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -4805,7 +4792,7 @@ class Storage {
   void* data() const { return block_ == nullptr ? nullptr : block_->data; }
   std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
   D device() const { return block_ == nullptr ? D{} : block_->device; }
-  /// The block itself. For library code.
+  /// The block, for library code.
   Block<D>* block() const { return block_; }
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
@@ -4815,15 +4802,14 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
-/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
-/// find them.
+/// Storage with an identity: that of a parameter, its gradient or a buffer. The data is in `memory`, or in a part of
+/// it, and may move within it or to other memory. Existing tensors follow.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
-  std::size_t unit = 0;                            // the unit of the numbers there
+  std::shared_ptr<Residence> residence = nullptr;  // set if the process may hold only a part of the data
+  std::size_t unit = 0;                            // the index of the unit
 };
 
 template <Device D>
@@ -4840,14 +4826,14 @@ void Storage<D>::release(Block<D>* block) noexcept {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
-/// took it. Later work of that stream may use it again at once, without waiting.
+/// GPU memory: blocks in size classes, cached and reused in stream order. A block belongs to the stream that allocated
+/// it, whose later work may reuse it at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
-/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
+/// The memory of one GPU stream: blocks in size classes, cached and reused in stream order; and the private pools of
+/// captured graphs. `allocator.hpp` has the pools of all streams.
 
 namespace chorus {
 
@@ -4866,27 +4852,27 @@ class MemoryPool;
 template <>
 struct Block<Cuda> {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
+  std::atomic<std::uint32_t> writes{0};  // as on the CPU
   trace::Memory kind{};
   Cuda device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
   cuda::MemoryPool* pool = nullptr;
-  bool carved = false;                      ///< part of a slab, not freed on its own
-  std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
+  bool carved = false;                      ///< part of a slab, not freed separately
+  std::vector<cudaStream_t> other_streams;  ///< other streams than the pool's that use the block
+  std::unique_ptr<Home<Cuda>> home;         ///< set for storage with an identity
+  std::ptrdiff_t moved = 0;                 ///< offset of the data from its first address, in bytes
 };
 
 namespace cuda {
 
-/// Blocks of one stream. Thread-safe.
+/// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
-  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
-  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
-  static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
+  static constexpr std::size_t smallest = 256;            ///< in bytes; also the alignment of every block
+  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
+  static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
   MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
   MemoryPool(const MemoryPool&) = delete;
@@ -4915,7 +4901,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
@@ -4923,8 +4909,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
-  /// the release.
+  /// Records that `stream` uses the block, too. The memory is reused only after the work that `stream` has when the
+  /// block is released.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -4933,13 +4919,13 @@ class MemoryPool {
     block->other_streams.push_back(stream);
   }
 
-  /// Gives unused memory back to the device; slabs stay. Waits for the device.
+  /// Returns unused memory to the device, except slabs. Waits for the device.
   void empty_cache() noexcept {
     const std::lock_guard lock(mutex_);
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
+  /// A sealed pool makes no driver calls: it uses its own memory or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -4949,7 +4935,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
+  /// Destroys the pool and frees its memory once none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -4976,9 +4962,8 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
-  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
-  // join the capture.
+  // Frees released blocks that other streams use, after ordering this pool's stream behind those streams. A block in a
+  // graph capture waits for the end of the capture; otherwise the pool's stream would join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -4992,7 +4977,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
+        place = &block->next_free;  // its order is unknown, so it must not be reused yet
         continue;
       }
       *place = block->next_free;
@@ -5026,7 +5011,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
+        slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -5040,7 +5025,7 @@ class MemoryPool {
     return block.release();
   }
 
-  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks other pools of the device to free memory
 
   const Cuda device_;
   const cudaStream_t stream_;
@@ -5055,7 +5040,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` uses this memory, which was taken on another stream.
+/// Records that `stream` uses this memory, which was allocated on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -5067,7 +5052,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
+/// The private pool of a captured graph. Its memory is not used otherwise while the pool, or a tensor from it, lives.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -5084,7 +5069,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, this thread takes memory on the pool's device from the pool.
+/// While it lives, this thread allocates on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -5098,8 +5083,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
-/// storage may outlive it. Thread-safe.
+/// One pool per stream of a device, plus one for permanent memory. Never destroyed, since tensors in static storage may
+/// outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -5109,8 +5094,8 @@ class CachingAllocator<Cuda> {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 256 bytes, contents undefined, for work on the thread's current stream.
-  /// Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 256 bytes, uninitialised, for the thread's current stream. Throws Error if
+  /// the device is out of memory.
   Block<Cuda>* allocate(Cuda device, std::size_t bytes) {
     cuda::MemoryPool* pool = cuda::detail::private_pool(device);
     const trace::Memory kind = MemoryScope::current();
@@ -5131,7 +5116,7 @@ class CachingAllocator<Cuda> {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the driver; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -5148,7 +5133,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here locked.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -5156,8 +5141,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
-  // must not wait for each other.
+  // Called by a pool that holds its own lock. Pools in use are skipped, so that two pools that empty each other do not
+  // deadlock.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -5513,7 +5498,7 @@ struct Many {
 // <chorus/tensor/shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
-/// Extents and strides. The rank is a type, the sizes are values.
+/// Shapes and strides. The rank is part of the type, the sizes are values.
 
 namespace chorus {
 
@@ -5528,7 +5513,7 @@ constexpr Index numel(std::span<const Index> shape) {
   return count;
 }
 
-/// Strides, in elements, of a dense row-major tensor.
+/// The strides, in elements, of a contiguous row-major tensor.
 template <std::size_t N>
 constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   std::array<Index, N> strides{};
@@ -5540,7 +5525,7 @@ constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   return strides;
 }
 
-/// The axis counted from the front; negative axes count from the back, as in PyTorch.
+/// The axis as an index from the front. Negative axes count from the back, as in PyTorch.
 inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
   check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
                     rank);
@@ -5960,12 +5945,12 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/tensor/tensor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_TENSOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_TENSOR_HPP
-/// Tensor: a shared, strided view of device memory. Copying a Tensor copies the handle, not the numbers.
+/// Tensor: a shared, strided view of device memory. Copying a Tensor copies the handle, not the data.
 
 // <chorus/tensor/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_ALLOCATOR_HPP
-/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// Device memory: freed blocks are cached, so that from its second step on a training loop needs no memory from the
 /// system.
 
 #include <mutex>
@@ -5975,11 +5960,11 @@ void scatter_strided(Cuda device, std::span<const Index> shape, const T* src, T*
 // <chorus/core/replaced.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_REPLACED_HPP
-/// `Replaced`: a temporary value.
+/// `Replaced`: a scoped assignment.
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; afterwards the old value.
+/// Sets `place` to `value` while it lives; then restores the old value.
 template <class T>
 class Replaced {
  public:
@@ -5999,23 +5984,22 @@ class Replaced {
 // <chorus/core/trace.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TRACE_HPP
-/// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
-/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
-/// listens (core/trace_listener.hpp) is told of each.
+/// Counts communication and memory: bytes sent per device and content, and memory per device and kind. Under
+/// DataParallel a device is one of this process, under DistributedDataParallel it is the rank. Listeners
+/// (core/trace_listener.hpp) get each event.
 
 // <chorus/core/trace_listener.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TRACE_LISTENER_HPP
-/// Who wants to know what happens while a program trains: bytes that move, memory, and where time goes. Where nobody
-/// listens each of these is a branch.
+/// Listeners for events in training: communication, memory and time. Without a listener each event costs one branch.
 
 namespace chorus::trace {
 
-/// What a message between devices or ranks carried.
+/// The content of a message between devices or ranks.
 enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
 inline constexpr std::size_t traffic_kinds = 7;
 
-/// What a block of device memory holds.
+/// The content of a block of device memory.
 enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
 inline constexpr std::size_t memory_kinds = 5;
 
@@ -6029,8 +6013,8 @@ constexpr std::string_view name(Memory kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
-/// cut up together, beside those that take gradients apart.
+/// The tracks in a trace of a device's or rank's time. `gathers`: collectives that gather sharded parameters, beside
+/// those that reduce gradients.
 enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
 inline constexpr std::size_t lanes = 8;
 
@@ -6040,16 +6024,16 @@ constexpr std::string_view name(Lane lane) {
   return names[static_cast<std::size_t>(lane)];
 }
 
-/// Something that took time, from `begin` to `end`, or happened at `end`. In ns of the listener's clock.
+/// An interval from `begin` to `end`, or an instant at `end`, in ns of the listener's clock.
 struct Event {
   int device;  ///< or rank
   Lane lane;
   std::string_view category, name;
   std::int64_t begin, end;
-  std::string_view args = {};  ///< what else is known, as a JSON object's fields: `"bucket":2,"bytes":1024`
+  std::string_view args = {};  ///< further fields of a JSON object: `"bucket":2,"bytes":1024`
 };
 
-/// Who is told of what happens. Called from any thread.
+/// Receives events, from any thread.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -6059,20 +6043,20 @@ class Listener {
   virtual void sent(int from, int to, Traffic kind, std::size_t bytes) = 0;
   /// By trace_slot.
   virtual void allocated(int slot, Memory kind, std::int64_t bytes) = 0;
-  /// Whether it wants each step of a collective algorithm, too.
+  /// Whether it wants each step of a collective algorithm.
   virtual bool wants_steps() const { return false; }
 };
 
-/// Who is told where training steps begin and end, or null: a trace of some of them. `stepped` after an optimizer's
-/// step, `forward_begins` before a forward pass that records gradients.
+/// Observes the begin and end of training steps, for traces of selected steps: `stepped` after an optimizer's step,
+/// `forward_begins` before a forward pass that records gradients.
 class StepCounter {
  public:
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
-  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  /// Before a forward pass in evaluation mode without gradients, which belongs to no training step.
   virtual void evaluation_begins() {}
-  /// Something about the run that its trace is to say, as JSON.
+  /// Adds information about the run to its trace, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };
 
@@ -6083,7 +6067,7 @@ inline std::atomic<int> place_of_process{0};
 inline thread_local constinit int place_of_thread = -1;
 }  // namespace detail
 
-/// The one that listens now, or null. It must live as long as there are threads that may have asked.
+/// The current listener, or null. It must outlive all threads that may have read it.
 inline Listener* listening() { return detail::listener.load(std::memory_order_acquire); }
 inline void listen(Listener* listener) { detail::listener.store(listener, std::memory_order_release); }
 inline StepCounter* step_counter() { return detail::step_counter.load(std::memory_order_acquire); }
@@ -6094,17 +6078,17 @@ inline int place() {
   return detail::place_of_thread >= 0 ? detail::place_of_thread
                                       : detail::place_of_process.load(std::memory_order_relaxed);
 }
-/// Of threads that have no PlaceScope.
+/// Sets the place of threads without a PlaceScope.
 inline void set_place_of_process(int device) { detail::place_of_process.store(device, std::memory_order_relaxed); }
 /// While it lives, this thread works for that device or rank.
 struct PlaceScope : chorus::detail::Replaced<int> {
   explicit PlaceScope(int device) : Replaced(detail::place_of_thread, device) {}
 };
 
-/// Tells the listener, if there is one at its begin, how long it lived, on behalf of this thread's place.
+/// Reports its lifetime to the listener that existed at its construction, for this thread's place.
 class Span {
  public:
-  /// The texts live as long.
+  /// The strings must outlive it.
   Span(Lane lane, std::string_view category, std::string_view name)
       : listener_(listening()), event_{0, lane, category, name, 0, 0, {}} {
     if (listener_ == nullptr) [[likely]]
@@ -6120,9 +6104,9 @@ class Span {
     event_.end = listener_->now();
     listener_->span(event_);
   }
-  /// Whether somebody listens.
+  /// Whether there is a listener.
   explicit operator bool() const { return listener_ != nullptr; }
-  /// What is known of it by now: on which device it is, what it is called, and its args.
+  /// Sets device, name and args, which are known only now.
   void describe(int device, std::string name, std::string args) {
     name_ = std::move(name);
     args_ = std::move(args);
@@ -6142,10 +6126,10 @@ class Span {
 
 namespace chorus::trace {
 
-/// Slots for devices: 64 of a kind (`trace_slot`).
+/// Device slots: 64 per kind (`trace_slot`).
 inline constexpr int max_devices = 128;
 
-/// Bytes of one device, in use now and at most so far.
+/// A device's bytes in use, now and at the peak.
 struct MemoryUse {
   std::size_t current = 0, peak = 0;
 };
@@ -6164,7 +6148,7 @@ inline DeviceCounters& counters(int device) {
                      max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
-/// What other threads allocate meanwhile may be in it, too.
+/// Concurrent allocations of other threads may be included.
 [[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
   const std::lock_guard lock(c.at_peak_mutex);
   if (now <= c.peak.load(std::memory_order_relaxed)) return;
@@ -6174,13 +6158,13 @@ inline DeviceCounters& counters(int device) {
 }
 }  // namespace detail
 
-/// Counts `bytes` that the device (or rank) `from` handed to another one.
+/// Counts `bytes` sent by the device (or rank) `from` to `to`.
 inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
-/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
+/// Bytes sent by a device since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -6189,13 +6173,13 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
-/// Counts the bytes that devices send from 0 again.
+/// Resets the counters of bytes sent.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
 }
 
-/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+/// Counts `bytes` allocated (negative: freed) on the device with that trace_slot.
 inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   auto& c = detail::counters(slot);
   c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
@@ -6205,7 +6189,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
-/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
+/// A device's bytes in tensors, now and at the peak; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
@@ -6213,14 +6197,14 @@ inline MemoryUse memory(int device) {
 inline std::size_t memory(int device, Memory kind) {
   return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
 }
-/// What the peak was made of, by kind.
+/// The memory at the peak, by kind.
 inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
   auto& c = detail::counters(device);
   const std::lock_guard lock(c.at_peak_mutex);
   return c.at_peak;
 }
 
-/// What is allocated in the slot while it lives leaves no trace in its peak.
+/// Allocations in the slot while it lives don't count for its peak.
 class PeakKept {
  public:
   explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {
@@ -6246,19 +6230,19 @@ class PeakKept {
 // <chorus/tensor/residence.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_RESIDENCE_HPP
-/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
+/// Residence: fetches sharded values when they are needed.
 
 namespace chorus {
 
-/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
-/// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
+/// The owner of sharded values: the policy that splits parameters into units. A home (see Storage) has a residence and
+/// a unit index, and calls it before an operation, in forward or backward, reads the values.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
-  /// they cannot be fetched now.
+  /// Called before a unit's values are read; they are present on return. Throws UsageError with advice if they cannot
+  /// be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are present.
+  /// Whether the unit's values are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 
@@ -6268,19 +6252,19 @@ class Residence {
 // <chorus/tensor/size_class.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SIZE_CLASS_HPP
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
+/// Size classes of memory blocks: four per octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 
 namespace chorus {
 
-/// The number of a class, below `size_classes`, and the size of its blocks.
+/// The index of a class, below `size_classes`, and the size of its blocks.
 struct SizeClass {
   std::size_t list, bytes;
 };
 inline constexpr std::size_t size_classes = 256;
 
-/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// The class of a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
 /// multiples of Smallest, a power of two.
 template <std::size_t Smallest>
 constexpr SizeClass size_class(std::size_t bytes) {
@@ -6302,37 +6286,37 @@ constexpr SizeClass size_class(std::size_t bytes) {
 // <chorus/tensor/writes.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_WRITES_HPP
-/// Writes: how often the numbers of a parameter or a buffer have been written.
+/// Writes: counts the writes to the values of a parameter or buffer.
 
 #include <cstring>
 
 namespace chorus {
 
-/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
-/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
-/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
-/// Several threads may look at the same time.
+/// Copies on other devices, copies in another type and tensors saved for backward are valid while the values don't
+/// change. Library code reports its writes (`add`). A program may write through a pointer: once it has one (`watch`),
+/// each query of the version compares a fingerprint of the values with the last one. Several threads may query at the
+/// same time.
 class Writes {
  public:
-  /// The name of the parameter or buffer in its model; empty where none is known.
+  /// The name of the parameter or buffer in its model; empty if unknown.
   std::string name;
-  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
-  /// here.
+  /// Where the values are, if this process no longer holds them: an error message for code that needs them. Empty if
+  /// they are here.
   std::string elsewhere;
   void check_here() const {
     if (!elsewhere.empty()) [[unlikely]]
       fail<UsageError>(elsewhere);
   }
 
-  /// The program has written, by a call that says so.
+  /// Records an explicit write by the program, such as `assign`.
   void add_by_hand() {
     add();
     by_hand_.fetch_add(1, std::memory_order_relaxed);
   }
   std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
-  /// How often a look has found that somebody has written through a pointer.
+  /// Number of detected writes through a pointer.
   std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
-  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  /// Called after library code wrote into watched values, so that only the program's writes are detected later.
   void settle(const void* numbers, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
@@ -6340,26 +6324,26 @@ class Writes {
 
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
-  /// What `version` is if nobody has written through a pointer.
+  /// The version without a check for writes through a pointer.
   std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
-  /// Grows with the numbers' changes.
+  /// Grows with each change of the values.
   std::uint64_t version(const void* numbers, std::size_t bytes) {
     if (watched()) [[unlikely]]
       look(numbers, bytes);
     return counted();
   }
-  /// Somebody is about to get a pointer to the numbers.
+  /// Called before the program gets a pointer to the values.
   void watch(const void* numbers, std::size_t bytes) {
     if (watched()) return;
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
     watched_.store(true, std::memory_order_relaxed);
   }
-  /// Nobody has a pointer any more.
+  /// Nobody holds a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
-  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
-  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
+  /// A fingerprint of values in host memory. A change of one value always changes it; other changes are missed with
+  /// probability 2^-32. It uses enough lanes to hide the multiplication's latency: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:
@@ -6388,7 +6372,7 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// The system's allocation function, the only part of the allocator that depends on the kind of device. A null pointer
 /// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
@@ -6403,19 +6387,19 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // number of in-place writes, for storage without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
+  std::shared_ptr<void> lent;    // owner of `data`, if not the allocator
+  std::unique_ptr<Home<D>> home;  // set for storage with an identity
+  std::ptrdiff_t moved = 0;       // offset of the data from its first address, in bytes
 };
 
 namespace detail {
@@ -6431,12 +6415,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
-/// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
+/// Whether memory of this kind is permanent. An optimizer's state is allocated in the middle of the first step and must
+/// not take an activation's block, which the second step needs again. Permanent blocks have separate free lists.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
-/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Caches freed blocks in size classes, four per octave, so that at most a quarter of a block is unused. One per
+/// device; never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -6447,7 +6431,7 @@ class CachingAllocator {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 64 bytes, uninitialised. Throws Error if the device is out of memory.
   Block<D>* allocate(D device, std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const trace::Memory kind = MemoryScope::current();
@@ -6466,7 +6450,7 @@ class CachingAllocator {
     return block;
   }
 
-  /// A block of memory that something else owns.
+  /// A block for memory with another owner.
   Block<D>* adopt(D device, std::shared_ptr<void> memory, std::size_t bytes) {
     auto* block = new Block<D>;
     block->device = device;
@@ -6493,7 +6477,7 @@ class CachingAllocator {
   /// See set_memory_limit.
   void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
-  /// Gives all unused blocks back to the system.
+  /// Returns all unused blocks to the system.
   void empty_cache() noexcept {
     std::lock_guard lock(mutex_);
     for (auto& lists : free_)
@@ -6505,7 +6489,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the system; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -6536,14 +6520,14 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
-/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: operations throw Error if more than `bytes` would be in use. It shows
+/// whether a program fits on a smaller device, or into a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
 }
 
-/// A counted handle to a block. Copies share it.
+/// A reference-counted handle to a block.
 template <Device D>
 class Storage {
  public:
@@ -6551,7 +6535,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
+  /// Wraps `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -6568,7 +6552,7 @@ class Storage {
     if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
   }
 
-  /// A home for the `bytes` at `data` within `memory`: see Home.
+  /// A home for the `bytes` at `data` in `memory`: see Home.
   static Storage home_in(Storage memory, void* data, std::size_t bytes) {
     Storage out;
     out.block_ = new Block<D>;
@@ -6579,7 +6563,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
+  /// Moves the home: all handles to it now refer to `data` in `memory`. Copies no bytes.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -6587,34 +6571,34 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
+  /// The distance in bytes that the data has moved since the home was created.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory of a home; other storage itself.
+  /// The memory of a home; for other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// For a home: how often its numbers have been written; otherwise null.
+  /// The write counter of a home; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
+  /// Grows with each change of a home's data; for other storage only with `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
     return present() ? known->version(block_->data, block_->bytes) : known->counted();
   }
-  /// The numbers have been written in place.
+  /// Records an in-place write.
   void wrote() const {
     if (auto* const known = writes())
       known->add();
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
+  /// Called when the program gets a pointer to a home's data, through which it may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
-  /// through a pointer are found now.
+  /// Called before library code writes: detects earlier writes of the program through a pointer. `settle` is called
+  /// after the library's write.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -6624,19 +6608,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
+  /// Called before an operation reads the data. If a Residence manages the home and the data is absent, it is fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are present. Only a home with a Residence may lack them.
+  /// Whether the data is present. It can only be absent if the home has a Residence.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of the numbers.
+  /// Whether this process may hold only a part of the data.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// For a home: the residence that fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its data, and the index of its unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -6646,7 +6630,7 @@ class Storage {
   void* data() const { return block_ == nullptr ? nullptr : block_->data; }
   std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
   D device() const { return block_ == nullptr ? D{} : block_->device; }
-  /// The block itself. For library code.
+  /// The block, for library code.
   Block<D>* block() const { return block_; }
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
@@ -6656,15 +6640,14 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
-/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
-/// find them.
+/// Storage with an identity: that of a parameter, its gradient or a buffer. The data is in `memory`, or in a part of
+/// it, and may move within it or to other memory. Existing tensors follow.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
-  std::size_t unit = 0;                            // the unit of the numbers there
+  std::shared_ptr<Residence> residence = nullptr;  // set if the process may hold only a part of the data
+  std::size_t unit = 0;                            // the index of the unit
 };
 
 template <Device D>
@@ -6681,33 +6664,33 @@ void Storage<D>::release(Block<D>* block) noexcept {
 // <chorus/tensor/cuda/allocator.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_ALLOCATOR_HPP
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
-/// took it. Later work of that stream may use it again at once, without waiting.
+/// GPU memory: blocks in size classes, cached and reused in stream order. A block belongs to the stream that allocated
+/// it, whose later work may reuse it at once, without waiting.
 
 // <chorus/tensor/cuda/memory_pool.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_POOL_HPP
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
-/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
+/// The memory of one GPU stream: blocks in size classes, cached and reused in stream order; and the private pools of
+/// captured graphs. `allocator.hpp` has the pools of all streams.
 
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-/// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
-/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// Streams and events. All threads share one compute stream per device, so that tensors may be passed between threads
+/// as on the CPU: a thread's work runs after all earlier work. A thread that needs its own stream (communication,
+/// copies, graph capture) sets one with StreamScope and orders it with `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
+/// The CUDA runtime with chorus's errors: checked calls, the available devices, and a thread's current device.
 
 #include <cuda_runtime_api.h>
 
 namespace chorus::cuda {
 
 namespace detail {
-/// Source paths from "include/" on, so that messages don't depend on where the project lies.
+/// Source paths from "chorus/" on, so that messages don't depend on the project's location.
 constexpr std::string_view short_path(std::string_view path) {
   const auto at = path.rfind("chorus/");
   return at == std::string_view::npos ? path : path.substr(at);
@@ -6715,26 +6698,26 @@ constexpr std::string_view short_path(std::string_view path) {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
                                                                int line) {
-  static_cast<void>(cudaGetLastError());  // an error of one call must not be found by the next
+  static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
   fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
                     short_path(file), ":", line);
 }
 }  // namespace detail
 
-/// Throws DeviceError, which names the call, its error and its place, unless `status` is success.
+/// Throws DeviceError with the call, its error and the source location, unless `status` is success.
 inline void check(cudaError_t status, const char* call, const char* file, int line) {
   if (status != cudaSuccess) [[unlikely]]
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
-/// for it. A missing GPU or driver is reported when a GPU is requested.
+/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
+/// A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// A known error, or the answer to a question, must not be found by the next call.
+/// Clears an expected error, so that the next call does not report it.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -6754,10 +6737,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 without a GPU or a driver.
+/// The number of GPUs that this process can use; 0 without GPU or driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError with the machine's devices unless `device` exists.
+/// Throws DeviceError, with a list of the machine's devices, unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -6769,7 +6752,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
+/// While it lives, `device` is this thread's current device. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -6790,7 +6773,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// An object of the runtime, by its handle, which `free` releases.
+/// Deletes a CUDA object with `free`.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -6801,7 +6784,7 @@ struct GiveBack {
 template <class Handle, auto free>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
 
-/// Pinned host memory, which copies to and from devices read without staging.
+/// Pinned host memory, for copies from and to devices without staging.
 inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
   void* data = nullptr;
   CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
@@ -6816,8 +6799,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
-/// was taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that does not synchronise with the legacy default stream. Wait for its work before you destroy it: its
+/// memory pool belongs to the handle's value, which a new stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -6830,7 +6813,7 @@ class Stream {
 
   Cuda device() const { return device_; }
   cudaStream_t get() const { return stream_.get(); }
-  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
+  operator cudaStream_t() const { return get(); }  // NOLINT: converts to the handle
 
  private:
   Cuda device_;
@@ -6849,7 +6832,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
-  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors outlive everything
+  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors may outlive everything
   const auto i = static_cast<std::size_t>(device.index);
   std::call_once(once[i], [&] {
     const DeviceGuard guard(device);
@@ -6858,13 +6841,13 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
+/// This thread's stream on `device`: that of its StreamScope, else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
-/// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
+/// While it lives, this thread's work and allocations on `device` use `stream`.
 struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
@@ -6878,14 +6861,14 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// Returns false. For the runtime the answer was an error, which the next call must not find.
+/// Returns false, and clears the runtime's "not ready" error for the next call.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
 }
 }  // namespace detail
 
-/// A place in a stream's work, for other streams to wait for.
+/// A point in a stream's work that other streams can wait for.
 class Event {
  public:
   explicit Event(Cuda device) {
@@ -6896,11 +6879,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks the work that `stream`, of this event's device, has so far.
+  /// Marks the current end of the work on `stream`, a stream of the event's device.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// Later work of `stream`, of any device, runs after the mark.
+  /// Makes later work on `stream`, of any device, wait for the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true if nothing was ever marked.
+  /// Whether the marked work is done; true if nothing was marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -6913,8 +6896,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
-/// `later` joins the capture.
+/// Makes later work on `later` wait for the current work on `earlier`, a stream of `device`. In a graph capture `later`
+/// joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -6922,10 +6905,10 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
+/// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
-/// Calls `done()` until it is true. Throws TimeoutError after `limit`.
+/// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
 void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
   using Clock = std::chrono::steady_clock;
@@ -6937,7 +6920,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
+/// Waits until `stream` is idle. Throws DeviceError for errors of its work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -6969,27 +6952,27 @@ class MemoryPool;
 template <>
 struct Block<Cuda> {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
+  std::atomic<std::uint32_t> writes{0};  // as on the CPU
   trace::Memory kind{};
   Cuda device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
   cuda::MemoryPool* pool = nullptr;
-  bool carved = false;                      ///< part of a slab, not freed on its own
-  std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
+  bool carved = false;                      ///< part of a slab, not freed separately
+  std::vector<cudaStream_t> other_streams;  ///< other streams than the pool's that use the block
+  std::unique_ptr<Home<Cuda>> home;         ///< set for storage with an identity
+  std::ptrdiff_t moved = 0;                 ///< offset of the data from its first address, in bytes
 };
 
 namespace cuda {
 
-/// Blocks of one stream. Thread-safe.
+/// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
-  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
-  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
-  static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
+  static constexpr std::size_t smallest = 256;            ///< in bytes; also the alignment of every block
+  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
+  static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
   MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
   MemoryPool(const MemoryPool&) = delete;
@@ -7018,7 +7001,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
@@ -7026,8 +7009,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
-  /// the release.
+  /// Records that `stream` uses the block, too. The memory is reused only after the work that `stream` has when the
+  /// block is released.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -7036,13 +7019,13 @@ class MemoryPool {
     block->other_streams.push_back(stream);
   }
 
-  /// Gives unused memory back to the device; slabs stay. Waits for the device.
+  /// Returns unused memory to the device, except slabs. Waits for the device.
   void empty_cache() noexcept {
     const std::lock_guard lock(mutex_);
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
+  /// A sealed pool makes no driver calls: it uses its own memory or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -7052,7 +7035,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
+  /// Destroys the pool and frees its memory once none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -7079,9 +7062,8 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
-  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
-  // join the capture.
+  // Frees released blocks that other streams use, after ordering this pool's stream behind those streams. A block in a
+  // graph capture waits for the end of the capture; otherwise the pool's stream would join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -7095,7 +7077,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
+        place = &block->next_free;  // its order is unknown, so it must not be reused yet
         continue;
       }
       *place = block->next_free;
@@ -7129,7 +7111,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
+        slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -7143,7 +7125,7 @@ class MemoryPool {
     return block.release();
   }
 
-  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks other pools of the device to free memory
 
   const Cuda device_;
   const cudaStream_t stream_;
@@ -7158,7 +7140,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` uses this memory, which was taken on another stream.
+/// Records that `stream` uses this memory, which was allocated on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -7170,7 +7152,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
+/// The private pool of a captured graph. Its memory is not used otherwise while the pool, or a tensor from it, lives.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -7187,7 +7169,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, this thread takes memory on the pool's device from the pool.
+/// While it lives, this thread allocates on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };
@@ -7201,8 +7183,8 @@ struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
-/// storage may outlive it. Thread-safe.
+/// One pool per stream of a device, plus one for permanent memory. Never destroyed, since tensors in static storage may
+/// outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -7212,8 +7194,8 @@ class CachingAllocator<Cuda> {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 256 bytes, contents undefined, for work on the thread's current stream.
-  /// Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 256 bytes, uninitialised, for the thread's current stream. Throws Error if
+  /// the device is out of memory.
   Block<Cuda>* allocate(Cuda device, std::size_t bytes) {
     cuda::MemoryPool* pool = cuda::detail::private_pool(device);
     const trace::Memory kind = MemoryScope::current();
@@ -7234,7 +7216,7 @@ class CachingAllocator<Cuda> {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the driver; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -7251,7 +7233,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here locked.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -7259,8 +7241,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
-  // must not wait for each other.
+  // Called by a pool that holds its own lock. Pools in use are skipped, so that two pools that empty each other do not
+  // deadlock.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;
@@ -7311,11 +7293,11 @@ inline void* MemoryPool::from_driver(std::size_t bytes) {
 // <chorus/tensor/memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_MEMORY_HPP
-/// Copies of bytes between devices: the functions that a kind of device needs for the creation and reading of tensors.
+/// Byte copies and zeroing: the functions that each kind of device provides.
 
 namespace chorus {
 
-/// Copies bytes between two places of one kind of device; the ranges don't overlap.
+/// Copies bytes between non-overlapping ranges.
 inline void copy_bytes(Cpu, void* to, Cpu, const void* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
@@ -7330,19 +7312,18 @@ inline void zero_bytes(Cpu, void* data, std::size_t bytes) {
 // <chorus/tensor/cuda/memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_MEMORY_HPP
-/// Copies between host and GPUs, on a GPU and between GPUs, and zeroing. Work on a GPU goes to the thread's current
-/// stream. A copy from the host returns as soon as the source may change. A copy to the host returns when the numbers
-/// have arrived.
+/// Copies between host and GPUs, on a GPU and between GPUs, and zeroing, on the thread's current stream. A copy from
+/// the host returns as soon as the source may be changed; a copy to the host returns when the data has arrived.
 
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
-/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel records the first one and
-/// continues without it. The next call that waits for the device throws.
+/// Bad input that only a kernel detects, such as a label out of range. The kernel records the first fault and continues
+/// without it; the next call that synchronises with the device throws.
 
 namespace chorus::cuda {
 
-/// A kernel's record, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+/// A kernel's record, in host memory that the device can write. `operation` and `noun` are string literals.
 struct Fault {
   static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
@@ -7365,13 +7346,13 @@ inline Fault* fault_of(Cuda device) {
   return faults[i];
 }
 
-/// Throws UsageError if a finished kernel has recorded a fault, and forgets it.
+/// Throws UsageError if a finished kernel recorded a fault, and clears it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
   const std::atomic_ref<unsigned> set(fault->set);
   if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
-  static std::mutex mutex;  // if several threads see it, one throws it
+  static std::mutex mutex;  // if several threads see the fault, only one throws
   std::unique_lock lock(mutex);
   if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
@@ -7381,8 +7362,8 @@ inline void check_faults(Cuda device) {
                    seen.limit, ")");
 }
 
-/// Waits until this thread's stream of `device` has done all its work. Throws the errors of that work: DeviceError,
-/// UsageError for bad input that only a kernel saw, TimeoutError.
+/// Waits until this thread's stream of `device` is idle. Throws the errors of its work: DeviceError, TimeoutError, and
+/// UsageError for bad input that a kernel detected.
 inline void synchronize(Cuda device) {
   synchronize(current_stream(device));
   check_faults(device);
@@ -7399,7 +7380,7 @@ namespace cuda {
 
 namespace detail {
 
-/// Pinned pieces for a device's copies from the host: the caller copies into one while the device reads another.
+/// Pinned buffers for copies from the host: the caller fills one while the device reads another.
 class Staging {
  public:
   static constexpr std::size_t piece = std::size_t{4} << 20, pieces = 4;
@@ -7439,7 +7420,7 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-/// Lets `to` read and write `from`'s memory directly, if the machine can.
+/// Enables direct access of `to` to `from`'s memory, if the machine supports it.
 inline void enable_peer(Cuda to, Cuda from) {
   static std::array<std::once_flag, Cuda::max_devices * Cuda::max_devices> once;
   std::call_once(once[static_cast<std::size_t>(to.index * Cuda::max_devices + from.index)], [&] {
@@ -7448,7 +7429,7 @@ inline void enable_peer(Cuda to, Cuda from) {
     if (possible == 0) return;  // the driver copies through the host
     const DeviceGuard guard(to);
     const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
-    // The largest number of peers of a device; copies from other devices go through the host.
+    // A device has a maximum number of peers; copies from other devices go through the host.
     if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers)
       static_cast<void>(cudaGetLastError());
     else
@@ -7460,7 +7441,8 @@ inline void enable_peer(Cuda to, Cuda from) {
 
 }  // namespace cuda
 
-/// From the host: `from` may change at once. Throws UsageError inside of a graph capture, which would repeat the copy.
+/// From the host; `from` may be changed after the return. Throws UsageError in a graph capture, which would repeat the
+/// copy.
 inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
@@ -7471,19 +7453,19 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
                                             bytes, stream);
 }
 
-/// To the host: waits for it. Throws the errors of earlier work.
+/// To the host; waits for the data. Throws errors of earlier work.
 inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
   const cuda::DeviceGuard guard(from_device);
   check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
                     " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
-  cuda::synchronize(stream);  // which has a limit; the copy to memory that is not pinned waits in the driver, without
+  cuda::synchronize(stream);  // has a timeout; the copy to pageable memory would wait in the driver, without one
   CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
   cuda::synchronize(from_device);
 }
 
-/// On one device, or between two. Between two, each device's stream continues when the other's data is in order.
+/// On one device, or between two. Between two, each device's stream waits until the other's data is ready.
 inline void copy_bytes(Cuda to_device, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
@@ -7517,7 +7499,7 @@ inline void zero_bytes(Cuda device, void* data, std::size_t bytes) {
 // <chorus/tensor/shape.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_SHAPE_HPP
-/// Extents and strides. The rank is a type, the sizes are values.
+/// Shapes and strides. The rank is part of the type, the sizes are values.
 
 namespace chorus {
 
@@ -7532,7 +7514,7 @@ constexpr Index numel(std::span<const Index> shape) {
   return count;
 }
 
-/// Strides, in elements, of a dense row-major tensor.
+/// The strides, in elements, of a contiguous row-major tensor.
 template <std::size_t N>
 constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   std::array<Index, N> strides{};
@@ -7544,7 +7526,7 @@ constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   return strides;
 }
 
-/// The axis counted from the front; negative axes count from the back, as in PyTorch.
+/// The axis as an index from the front. Negative axes count from the back, as in PyTorch.
 inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
   check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
                     rank);
@@ -7572,8 +7554,8 @@ constexpr auto broadcast_shapes(std::string_view operation, const std::array<Ind
 
 namespace chorus {
 
-/// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes,
-/// strides and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share
+/// Elements of type `T` along `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes,
+/// strides and the device's index are values. Views (slice, select, permute, expand, view of contiguous memory) share
 /// memory.
 template <Scalar T, int Rank, Device D = Cpu>
 class Tensor {
@@ -7587,31 +7569,31 @@ class Tensor {
   /// An undefined tensor: no memory, no device.
   Tensor() = default;
 
-  /// A view of `storage`, from element `data` on. For library code.
+  /// A view of `storage` that starts at `data`. For library code.
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
       : storage_(std::move(storage)), data_(shifted(data, -storage_.moved())), shape_(shape), strides_(strides) {}
 
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) noexcept = default;
-  /// `y = x`: from now on the name `y` stands for x's memory; its old numbers stay unchanged.
+  /// `y = x`: `y` now refers to x's memory; the old data is unchanged.
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
-  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: assignment to a handle without a name copies the numbers of
-  /// `y`, a Tensor that broadcasts or a number, as in PyTorch. All handles to the memory see them, as after `x[0] +=
-  /// y`. Throws ShapeError if `y` doesn't broadcast. Throws UsageError if one is undefined, if the handle has one place
-  /// for several elements, or if no other handle has its memory, so that the numbers would be lost (as with a sum).
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: assignment to a temporary handle copies data, as in PyTorch.
+  /// `y` is a number or a Tensor that broadcasts. All handles to the memory see the change, as after `x[0] += y`.
+  /// Throws ShapeError if `y` doesn't broadcast. Throws UsageError if one is undefined, if the handle is expanded, or
+  /// if no other handle shares its memory, so that the data would be lost (as with a sum).
   template <class Y>
   Tensor operator=(const Y& y) && {
     write_through(*this, y);
     return *this;
   }
-  /// Assignments of other values to a name, and assignments to a read-only value, don't compile.
-  void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
+  /// Other assignments to a name, and assignments to a constant, don't compile.
+  void operator=(const Tensor&) const& = delete;  // use parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y
   template <class Y>
   requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
 
-  /// Dense, contents undefined, by default on `default_device`, as below. Throws ShapeError if a size is negative or
-  /// their product too large for any memory.
+  /// Contiguous and uninitialised, on `default_device` unless given. Throws ShapeError if a size is negative or their
+  /// product is too large.
   static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
     constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
     Index count = 1;
@@ -7631,7 +7613,7 @@ class Tensor {
     return out;
   }
 
-  /// Dense, with the given numbers in row-major order. Throws ShapeError if their count doesn't fit the shape.
+  /// Contiguous, with the given values in row-major order. Throws ShapeError if their number doesn't match the shape.
   static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: expected ", out.numel(),
@@ -7665,7 +7647,7 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
   T* data() const { return shifted(data_, storage_.moved()); }
 
-  /// True if the elements lie in row-major order without gaps.
+  /// Whether the elements are in row-major order without gaps.
   bool is_contiguous() const {
     Index expected = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
@@ -7690,7 +7672,7 @@ class Tensor {
     return data()[offset];
   }
 
-  /// The number in a tensor of one element, copied to the host.
+  /// The value of a one-element tensor, copied to the host.
   T item() const {
     check<UsageError>(defined(), "item: the tensor is undefined");
     check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
@@ -7710,7 +7692,7 @@ class Tensor {
     return out;
   }
 
-  /// Index `at` of an axis, which disappears; a view.
+  /// Index `at` of an axis, which is removed; a view.
   Tensor<T, Rank - 1, D> select(Index axis, Index at) const
     requires(Rank > 0)
   {
@@ -7731,7 +7713,7 @@ class Tensor {
     return select(0, at);
   }
 
-  /// The axes in another order; a view. `axes` names each axis once.
+  /// Reorders the axes; a view. `axes` names each axis once.
   Tensor permute(const Shape<Rank>& axes) const {
     Tensor out = *this;
     Shape<Rank> seen{};
@@ -7751,7 +7733,7 @@ class Tensor {
     return out;
   }
 
-  /// Another shape over the same memory, which must be dense. One size may be -1: it is computed.
+  /// A new shape for the same memory, which must be contiguous. One size may be -1 and is computed.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
     check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
@@ -7760,7 +7742,7 @@ class Tensor {
     return {storage_, data(), shape, row_major(shape)};
   }
 
-  /// Repeats axes of size 1, and new axes in front, without copying: their stride is 0.
+  /// Repeats axes of size 1, and adds leading axes, without copying: their stride is 0.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> expand(const std::array<Index, NewRank>& shape) const {
     static_assert(NewRank >= static_cast<std::size_t>(Rank), "expand: expected a rank of at least the tensor's");
@@ -7775,7 +7757,7 @@ class Tensor {
     return {storage_, data(), shape, strides};
   }
 
-  /// The numbers in row-major order, on the host.
+  /// The elements in row-major order, on the host.
   std::vector<T> to_vector() const
     requires(!std::is_same_v<T, bool>)
   {
@@ -7808,7 +7790,7 @@ class Tensor {
   }
 
   Storage<D> storage_;
-  T* data_ = nullptr;  // its place when this handle was made: see Home
+  T* data_ = nullptr;  // the address when this handle was made: see Home
   Shape<Rank> shape_{};
   Shape<Rank> strides_{};
 };
@@ -7825,7 +7807,7 @@ template <class X>
 concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
 
 namespace detail {
-/// Throws UsageError if one is undefined: the shape of a tensor without axes would claim one element.
+/// Throws UsageError if one is undefined. An undefined tensor without axes would claim one element by its shape.
 template <AnyTensor... Xs>
 void check_defined(const char* operation, const Xs&... xs) {
   int i = 0;
@@ -7837,7 +7819,7 @@ template <Device D>
   fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
                     ": to_device(x, device) copies it, and Tensor::zeros(shape, x.device()) creates it there");
 }
-/// Throws DeviceError if operands are on several devices.
+/// Throws DeviceError if operands are on different devices.
 template <AnyTensor First, AnyTensor... Rest>
 void check_same_device([[maybe_unused]] const char* operation, const First& first, const Rest&... rest) {
   [[maybe_unused]] int i = 0;
@@ -9023,13 +9005,12 @@ auto with_variables(const Operation& operation, const Inputs&... inputs) {
 // <chorus/core/split.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SPLIT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_SPLIT_HPP
-/// Parameters of which each rank may have a part (tensor parallelism): how they are shared out, and who may read a
-/// part.
+/// Sharded parameters (tensor parallelism): how they are split, and who may read a shard.
 
 namespace chorus {
 
-/// How a parameter is shared out: along `axis`, which is `blocks` equal ones in a row (those of query, key and value,
-/// say), each of them cut between units of `unit` entries (those of a head).
+/// How a parameter is sharded along `axis`. The axis has `blocks` equal blocks (such as query, key and value), and each
+/// block is split between units of `unit` entries (such as a head's).
 struct Split {
   int axis = 0;
   Index blocks = 1, unit = 1;
@@ -9040,10 +9021,10 @@ class TensorGroup;
 struct AxisPart;
 struct SplitLayout;
 
-/// Of a parameter that is a part: of what, and who has the others. What one does with it is in tensor_group.hpp.
+/// For a shard: the whole parameter, and the ranks with the other shards. See tensor_group.hpp.
 struct PartOfParameter {
   Split split;
-  std::vector<Index> extents;  ///< of the whole one
+  std::vector<Index> extents;  ///< of the whole parameter
   std::shared_ptr<TensorGroup> group;
 
   SplitLayout layout() const;
@@ -9054,8 +9035,7 @@ struct PartOfParameter {
 namespace detail {
 inline thread_local constinit bool reads_parts = false;
 }
-/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who
-/// does not would take them for the whole.
+/// While it lives, this thread is in a layer that supports shards. Others would take a shard for the whole parameter.
 struct ReadsParts : detail::Replaced<bool> {
   ReadsParts() : Replaced(detail::reads_parts, true) {}
 };
@@ -9066,26 +9046,26 @@ struct ReadsParts : detail::Replaced<bool> {
 // <chorus/tensor/promised_numbers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_HPP
-/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a process can
-/// draw only the part that it keeps.
+/// PromisedNumbers: initial values that have not been drawn yet. Each is a pure function of its position, so that a
+/// process can draw only the part that it keeps.
 
 // <chorus/tensor/paged_memory.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
-/// PagedMemory: addresses that stay, with pages that come and go.
+/// PagedMemory: host memory with fixed addresses whose pages can be released.
 
 #include <unistd.h>
 
 namespace chorus {
 
-/// A zeroed block of the host's memory. Ranges of it can be returned to the system: tensors in them keep their
-/// addresses. Returned ranges count as not allocated on device `slot`; a later write brings pages of zeros. Only whole
-/// pages are returned: those at the ends of a range stay.
+/// A zeroed block of host memory. Ranges can be released to the system; tensors in them keep their addresses. Released
+/// ranges count as free on device `slot`; a later access finds zeros. Only whole pages are released, not those at the
+/// ends of a range.
 ///
-/// It is made for a Storage, which counts the whole block as allocated while it lives.
+/// Made for a Storage, which counts the whole block as allocated while it lives.
 class PagedMemory {
  public:
-  /// Throws Error if the system has no such addresses left.
+  /// Throws Error if the system has no address space left.
   PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
       : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
     void* const data =
@@ -9102,14 +9082,14 @@ class PagedMemory {
 
   std::byte* data() const { return data_; }
 
-  /// Returns the pages within bytes [begin, end); their contents are lost. The pages are in use until then.
+  /// Releases the pages within bytes [begin, end); their contents are lost. They must be counted as in use before.
   void give_back(std::size_t begin, std::size_t end) {
     const auto inner = pages_within(begin, end);
     if (inner == 0) return;
     madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
     count(-static_cast<std::int64_t>(inner));
   }
-  /// These pages are in use again.
+  /// Counts these pages as in use again.
   void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
 
   static std::size_t page() {
@@ -9132,10 +9112,10 @@ class PagedMemory {
   int slot_;
   trace::Memory kind_;
   std::byte* data_ = nullptr;
-  std::int64_t absent_ = 0;  // bytes that a Storage counts although they are absent
+  std::int64_t absent_ = 0;  // bytes that are released although the Storage counts them
 };
 
-/// Memory of zeros without pages, which counts as not allocated; and its pages.
+/// Zeroed memory without pages, which counts as free; and its PagedMemory.
 [[gnu::cold]] inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());
@@ -9151,8 +9131,8 @@ inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages
 
 namespace chorus {
 
-/// Tensors with addresses but without numbers. While one is current in a thread, the functions of nn::init return such
-/// tensors, and parameters that move take the promise along.
+/// Tensors with addresses but without values. While one is current in a thread, nn::init returns such tensors, and
+/// moving a parameter moves its promise.
 class PromisedNumbers {
  public:
   /// Draws elements [first, first + count) into `out`.
@@ -9161,7 +9141,7 @@ class PromisedNumbers {
 
   static PromisedNumbers*& current();
 
-  /// A tensor whose numbers `draw` gives. If it is small, the numbers are drawn now.
+  /// A tensor whose values `draw` will compute. Small tensors are drawn at once.
   template <class T, int Rank>
   Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
     const auto count = numel(shape);
@@ -9179,12 +9159,12 @@ class PromisedNumbers {
     return {std::move(storage), data, shape, row_major(shape)};
   }
 
-  /// If numbers at `from` are promised, they are now promised at `to`.
+  /// If values at `from` are promised, they are now promised at `to`.
   bool move(const void* from, void* to);
-  /// The promised numbers at `from` are no longer needed here.
+  /// The promised values at `from` are no longer needed here.
   void forget(const void* from);
-  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it,
-  /// with the draw of the whole. Returns the part's memory; none if nothing is promised at `from`.
+  /// Promises a part instead: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it with the
+  /// whole's draw. Returns the part's memory; none if nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
   template <class DrawPart>
   std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
@@ -9195,18 +9175,18 @@ class PromisedNumbers {
     forget(from);
     return add(bytes, count, std::move(draw));
   }
-  /// Draws elements [first, first + count) of the numbers that are promised at `at` into `out`; false if none are
+  /// Draws elements [first, first + count) of the values promised at `at` into `out`. Returns false if none are
   /// promised.
   bool draw(const void* at, void* out, std::size_t first, std::size_t count);
   bool promised(const void* at) { return find(at) != nullptr; }
 
-  /// Draws all numbers that are still promised, at their places.
+  /// Draws all values that are still promised, in place.
   void keep_the_rest();
 
-  /// Throws UsageError if a program has written or read the numbers at `at` while they were promised: its change would
-  /// be lost. `name` names their owner.
+  /// Throws UsageError if the program wrote or read the values at `at` while they were promised: the change would be
+  /// lost. `name` is their owner.
   void check_untouched(const void* at, const std::string& name);
-  /// The same for all promised numbers.
+  /// The same for all promised values.
   void check_untouched() const;
 
  private:
@@ -9214,7 +9194,7 @@ class PromisedNumbers {
     const void* at;
     std::size_t bytes, count;
     DrawAny draw;
-    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
+    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor may be gone
   };
   Promise* find(const void* at);
   Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw);
@@ -9229,7 +9209,7 @@ class PromisedNumbers {
 // <chorus/tensor/promised_numbers_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PROMISED_NUMBERS_IMPL_HPP
-/// The drawing of promised numbers.
+/// Draws promised values.
 
 namespace chorus {
 
@@ -9521,13 +9501,12 @@ class Buffer : public AnyBuffer {
 // <chorus/core/ledger.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_LEDGER_HPP
-/// A program's actions on a net, in numbers that ranks can compare.
+/// A program's actions on a net, as numbers that ranks compare.
 
 namespace chorus {
 
-/// The record of one rank since the last comparison. Ranks that run the same program have the same record at each pass;
-/// otherwise their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's
-/// sampler.
+/// One rank's record since the last comparison. Ranks that run the same program have equal records at each pass;
+/// otherwise their parameters diverge. Optimizers reach it through their parameters, loaders through the net's sampler.
 class Ledger {
  public:
   /// The steps of one optimizer.
@@ -9535,16 +9514,16 @@ class Ledger {
     const void* optimizer = nullptr;
     std::int32_t count = 0;
     double lr = 0;              // of the last step
-    std::uint64_t numbers = 0;  // a hash of all its inputs
+    std::uint64_t numbers = 0;  // a hash of all options
   };
 
-  std::int64_t batch = 0;   ///< the last batch of a loader: 0 without one; see `set_batch`
-  std::int32_t passes = 0;  ///< forward passes in training that record gradients
-  bool own_gradients = false;  ///< ranks step with their own gradients, so that a GradScaler may skip one rank's step
-  bool uneven = false;         ///< parameters have other numbers of steps on other ranks, as after a join
+  std::int64_t batch = 0;   ///< a loader's last batch; 0: none; see `set_batch`
+  std::int32_t passes = 0;  ///< training forward passes that record gradients
+  bool own_gradients = false;  ///< ranks step with different gradients, so a GradScaler may skip one's step
+  bool uneven = false;         ///< whether parameters have different step counts on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
-  /// An optimizer steps with `lr` and with other numbers, given by their hash.
+  /// Records a step of an optimizer with `lr` and a hash of its other options.
   void step(const void* optimizer, double lr, std::uint64_t numbers) {
     std::size_t i = 0;
     while (i < optimizers_ && i + 1 < steps_.size() && steps_[i].optimizer != optimizer) ++i;
@@ -9568,7 +9547,7 @@ class Ledger {
   }
 
  private:
-  std::array<Steps, 8> steps_;  // more optimizers than that share the last place
+  std::array<Steps, 8> steps_;  // further optimizers share the last entry
   std::size_t optimizers_ = 0;
 };
 
@@ -9958,11 +9937,11 @@ Tensor<T, Rank, To> to_device(const Tensor<T, Rank, From>& x, To device) {
 // <chorus/tensor/print.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_PRINT_HPP
-/// Tensors as text: nested brackets, long axes shortened. And shapes.
+/// Tensors as text (nested brackets, long axes shortened) and shapes as text.
 
 namespace chorus {
 
-/// `[[1, 2], [3, 4]]`. For an axis of over 8 entries the first and last 3 are shown.
+/// `[[1, 2], [3, 4]]`. Axes of more than 8 entries show the first and last 3.
 template <Scalar T, int Rank>
 void append(std::string& out, const Tensor<T, Rank, Cpu>& tensor) {
   if (!tensor.defined()) {
@@ -9992,8 +9971,8 @@ Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
 
 }  // namespace chorus
 
-/// A shape, `[2, 3]`. It is an array of integers and no type of chorus: the operator is in the global namespace, and a
-/// program's own operator for all arrays still serves the others.
+/// Prints a shape, `[2, 3]`. A shape is a std::array, not a type of chorus, so the operator is in the global namespace.
+/// A program's own operator for arrays still handles other arrays.
 template <class Stream, std::size_t Rank>
 requires(Rank <= 8) && requires(Stream& stream, const char* text) { stream << text; }
 Stream& operator<<(Stream& stream, const std::array<chorus::Index, Rank>& shape) {
@@ -10030,15 +10009,14 @@ Stream& operator<<(Stream& stream, const Parameter<T, Rank, D>& parameter) {
 // <chorus/core/random.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RANDOM_HPP
-/// The random numbers of an operation: keyed by seed, step, layer and the sample's place in the global batch. A run
-/// gives the same numbers under every policy and on any number of devices.
+/// Random numbers of operations, keyed by seed, step, layer and the sample's index in the global batch. They are the
+/// same under every policy and on any number of devices.
 
 // <chorus/core/philox.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_PHILOX_HPP
 /// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
-/// 3", SC 2011). A number depends on its key and its counter alone, not on the device, thread or rank that draws it,
-/// nor on the time.
+/// 3", SC 2011). A number depends only on its key and counter, not on device, thread, rank or time.
 
 namespace chorus {
 
@@ -10060,11 +10038,11 @@ CHORUS_HD constexpr PhiloxWords philox(std::uint64_t key, PhiloxWords counter) {
 /// The upper 24 bits of a word as a float in [0, 1), exact on every device.
 CHORUS_HD constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// The key of one random operation's numbers, beside a sample's place in the global batch.
+/// The key of one random operation's numbers; together with a sample's index in the global batch.
 struct RandomKey {
   std::uint64_t seed = 0;
-  std::uint32_t step = 0, operation = 0;   ///< the number of the forward pass, and of the operation in it
-  std::int64_t first_sample = 0;           ///< the place of this tensor's first row
+  std::uint32_t step = 0, operation = 0;   ///< number of the forward pass, and of the operation in it
+  std::int64_t first_sample = 0;           ///< index of this tensor's first row in the global batch
   const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
 };
 
@@ -10084,28 +10062,28 @@ inline SeedState& seed_state() {
 }
 }  // namespace detail
 
-/// The seed of layers' initialisation and of all random numbers that no policy seeds.
+/// Sets the seed for initialisation and for all random numbers outside of policies.
 inline void manual_seed(std::uint64_t seed) {
   detail::seed_state().seed = seed;
   detail::seed_state().next_stream = 0;
 }
-/// The seed that manual_seed has set, or the default.
+/// The seed of manual_seed, or the default.
 inline std::uint64_t initial_seed() { return detail::seed_state().seed; }
-/// A new stream of numbers; each initialised parameter takes one.
+/// A new random stream; each initialised parameter takes one.
 inline std::uint32_t next_random_stream() { return detail::seed_state().next_stream++; }
 
-/// The numbers of the nets' forward passes in a part of a program that runs several times, as under activation
-/// checkpointing. Each run has the numbers of the first.
+/// The pass numbers of nets called in a part of a program that may run again, as with activation checkpointing. Each
+/// run has the same numbers as the first.
 class PassNumbers {
  public:
-  /// The next pass begins. In a first run its number is `fresh`.
+  /// The number of the next pass; `fresh` in a first run.
   std::uint32_t take(std::uint32_t fresh) {
     if (next_ == numbers_.size()) numbers_.push_back(around_ != nullptr ? around_->take(fresh) : fresh);
     return numbers_[next_++];
   }
-  /// Whether the next pass has run before.
+  /// Whether the next pass is a repetition.
   bool repeats() const { return next_ < numbers_.size() || (around_ != nullptr && around_->repeats()); }
-  /// A run begins. `around`: the enclosing part's, if that runs for the first time.
+  /// Starts a run. `around`: the enclosing part, if that is in its first run.
   void rewind(PassNumbers* around) {
     around_ = around;
     next_ = 0;
@@ -10117,28 +10095,28 @@ class PassNumbers {
   std::size_t next_ = 0;
 };
 
-/// The source of the random operations of one forward pass.
+/// The state of one forward pass's random operations.
 struct RandomContext {
   std::uint64_t seed = 0;
-  /// Number of the forward pass.
+  /// The number of the forward pass.
   std::uint32_t step = 0;
   /// Counts the random operations of the pass.
   std::uint32_t next_operation = 0;
-  /// Place of this device's first sample in the global batch. A function, since DistributedDataParallel has to ask.
+  /// The global index of this device's first sample. A function, since DistributedDataParallel communicates for it.
   std::function<std::int64_t()> first_sample;
   /// The number of this device's samples; 0: unknown.
   std::int64_t samples = 0;
-  /// For nets that are called in here; null if nothing runs again.
+  /// For nets called in here; null if nothing can run again.
   PassNumbers* passes = nullptr;
-  /// Whether an operation has drawn numbers: then the next pass has to draw others.
+  /// Whether an operation has drawn numbers, so that the next pass needs another number.
   bool drew = false;
   /// The number of devices or ranks that share the batch.
   int devices = 1;
-  /// The axis of the model's inputs along which samples lie.
+  /// The axis of samples in the model's inputs.
   int dim = 0;
-  /// Whether one of the devices has that number of samples; null if unknown.
+  /// Whether one of the devices has that many samples; null if unknown.
   std::function<bool(std::int64_t)> is_share = {};
-  /// The slot of the device of this part of the model; -1: unknown.
+  /// The slot of the device that runs this part of the model; -1: unknown.
   int device_slot = -1;
 };
 
@@ -10149,7 +10127,7 @@ inline RandomContext*& random_context() {
 }
 }  // namespace detail
 
-/// While it lives, random operations of this thread draw from `context`, and tensors are made on its device.
+/// While it lives, this thread's random operations draw from `context`, and new tensors are on its device.
 class RandomScope {
  public:
   explicit RandomScope(RandomContext& context)
@@ -10167,10 +10145,10 @@ inline const std::uint32_t*& replay_count() {
   return count;
 }
 
-/// The key of the pass's next operation, with the place of this device's first sample.
+/// The key of the pass's next operation, with the index of this device's first sample.
 inline RandomKey next_key(RandomContext& context, bool draws) {
   context.drew = context.drew || draws;
-  // Asked first: ranks may agree on another number of the pass.
+  // Called first, since ranks may then agree on another pass number.
   const std::int64_t first = draws && context.first_sample ? context.first_sample() : 0;
   return {context.seed, context.step, context.next_operation++, first, replay_count()};
 }
@@ -10180,16 +10158,16 @@ inline RandomKey next_key_outside_of_policies() {
 }
 }  // namespace detail
 
-/// The key for the next random operation of this thread, on a tensor with `rows` rows along its first axis: one for
-/// each sample, or several if another axis was joined to it. Otherwise, or with `same_on_all`, all devices draw the
-/// same. An operation that `draws` nothing is only counted. Outside of a policy each call is a pass of its own.
+/// The key of this thread's next random operation, on a tensor with `rows` rows along its first axis: one per sample,
+/// or several if another axis was merged into it. Otherwise, and with `same_on_all`, all devices draw the same. Without
+/// `draws` the operation is only counted. Outside of policies each call is a pass of its own.
 inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same_on_all = false) {
   auto* context = detail::random_context();
   if (context == nullptr) return detail::next_key_outside_of_policies();
   RandomKey key = detail::next_key(*context, draws);
   const bool of_samples = context->samples > 0 && rows % context->samples == 0;
   if (of_samples) key.first_sample *= rows / context->samples;
-  // Samples along another axis than the first can't be counted here.
+  // Samples along another axis than the first cannot be counted here.
   if (same_on_all || (!of_samples && context->devices > 1 && context->dim == 0)) key.first_sample = 0;
   return key;
 }
@@ -10200,22 +10178,22 @@ inline RandomKey next_random_key(std::int64_t rows, bool draws = true, bool same
 // <chorus/data/cifar10.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CIFAR10_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CIFAR10_HPP
-/// CIFAR-10: 32 x 32 colour images of ten kinds of things, in its binary form: records of one label byte and 3072
-/// pixels, red, green, blue (A. Krizhevsky: "Learning multiple layers of features from tiny images", 2009).
+/// CIFAR-10: 32 x 32 colour images of ten classes, in its binary format: records of one label byte and 3072 pixels,
+/// red, green, blue (A. Krizhevsky: "Learning multiple layers of features from tiny images", 2009).
 
 // <chorus/data/dataset.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_DATASET_HPP
-/// The interface of a dataset for a loader, and the form of the library's own: images as bytes in memory.
+/// The dataset interface of loaders, and ImageDataset: images as bytes in memory.
 
 // <chorus/data/random_stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_RANDOM_STREAM_HPP
-/// Random numbers of one sample: a Philox stream named by (key, place, lap). It is the same on any rank or thread.
+/// The random numbers of one sample: a Philox stream with the key (key, place, lap), the same on any rank and thread.
 
 namespace chorus::data {
 
-/// The purpose of a stream. Streams of different purposes under one seed are independent.
+/// The purpose of a stream. Streams of different purposes are independent under one seed.
 enum class Purpose : std::uint64_t {
   shuffle = 0x7368756666'6c6500ull,
   augment = 0x6175676d65'6e7400ull,
@@ -10224,7 +10202,7 @@ enum class Purpose : std::uint64_t {
   split = 0x73706c69'7400ull,
 };
 
-/// A stream of random words: for augmentation `place` is the sample's index in the dataset and `lap` the epoch.
+/// A stream of random words. For augmentation `place` is the sample's index in the dataset and `lap` the epoch.
 class RandomStream {
  public:
   RandomStream(std::uint64_t seed, Purpose purpose, Index place, Index lap)
@@ -10248,13 +10226,13 @@ class RandomStream {
     return high << 32 | low;
   }
 
-  /// In [0, 1).
+  /// Uniform in [0, 1).
   float uniform() { return unit_float(word()); }
-  /// In [low, high).
+  /// Uniform in [low, high).
   float uniform(float low, float high) { return low + (high - low) * uniform(); }
 
-  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`. The
-  /// probabilities of two values differ by at most 2^-32.
+  /// A uniform integer in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`.
+  /// Probabilities differ by at most 2^-32.
   Index below(Index count) {
     const auto n = static_cast<std::uint64_t>(count);
     const std::uint64_t high = word(), low = word();
@@ -10274,15 +10252,15 @@ class RandomStream {
 // <chorus/data/transforms.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_HPP
-/// Changes of an image between the dataset and the batch. Random transforms draw from the sample's own stream, keyed by
-/// (seed, epoch, sample): a sample looks the same on every rank, device and worker.
+/// Image transforms between dataset and batch. Random transforms draw from the sample's own stream, keyed by (seed,
+/// epoch, sample): a sample looks the same on every rank, device and worker.
 
 namespace chorus::data {
 
 /// {channels, height, width}.
 using ImageShape = std::array<Index, 3>;
 
-/// One image being prepared, channel after channel, row after row; pixels in [0, 1] until they are normalised.
+/// An image in preparation, in the order channel, row, column; pixels are in [0, 1] until normalised.
 struct Image {
   std::span<float> pixels;
   ImageShape shape;
@@ -10293,7 +10271,7 @@ struct Image {
   }
 };
 
-/// Changes an image in place. Several threads call it at once. Any function object of this form will do.
+/// Changes an image in place. Called on several threads concurrently. Any function object of this form works.
 using Transform = std::function<void(const Image&, RandomStream&)>;
 
 /// (pixel - mean) / stddev, per channel.
@@ -10303,7 +10281,7 @@ struct Normalize {
   void operator()(const Image& image, RandomStream&) const;
 };
 
-/// Mirrors left and right.
+/// Flips horizontally.
 struct RandomHorizontalFlip {
   float probability = 0.5f;
 
@@ -10314,7 +10292,7 @@ struct RandomHorizontalFlip {
   }
 };
 
-/// Pads all sides with `padding` zeros and cuts a window of the old size at a random place: a shift of up to `padding`.
+/// Pads all sides with `padding` zeros and crops a random window of the old size: a shift by up to `padding`.
 struct RandomCrop {
   Index padding = 4;
 
@@ -10323,7 +10301,7 @@ struct RandomCrop {
     check<ShapeError>(padding >= 0 && padding <= std::min(height, width),
                       "RandomCrop: expected a padding from 0 to the ", "image's size, got ", padding, " for ", height,
                       " x ", width);
-    // Output row y is input row y + down, moved left by `right`; both in [-padding, padding].
+    // Output row y is input row y + down, shifted left by `right`; both are in [-padding, padding].
     const Index down = random.below(2 * padding + 1) - padding, right = random.below(2 * padding + 1) - padding;
     const auto kept = static_cast<std::size_t>(width - std::abs(right));
     for (Index c = 0; c < channels; ++c)
@@ -10348,7 +10326,7 @@ struct RandomCrop {
 // <chorus/data/transforms_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_TRANSFORMS_IMPL_HPP
-/// How pixels are normalised.
+/// Normalises pixels.
 
 namespace chorus::data {
 
@@ -10377,9 +10355,9 @@ enum class Split : std::uint8_t { train, test };
 
 constexpr std::string_view name(Split split) { return split == Split::train ? "train" : "test"; }
 
-/// A numbered collection of labelled images of one size. `get(i, image)` fills `image`, [channels, height, width] with
-/// pixels in [0, 1], and returns the label, in [0, classes()). Several threads call it at once. It has to return, since
-/// a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by default.
+/// A dataset of labelled images of one size. `get(i, image)` fills `image`, [channels, height, width] with pixels in
+/// [0, 1], and returns the label, in [0, classes()). Several threads call it concurrently. It must not block for ever,
+/// since a loader waits for it. A loader applies `Normalize normalization() const` by default, if the dataset has it.
 template <class D>
 concept LabelledImages = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.size() } -> std::convertible_to<Index>;
@@ -10403,10 +10381,10 @@ concept ReadsSamples = requires(const D& dataset, Index i) {
 };
 }  // namespace detail
 
-/// A numbered collection of any samples. `get(i)` returns a sample, on several threads at once: a number, a Tensor on
-/// the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
-/// draw random numbers for augmentation. They depend on (seed, epoch, sample), whichever thread or rank prepares the
-/// sample.
+/// A dataset of any samples. `get(i)` returns a sample: a number, a Tensor on the CPU, a text, or a pair, tuple or
+/// plain struct of these. Several threads call it concurrently. `get(i, random)`, with a `RandomStream& random`, may
+/// draw random numbers for augmentation. They depend only on (seed, epoch, sample), not on the thread or rank that
+/// prepares the sample.
 template <class D>
 concept Samples = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<Index>;
@@ -10429,15 +10407,14 @@ template <class D>
 using SampleOf = decltype(sample_of(std::declval<const D&>(), Index{}, std::declval<RandomStream&>()));
 }  // namespace detail
 
-/// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
-/// SyntheticImages fill one, so that a program can choose between them at run time: `ImageDataset train =
-/// SyntheticImages{8000, seed};`
+/// Images and labels in memory, one byte per pixel and per label; copies share them. Mnist, Cifar10 and SyntheticImages
+/// derive from it, so that a program can choose at run time: `ImageDataset train = SyntheticImages{8000, seed};`
 class ImageDataset {
  public:
-  /// Fills in the pixels of image i, [channels, height, width], and returns its label; called on several threads.
+  /// Fills the pixels of image i, [channels, height, width], and returns its label. Called on several threads.
   using Make = std::function<std::uint8_t(Index i, std::span<std::uint8_t> pixels)>;
 
-  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError if the sizes don't fit.
+  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError if sizes don't match.
   ImageDataset(ImageShape shape, std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels, Index classes,
                Normalize normalization)
       : shape_(shape),
@@ -10450,13 +10427,13 @@ class ImageDataset {
     labels_ = shared(std::move(labels));
   }
 
-  /// `count` images. `make` makes each when it is first read; an unread image takes no time and no memory.
+  /// `count` images. `make` creates each image at its first access; others take no time and no memory.
   ImageDataset(ImageShape shape, Index count, Index classes, Normalize normalization, Make make)
       : shape_(shape),
         size_(count),
         classes_(classes),
         normalization_(std::move(normalization)),
-        // Left as the system provides them: untouched pages stay unused.
+        // Not initialised, so that untouched pages are never allocated.
         pixels_(new std::uint8_t[static_cast<std::size_t>(count) * pixels_per_image()]),
         labels_(new std::uint8_t[static_cast<std::size_t>(count)]),
         make_(std::move(make)),
@@ -10465,7 +10442,7 @@ class ImageDataset {
   Index size() const { return size_; }
   Index classes() const { return classes_; }
   const ImageShape& image_shape() const { return shape_; }
-  /// Mean and standard deviation of the pixels by channel, the usual ones for this dataset.
+  /// Mean and standard deviation of the pixels per channel, as usual for this dataset.
   const Normalize& normalization() const { return normalization_; }
 
   std::int64_t get(Index i, std::span<float> image) const {
@@ -10504,14 +10481,14 @@ namespace chorus::data {
 /// Images of shape {3, 32, 32} and labels from 0 to 9.
 class Cifar10 : public ImageDataset {
  public:
-  /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
-  /// `cifar-10-batches-bin` in it. Throws FileError with the path and the contents of the folder if a file is missing,
-  /// or if its size or a label is wrong.
+  /// Reads `data_batch_1.bin` to `data_batch_5.bin` (`test_batch.bin` for the test split) from the folder or its
+  /// subfolder `cifar-10-batches-bin`. Throws FileError with the path and the folder's contents if a file is missing,
+  /// or if its size or a label is invalid.
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// The folder of the binary batches: the folder itself, or `cifar-10-batches-bin` in it; nothing if neither has any.
+  /// The folder with the binary batches: the folder itself or its `cifar-10-batches-bin`; empty if neither has any.
   [[gnu::cold]] static std::string find(const std::string& folder);
-  /// Advice for a message if the folder has CIFAR-10 in another form: `; ...`; otherwise empty.
+  /// Advice for error messages if the folder has CIFAR-10 in another format: `; ...`; otherwise empty.
   [[gnu::cold]] static std::string advice(const std::string& folder);
 
  private:
@@ -10529,12 +10506,12 @@ class Cifar10 : public ImageDataset {
 // <chorus/data/cifar10_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CIFAR10_IMPL_HPP
-/// How Cifar10 reads its files.
+/// Reads CIFAR-10's files.
 
 // <chorus/data/file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
-/// Files of a dataset: opened once, sized, read in order; each error names the path.
+/// Dataset files: opened once, sized, read in order. Errors name the path.
 
 namespace chorus::data {
 
@@ -10545,13 +10522,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
+/// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 [[gnu::cold]] std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is not a regular file.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;
@@ -10575,7 +10552,7 @@ class InputFile {
 // <chorus/data/file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_FILE_IMPL_HPP
-/// How files are opened, and what folders hold.
+/// Opens files and lists folders.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10584,22 +10561,21 @@ class InputFile {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
+/// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
+/// file or socket would then get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens the closed ones on /dev/null.
+/// Opens closed standard streams on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+      const int opened = open("/dev/null", O_RDWR);  // gets the lowest free number: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
+/// Duplicates the descriptor to a number above 2, closed on exec, and closes the old one. -1, with errno, on failure.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -10608,8 +10584,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+/// Opens a text file for writing, like fopen(path, "we"), or keeps its content with `keeps`; also pipes and devices.
+/// Null, with errno, on failure; ENXIO: the pipe has no reader after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -10665,13 +10641,13 @@ CHORUS_INLINE std::string what_is_there(const std::string& folder) {
 }
 
 CHORUS_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+  // Without O_NONBLOCK, opening a pipe without a writer would block for ever.
   const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
   struct stat facts {};
   const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);
   file_ = regular ? ::fdopen(opened, "rb") : nullptr;
-  const int error = errno;  // before close sets it
+  const int error = errno;  // before close changes it
   if (file_ == nullptr) ::close(opened);
   check<FileError>(seen, path_, ": looking at the file failed: ", std::strerror(error));
   check<FileError>(regular, path_, " is not a regular file");
@@ -10703,7 +10679,7 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
 }
 
 namespace detail {
-/// The source of the files.
+/// Where to download the files.
 inline constexpr const char* cifar10_source =
     "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
 }  // namespace detail
@@ -10769,18 +10745,18 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 // <chorus/data/loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_HPP
-/// DataLoader: batches of a dataset as tensors. Background threads prepare them while the caller trains on the batch
-/// before.
+/// DataLoader: batches of a dataset as tensors. Background threads prepare them while the caller trains on the previous
+/// batch.
 
 // <chorus/data/collate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_COLLATE_HPP
-/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and other values a vector.
+/// Collates samples to a batch: stacks tensors, makes numbers a tensor, and other values, such as texts, a vector.
 
 // <chorus/data/fields.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
-/// The members of a pair, a tuple or a plain struct, one by one.
+/// Access to the members of a pair, a tuple or a plain struct.
 
 namespace chorus::data::detail {
 
@@ -10789,7 +10765,7 @@ concept TupleLike = requires {
   std::tuple_size<X>::value;
 };
 
-/// Stands for a value of any type in a list of initial values.
+/// Converts to any type, for counting a struct's initialisers.
 struct Anything {
   template <class T>
   operator T() const;  // never called
@@ -10798,7 +10774,7 @@ template <class X, std::size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
   return requires { X{((void)I, Anything{})...}; };
 }
-/// Members of a plain struct: the largest number of initial values that it takes. An array counts for all its elements.
+/// The number of members of a plain struct: the largest number of initialisers. An array counts each of its elements.
 template <class X, std::size_t N = 8>
 constexpr std::size_t members() {
   if constexpr (takes<X>(std::make_index_sequence<N>()))
@@ -10823,7 +10799,7 @@ template <class X>
 concept HasFields = TupleLike<X> ||
     (std::is_aggregate_v<X> && !std::is_array_v<X> && !std::is_empty_v<X> && field_count<X> > 0);
 
-/// The members of a plain struct of up to 8, by reference.
+/// References to the members of a plain struct with up to 8 of them.
 template <class X>
 auto tied(const X& x) {
   constexpr std::size_t count = field_count<X>;
@@ -10873,21 +10849,20 @@ namespace detail {
 template <class X>
 using NumberInRow = typename decltype(std::span(std::declval<const X&>()))::value_type;
 
-/// Numbers in a row: std::vector, std::array, std::span.
+/// A sequence of numbers: std::vector, std::array, std::span.
 template <class X>
 concept NumbersInARow = requires { typename NumberInRow<X>; } && Scalar<NumberInRow<X>> &&
     !std::same_as<NumberInRow<X>, char>;
 
-/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others also
-/// determine its shape.
+/// Collates one field of samples. Samples `begin` to `end` - 1 are in the batch; the others only affect its shape.
 class Collator {
  public:
-  /// `padding`: numbers that fill up the first axis of fields; the last one serves all later fields. Empty: no padding.
-  /// `most`: the length after filling; 0: that of the longest.
+  /// `padding`: padding values for the first axis of the fields in order; the last value is used for all later fields.
+  /// Empty: no padding. `most`: the padded length; 0: that of the longest.
   Collator(const char* who, Index begin, Index end, std::span<const double> padding = {}, Index most = 0)
       : who_(who), begin_(begin), end_(end), padding_(padding), most_(most) {}
 
-  /// `of(sample)` is the field.
+  /// `of(sample)` returns the field.
   template <class Sample, class Of>
   auto operator()(const std::vector<Sample>& samples, const Of& of) {
     using X = std::remove_cvref_t<decltype(of(samples.front()))>;
@@ -10913,7 +10888,7 @@ class Collator {
   }
 
  private:
-  /// Numbers in a row, with the interface that `stack` needs from a tensor.
+  /// A sequence of numbers, with the part of a tensor's interface that `stack` needs.
   template <class T>
   struct View {
     std::span<const T> numbers;
@@ -10924,7 +10899,7 @@ class Collator {
 
   template <class Sample, class Of, std::size_t... I>
   auto fields(const std::vector<Sample>& samples, const Of& of, std::index_sequence<I...>) {
-    // In braces: evaluated from left to right, since padding is counted.
+    // In braces, which are evaluated from left to right, since padded fields are counted.
     return std::tuple{
         (*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
   }
@@ -10964,10 +10939,10 @@ class Collator {
   Index begin_, end_;
   std::span<const double> padding_;
   Index most_;
-  std::size_t padded_ = 0;  // fields so far
+  std::size_t padded_ = 0;  // number of padded fields so far
 };
 
-/// An empty batch with the shapes of `batch`, which has one sample. Throws UsageError if samples don't lie along the
+/// An empty batch with the shapes of `batch`, which has one sample. Throws UsageError if samples are not along the
 /// first axis.
 template <class B>
 B none_of(const B& batch) {
@@ -10996,10 +10971,10 @@ B none_of(const B& batch) {
 
 }  // namespace detail
 
-/// The default of a DataLoader, like PyTorch's default_collate. Tensors of one shape are stacked along a new first
-/// axis. Numbers, and numbers in a row (std::vector, std::array), become a tensor. Pairs, tuples and plain structs
-/// become a tuple of their collated members. Other values, such as texts, become a std::vector. Throws ShapeError if
-/// shapes differ.
+/// A DataLoader's default, like PyTorch's default_collate. Tensors of one shape are stacked along a new first axis.
+/// Numbers, and sequences of numbers (std::vector, std::array), become a tensor. Pairs, tuples and plain structs become
+/// a tuple of their collated members. Other values, such as texts, become a std::vector. Throws ShapeError if shapes
+/// differ.
 struct DefaultCollate {
   template <class Sample>
   auto operator()(const std::vector<Sample>& samples, Index begin, Index end) const {
@@ -11007,10 +10982,10 @@ struct DefaultCollate {
   }
 };
 
-/// See pad_to_longest and pad_to.
+/// The type of pad_to_longest and pad_to.
 template <bool Whole>
 struct Padding {
-  /// Samples of other ranks are read, too, since the length is that of the whole batch.
+  /// The length is that of the global batch, so other ranks' samples are read, too.
   static constexpr bool whole_batch = Whole;
   Index length = 0;
   std::vector<double> values = {};
@@ -11022,10 +10997,10 @@ struct Padding {
   }
 };
 
-/// Collates like DefaultCollate, and fills tensors and numbers in a row up along their first axis to the longest of the
-/// global batch. `pad_to_longest(0, -100)` fills with zeros in the first such member of a sample, and with -100 in all
-/// others. The length is the same on all ranks and under every policy, so each rank reads the whole batch; `pad_to`
-/// reads its own share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
+/// Collates like DefaultCollate, but pads tensors and sequences of numbers along their first axis to the longest in the
+/// global batch. `pad_to_longest(0, -100)` pads a sample's first such member with 0 and all others with -100. The
+/// length is the same on all ranks and under every policy, so each rank reads the whole batch; `pad_to` reads only the
+/// rank's share. To keep a sample's length, store it beside the sequence, `struct { tokens; Index length; }`.
 template <std::convertible_to<double>... Values>
 Padding<true> pad_to_longest(Values... values) {
   if constexpr (sizeof...(Values) == 0)
@@ -11034,8 +11009,7 @@ Padding<true> pad_to_longest(Values... values) {
     return {0, {static_cast<double>(values)...}};
 }
 
-/// The same to a fixed length. Throws UsageError for a length below 1, and, when it is used, ShapeError for a longer
-/// sample.
+/// Pads to a fixed length. Throws UsageError for a length below 1, and, when used, ShapeError for a longer sample.
 template <std::convertible_to<double>... Values>
 Padding<false> pad_to(Index length, Values... values) {
   check<UsageError>(length >= 1, "pad_to: expected a length of at least 1, got ", length);
@@ -11047,7 +11021,7 @@ Padding<false> pad_to(Index length, Values... values) {
 
 namespace detail {
 
-/// A function of the library: it also gets samples outside of the batch, for their shapes.
+/// A library function, which also gets samples outside of the batch, for their shapes.
 template <class Collate, class Sample>
 concept CollatesRange = requires(const Collate& collate, const std::vector<Sample>& samples) {
   collate(samples, Index{}, Index{});
@@ -11067,7 +11041,7 @@ auto collated(const Collate& collate, std::vector<Sample> samples, Index begin, 
   }
 }
 
-/// Whether the loader reads the samples of all ranks.
+/// Whether the loader reads all ranks' samples.
 template <class Collate>
 constexpr bool collates_whole() {
   if constexpr (requires { Collate::whole_batch; })
@@ -11084,71 +11058,70 @@ constexpr bool collates_whole() {
 // <chorus/data/sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_HPP
-/// The samples of a rank and their order: one order per (seed, epoch), cut into global batches, each of which is cut
-/// into shares.
+/// The order of samples and each rank's share: one order per (seed, epoch), split into global batches, and these into
+/// shares.
 
 namespace chorus::data {
 
-/// The share of the samples that a sampler gives, and their order.
+/// Options of Sampler: the rank's share and the order.
 struct SamplerOptions {
   int rank = 0;
   int world_size = 1;
   bool shuffle = true;
   std::uint64_t seed = 0;
-  /// Repeat samples so that all shares of a batch have one size.
+  /// Repeat samples so that all shares of a batch have the same size.
   bool padding = false;
-  /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
+  /// The number of shares of a batch, which ranks hold as whole shares; 0: one per rank.
   int shares = 0;
   /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
 };
 
-/// The order of an epoch and each rank's share of it. It depends on seed and epoch alone, so that a global batch is the
-/// same set of samples for any number of ranks: with one seed, training on 1, 2 or 3 ranks sees the same data.
+/// The order of an epoch and each rank's share of it. It depends only on seed and epoch, so that global batches are the
+/// same for any number of ranks: with one seed, training on 1, 2 or 3 ranks sees the same data.
 ///
-/// Of a global batch of n samples each rank gets a contiguous share of n / world_size; the first n % world_size ranks
-/// get one more. A batch with fewer samples than ranks leaves some with an empty share, which has weight 0.
+/// Each rank gets a contiguous share of n / world_size samples of a global batch of n; the first n % world_size ranks
+/// get one more. If a batch has fewer samples than there are ranks, some shares are empty, with weight 0.
 ///
-/// With `padding` each share has ceil(n / world_size) samples, and where the data end, the epoch's first samples come
-/// again: the sets of PyTorch's DistributedSampler. It needs no uneven shares, but it counts some samples twice:
-/// gradients are a little off, and an accuracy measured over padded shares is wrong. Measure without it.
+/// With `padding` each share has ceil(n / world_size) samples; at the end of the data the epoch's first samples repeat,
+/// as in PyTorch's DistributedSampler. Some samples then count twice: gradients are slightly off, and an accuracy over
+/// padded shares is wrong. Evaluate without padding.
 class Sampler {
  public:
-  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer shares than
-  /// ranks; padded ones there are not.
+  /// Throws UsageError if the size is negative, if the rank is not in [0, world_size), if `shares` is neither 0 nor in
+  /// [world_size, most_shares], or for other shares with padding.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
-  /// Sets the order of another epoch; without a call every epoch has the order of epoch 0. All ranks must pass the
-  /// same.
+  /// Sets the epoch of the order; by default every epoch has the order of epoch 0. All ranks must set the same.
   void set_epoch(Index epoch);
 
   Index dataset_size() const { return size_; }
   Index epoch() const { return epoch_; }
   const SamplerOptions& options() const { return options_; }
 
-  /// The samples of the epoch in order, of all ranks; valid until the epoch changes.
+  /// All ranks' samples of the epoch, in order; valid until the epoch changes.
   std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(length_)); }
   std::span<const Index> order() const&& = delete;
 
-  /// Number of batches of `batch` samples over all ranks. Throws UsageError for a batch of less than 1 sample.
+  /// Number of global batches of `batch` samples. Throws UsageError for a batch of less than 1 sample.
   Index global_batches(Index batch, bool drop_last = false) const;
 
-  /// Number of samples of global batch `b`, over all ranks and without padding.
+  /// Number of samples of global batch `b`, over all ranks, without padding.
   Index global_size(Index b, Index batch) const { return std::min(batch, length_ - b * batch); }
 
-  /// The place in global batch `b` at which this rank's share begins.
+  /// Where this rank's share begins in global batch `b`.
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
 
   /// This rank's samples of global batch `b`; valid until the epoch changes.
   std::span<const Index> share(Index b, Index batch) const&;
   std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a destroyed sampler
 
-  /// All ranks' samples of global batch `b`; this rank's begin at `share_begin`. Valid as long.
+  /// All ranks' samples of global batch `b`; this rank's begin at `share_begin`. Valid until the epoch changes.
   std::span<const Index> whole(Index b, Index batch) const&;
   std::span<const Index> whole(Index, Index) const&& = delete;
 
-  /// The key of the random numbers of the i-th sample of this rank's share: the sample, or, if an order may repeat a
-  /// sample, its place in the epoch.
+  /// The key of random numbers for the i-th sample of this rank's share: the sample's index, or its position in the
+  /// epoch if samples may repeat.
   Index stream(Index b, Index batch, Index i) const;
 
  protected:
@@ -11159,8 +11132,7 @@ class Sampler {
  private:
   void check_batch(Index batch) const;
 
-  /// The place in a global batch of `count` samples at which the share of `rank` begins and that of the rank before
-  /// ends.
+  /// Where the share of `rank` begins, and the previous one ends, in a global batch of `count` samples.
   Index boundary(Index count, int rank) const;
 
   std::span<const Index> part(Index b, Index batch, int first_rank, int last_rank) const;
@@ -11171,10 +11143,10 @@ class Sampler {
   Draw draw_ = {};  // set if the order is neither the dataset's nor a permutation
   bool repeats_ = false;
   Index epoch_ = 0;
-  std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
+  std::shared_ptr<const std::vector<Index>> order_;  // immutable: shared with copies, which may be of another epoch
 };
 
-/// PyTorch's name for a sampler with a rank and a world size; a world of one is no special case.
+/// PyTorch's name for a sampler with a rank and a world size.
 using DistributedSampler = Sampler;
 
 }  // namespace chorus::data
@@ -11183,19 +11155,19 @@ using DistributedSampler = Sampler;
 // <chorus/data/sampler_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SAMPLER_IMPL_HPP
-/// How Sampler makes an order and cuts it.
+/// Makes an epoch's order and splits it.
 
 // <chorus/core/shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-/// How things are cut into shares whose sizes differ by at most one.
+/// Splits things into shares whose sizes differ by at most one.
 
 namespace chorus {
 
-/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+/// The maximum number of shares of a batch, if it is not the number of ranks or devices.
 inline constexpr int most_shares = 64;
 
-/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+/// The start of share `i` of `shares` among `count` things. Sizes differ by at most one; the first ones are larger.
 constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
   const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
   return at * (count / n) + std::min(at, count % n);
@@ -11589,7 +11561,7 @@ CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
 
 CHORUS_INLINE Index Sampler::global_batches(Index batch, bool drop_last) const {
   check_batch(batch);
-  return length_ / batch + (!drop_last && length_ % batch != 0);  // a batch of any size
+  return length_ / batch + (!drop_last && length_ % batch != 0);  // without overflow for any batch size
 }
 
 CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const& {
@@ -11631,7 +11603,7 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
   const auto ranks = static_cast<std::size_t>(world), at = static_cast<std::size_t>(rank);
   if (options_.shares == 0) return chorus::share_begin(count, ranks, at);
   const auto shares = static_cast<std::size_t>(options_.shares);
-  const auto first = chorus::share_begin(options_.shares, ranks, at);  // of this rank
+  const auto first = chorus::share_begin(options_.shares, ranks, at);  // the first share of this rank
   return chorus::share_begin(count, shares, static_cast<std::size_t>(first));
 }
 
@@ -11646,7 +11618,7 @@ CHORUS_INLINE void Sampler::make_order() {
     order.resize(static_cast<std::size_t>(length_));
     std::iota(order.begin(), order.end(), Index{0});
   }
-  // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
+  // Padding reads up to world_size - 1 samples beyond the end: the first ones again.
   if (options_.padding && length_ > 0)
     for (int i = 0; i + 1 < options_.world_size; ++i) order.push_back(order[static_cast<std::size_t>(i)]);
   order_ = std::make_shared<const std::vector<Index>>(std::move(order));
@@ -11666,12 +11638,12 @@ namespace chorus::data {
 struct Batch {
   Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 if the share is empty
   Tensor<std::int64_t, 1> labels;  ///< [samples]
-  Index index = 0;                 ///< number of the batch in its epoch
+  Index index = 0;                 ///< index of the batch in its epoch
   Index global_size = 0;           ///< samples in the global batch, over all ranks
-  Index first_sample = 0;          ///< place of images[0] in the global batch
-  /// [views, samples, channels, height, width]: LoaderOptions::views copies of each sample, augmented independently.
-  /// views[0] is `images`, views[1] another view of the same samples, and views.view(Shape<4>{views * samples,
-  /// channels, height, width}) has one view after the other.
+  Index first_sample = 0;          ///< index of images[0] in the global batch
+  /// [views, samples, channels, height, width]: LoaderOptions::views independent augmentations of each sample. views[0]
+  /// is `images`, views[1] another view of the same samples; views.view(Shape<4>{views * samples, channels, height,
+  /// width}) concatenates the views.
   Tensor<float, 5> views = {};
 
   template <std::size_t I>
@@ -11686,23 +11658,23 @@ struct Batch {
 
 /// Options of DataLoader.
 struct LoaderOptions {
-  Index batch = 64;        ///< samples in a global batch: shared out among the ranks
-  int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does
+  Index batch = 64;        ///< samples in a global batch, which the ranks share
+  int workers = 2;         ///< threads that prepare batches; 0: the caller's thread
   int prefetch = 2;        ///< batches that each worker may prepare in advance
-  bool drop_last = false;  ///< skip a last batch that isn't full
-  // For images alone; other data draw their random numbers in `get(i, random)`.
-  bool normalize = true;  ///< apply the dataset's own normalisation, if it has one, after the transforms
+  bool drop_last = false;  ///< skip an incomplete last batch
+  // For images only; other datasets draw random numbers in `get(i, random)`.
+  bool normalize = true;  ///< apply the dataset's normalisation, if it has one, after the transforms
   std::vector<Transform> transforms = {};
-  /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
+  /// The number of augmented views per sample (two for SimCLR, MoCo), 1 to 1024. The dataset is read once per sample.
   int views = 1;
-  /// The seed of the random transforms; by default the sampler's. Two loaders with one sampler's seed and different
-  /// seeds here have the same samples in the same order, with different augmentation.
+  /// The seed of random transforms; by default the sampler's. Two loaders with the same sampler seed and different
+  /// augmentation seeds have the same samples in the same order, with different augmentation.
   std::optional<std::uint64_t> augmentation_seed = {};
 };
 
 namespace detail {
 
-/// The interface of any dataset of images for a loader.
+/// A type-erased dataset of images.
 struct ImageSource {
   ImageShape image_shape;
   std::function<std::int64_t(Index, std::span<float>)> get;
@@ -11712,10 +11684,10 @@ struct ImageSource {
   Batch make(const Sampler& sampler, Index b) const;
 };
 
-/// Throws UsageError if the sampler is for another size than the dataset's, or an option is invalid.
+/// Throws UsageError if the sampler is for another dataset size, or an option is invalid.
 void check_loader(Index dataset_size, const Sampler& sampler, const LoaderOptions& options);
 
-/// Throws UsageError for options of images.
+/// Throws UsageError if options for images are set.
 void refuse_image_options(const LoaderOptions& options);
 
 /// Warns once on stderr, on rank 0, that set_epoch is never called.
@@ -11724,7 +11696,7 @@ void warn_of_one_order(const Sampler& sampler);
 template <class B>
 struct LoaderPass;
 
-/// The part of DataLoader that depends on the type of the batches alone.
+/// The part of DataLoader that depends only on the batch type.
 template <class B>
 class Loader {
  public:
@@ -11733,21 +11705,20 @@ class Loader {
 
   Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make);
 
-  /// Batches in an epoch.
+  /// The number of batches per epoch.
   Index size() const { return batches_; }
   const Sampler& sampler() const { return sampler_; }
 
-  /// Sets the order and the augmentation of another epoch, from the next begin() on. Passes that are under way keep
-  /// theirs.
+  /// Sets the epoch for order and augmentation, from the next begin() on. Running passes don't change.
   void set_epoch(Index epoch);
 
-  /// Lets the next pass start at batch `batches`, to continue an earlier run; the pass after it is whole again. A pass
-  /// counts from its first ++ on: a program that reads only the first batch, by `*loader.begin()`, uses up nothing.
-  /// Throws UsageError for more batches than an epoch has.
+  /// Makes the next pass start at batch `batches`, to resume a run; later passes are complete again. A pass counts from
+  /// its first ++ on: reading only the first batch, by `*loader.begin()`, does not use up the skip. Throws UsageError
+  /// for more batches than an epoch has.
   void skip(Index batches);
 
-  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; another begin() starts its
-  /// own.
+  /// Iterates over the batches of one pass. Copies of an iterator share the position; another begin() starts another
+  /// pass.
   class Iterator {
    public:
     using value_type = B;
@@ -11761,8 +11732,8 @@ class Loader {
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
-    /// For a loader around this one that reads ahead: from now on ++ uses up nothing, and `goes_on` tells that the
-    /// outer loader's reader has reached a second batch.
+    /// For an outer loader that reads ahead: ++ no longer counts as progress; the outer loader calls `goes_on` when its
+    /// reader reaches a second batch.
     void reads_ahead() const;
     void goes_on() const;
 
@@ -11770,8 +11741,8 @@ class Loader {
     std::shared_ptr<LoaderPass<B>> pass_;
   };
 
-  /// Starts a pass of its own, with its own workers. Warns once on stderr, on rank 0, if shuffled data repeat their
-  /// order because set_epoch is not called; reading a first batch is no epoch.
+  /// Starts a pass with its own workers. Warns once on stderr, on rank 0, if shuffled data repeats its order because
+  /// set_epoch is not called; reading only a first batch does not count as an epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -11788,30 +11759,30 @@ class Loader {
   };
   friend struct LoaderPass<B>;
 
-  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, share it
+  std::shared_ptr<const Plan> plan_;  // shared with passes, which may outlive the loader
   Sampler sampler_;
   Index batches_ = 0;
-  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there and continue set it to 0
-  int epochs_unset_ = 0;  // epochs begun since the loader was made, until set_epoch is called
-  /// The last one begun: `auto& batch = *loader.begin()` is valid until the next begin().
+  std::shared_ptr<Index> skip_;  // the start batch; passes that start there and continue reset it to 0
+  int epochs_unset_ = 0;  // epochs begun before the first call of set_epoch
+  /// The newest pass: `auto& batch = *loader.begin()` is valid until the next begin().
   std::shared_ptr<LoaderPass<B>> newest_;
-  std::weak_ptr<LoaderPass<B>> epoch_;    // the last one that epochs_unset_ counted
-  std::weak_ptr<LoaderPass<B>> at_skip_;  // the last one that started at skip_
+  std::weak_ptr<LoaderPass<B>> epoch_;    // the last pass that epochs_unset_ counted
+  std::weak_ptr<LoaderPass<B>> at_skip_;  // the last pass that started at skip_
 };
 
 template <class D, class Collate>
 inline constexpr bool loads_images = LabelledImages<D>&& std::is_same_v<Collate, DefaultCollate>;
 
-/// The batches of a loader of other data than images: the result of `collate`.
+/// A batch of data other than images: the result of `collate`.
 template <class D, class Collate>
 auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& options, const Sampler& sampler,
                 Index b) {
   constexpr bool whole = collates_whole<Collate>();
   const auto share = sampler.share(b, options.batch), all = sampler.whole(b, options.batch);
   const auto first = sampler.share_begin(b, options.batch), count = static_cast<Index>(share.size());
-  // An empty share has the shapes of the batch's first sample.
+  // An empty share takes its shapes from the batch's first sample.
   const auto read = whole ? all : share.empty() ? all.first(1) : share;
-  const Index place = whole || share.empty() ? -first : 0;  // of the samples that are read, from the share's begin on
+  const Index place = whole || share.empty() ? -first : 0;  // of the first sample read, relative to the share
   std::vector<SampleOf<D>> samples;
   samples.reserve(read.size());
   for (std::size_t i = 0; i < read.size(); ++i) {
@@ -11837,13 +11808,13 @@ struct BatchOf<D, Collate> {
 
 }  // namespace detail
 
-/// Batches of `dataset`, in the order and the shares of `sampler`. The loader keeps a reference to the dataset, which
-/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch: always the same one, unless
-/// `set_epoch` is called. Threads live from begin() to the end of the epoch, to the next begin() or to the loader's
-/// destruction. An exception of a worker is rethrown to the caller at its batch.
+/// Batches of `dataset`, with the order and shares of `sampler`. The dataset must outlive the loader. Each pass of `for
+/// (auto& [images, labels] : loader)` is an epoch, always the same one unless `set_epoch` is called. Threads live from
+/// begin() to the end of the epoch, the next begin() or the loader's destruction. A worker's exception is rethrown to
+/// the caller at its batch.
 ///
-/// A batch of images is a `Batch`. A batch of other data is the result of `collate`, which several threads call:
-/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...], or your own function of a
+/// A batch of images is a `Batch`. Other data gives the result of `collate`, which several threads call:
+/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...], or your function of a
 /// std::vector of samples, this rank's share. For an empty share that function gets one sample, and its tensors are cut
 /// to length 0 along the first axis.
 template <Dataset D, class Collate = DefaultCollate>
@@ -11855,7 +11826,7 @@ class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::t
   DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {}, Collate collate = {})
       : Base(dataset.size(), std::move(sampler), options, make_of(dataset, options, std::move(collate))),
         dataset_(&dataset) {}
-  // Refused: the dataset would be destroyed at once.
+  // Deleted, since a temporary dataset would be destroyed at once.
   DataLoader(const D&&, Sampler, LoaderOptions = {}, Collate = {}) = delete;
 
   const D& dataset() const { return *dataset_; }
@@ -11903,17 +11874,17 @@ struct std::tuple_element<1, chorus::data::Batch> {
 // <chorus/data/loader_pass.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_PASS_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_PASS_HPP
-/// How a loader hands out the batches of a pass.
+/// One pass of a loader.
 
 // <chorus/data/prefetch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_PREFETCH_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_PREFETCH_HPP
-/// Items made ahead of time on background threads and handed out in order.
+/// Makes items in advance on background threads and returns them in order.
 
 // <chorus/core/blocked_signals.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BLOCKED_SIGNALS_HPP
-/// `start_thread`: how a thread of the library starts.
+/// `start_thread`: starts the library's threads.
 
 #include <csignal>
 #include <system_error>
@@ -11921,8 +11892,8 @@ struct std::tuple_element<1, chorus::data::Batch> {
 
 namespace chorus::detail {
 
-/// Blocks all signals in this thread while it lives, and for ever in a thread that is started meanwhile. Signals go to
-/// the threads that the user knows, and to a launcher's supervising thread.
+/// Blocks all signals in this thread while it lives, and permanently in threads started meanwhile. Signals then go to
+/// the user's threads and to a launcher's supervising thread.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -11938,9 +11909,8 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, if the system
-/// allows no more threads.
-/// allows no more of them.
+/// Starts a thread (std::thread or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, if the
+/// system allows no more threads.
 template <class Thread = std::thread, class Kind = CommError, class Body>
 Thread start_thread(std::string_view who, Body body) {
   const BlockedSignals blocked;
@@ -11958,8 +11928,8 @@ Thread start_thread(std::string_view who, Body body) {
 
 namespace chorus::data {
 
-/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the next one to be
-/// taken; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
+/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items in advance; with 0
+/// workers, on the caller's thread. A running `make` cannot be stopped, so it must return.
 template <class Item>
 class Prefetch {
  public:
@@ -11977,11 +11947,11 @@ class Prefetch {
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// The next item; none after the last. Rethrows the exception of its `make`, and has no item after that.
+  /// The next item; none after the last. Rethrows its `make`'s exception and has no items after that.
   std::optional<Item> next() {
     if (taken_ >= count_) return std::nullopt;
     if (threads_.empty()) {
-      const Index i = std::exchange(taken_, count_);  // the end, if make_ throws
+      const Index i = std::exchange(taken_, count_);  // ends the iteration if make_ throws
       std::optional<Item> item = make_(i);
       taken_ = i + 1;
       return item;
@@ -12040,7 +12010,7 @@ class Prefetch {
   Index count_;
   std::mutex mutex_;
   std::condition_variable room_, ready_;
-  Index claimed_, taken_;  // the next item to be made, and to be handed out
+  Index claimed_, taken_;  // the next item to make, and to return
   std::vector<Slot> slots_;
   std::vector<std::thread> threads_;
 };
@@ -12050,10 +12020,10 @@ class Prefetch {
 
 namespace chorus::data::detail {
 
-/// One pass over a loader's data. Everything that it reads is its own, or never changes.
+/// One pass over a loader's data. Everything that it reads is its own, or immutable.
 template <class B>
 struct LoaderPass {
-  /// A batch, and its place for a trace.
+  /// A batch, and its position for traces.
   struct Made {
     B batch;
     Index number, samples, global_size;
@@ -12061,16 +12031,16 @@ struct LoaderPass {
 
   std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
-  std::shared_ptr<Index> skip = {};  // where this pass started, until it goes on
+  std::shared_ptr<Index> skip = {};  // where this pass started, until it continues
   bool went_on = false;              // by ++: until then only the first batch was read
-  bool in_loop = false;              // somebody has compared with the end
+  bool in_loop = false;              // the iterator was compared with the end
   bool reads_ahead = false;
-  bool aside = false;  // within another pass of the loader
+  bool aside = false;  // inside of another pass of the loader
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
   void advance() {
-    current.reset();  // its memory is free for the next batch
+    current.reset();  // frees its memory for the next batch
     trace::Span span(trace::Lane::loader, "loader", "next batch");
     if (running) current = running->next();
     if (span && current)
@@ -12100,7 +12070,7 @@ Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& opti
 
 template <class B>
 void Loader<B>::set_epoch(Index epoch) {
-  // If epochs are counted, a loop that ended in its first batch is an epoch.
+  // If epochs are counted, a loop that ended in its first batch counts as an epoch.
   if (epochs_unset_ < 0 && newest_ && newest_->skip && newest_->in_loop && newest_->sampler.epoch() != epoch)
     Iterator(newest_).goes_on();
   epochs_unset_ = -1;
@@ -12117,17 +12087,17 @@ template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
   check<UsageError>(plan_ != nullptr, "DataLoader: this loader was moved from");
   const auto epoch = epoch_.lock();
-  // A pass inside another one is no second epoch; neither is a pass after one that read only the first batch.
+  // A pass inside of another one does not count as an epoch, nor does a pass after one that read only the first batch.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
   const bool after_look = epoch && epoch->current && !epoch->went_on;
-  // A loop within the first batch of the pass that starts at the skipped place is whole.
+  // A loop inside of the first batch of the pass that starts at the skipped place is complete.
   const auto at_skip = at_skip_.lock();
   const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
                       at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
   const bool goes_on = skip_ && *skip_ > 0 && !within;
   if (!inside && !after_look && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2)
     warn_of_one_order(sampler_);
-  if (newest_ && newest_.use_count() == 1 + (epoch == newest_) + (at_skip == newest_)) {  // no iterator has it
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_) + (at_skip == newest_)) {  // no iterator refers to it
     newest_->running.reset();
     newest_->sampler = sampler_;
     newest_->skip.reset();
@@ -12187,7 +12157,7 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 // <chorus/data/loader_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_LOADER_IMPL_HPP
-/// How DataLoader makes batches of images, and its checks.
+/// Makes batches of images, and checks options.
 
 // <chorus/core/say.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SAY_HPP
@@ -12197,15 +12167,15 @@ bool Loader<B>::Iterator::operator==(std::default_sentinel_t) const {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: for writes whose failure would end the process.
+/// `HeldSignal`: for writes whose failure would kill the process by a signal.
 
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
-/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
-/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
+/// While it lives, a failing write of this thread only returns an error and does not raise the signal that would kill
+/// the process: SIGPIPE (EPIPE, no reader) or SIGXFSZ (EFBIG, `ulimit -f`). Threads started meanwhile inherit the mask
+/// permanently. The process's handler is unchanged; the thread's mask is restored at the end.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -12221,7 +12191,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
+    // A signal raised meanwhile is pending for this thread and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -12238,7 +12208,7 @@ class HeldSignal {
 
 namespace chorus::detail {
 
-/// A line on stderr in one write, so that lines of several processes don't mix.
+/// Prints a line to stderr in one write, so that lines of several processes don't mix.
 inline void say(std::string_view message) {
   const std::string line = "chorus: " + printable_lines(message) + '\n';
   const HeldSignal held(SIGXFSZ);  // stderr may be a file
@@ -12296,7 +12266,7 @@ CHORUS_INLINE Batch ImageSource::make(const Sampler& sampler, Index b) const {
     for (Index view = 1; view < options.views; ++view)
       std::ranges::copy(first.pixels, image_of(view, i).pixels.begin());
     for (Index view = 0; view < options.views; ++view) {
-      // No dataset has 2^48 samples: each view draws like a sample of another one.
+      // Each view draws as another sample would; no dataset has 2^48 samples.
       const Index stream = sampler.stream(b, options.batch, static_cast<Index>(i));
       RandomStream random(seed, Purpose::augment, stream + (view << 48), sampler.epoch());
       for (const auto& transform : options.transforms) transform(image_of(view, i), random);
@@ -12316,21 +12286,21 @@ extern template class chorus::data::detail::Loader<chorus::data::Batch>;
 // <chorus/data/mnist.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_MNIST_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_MNIST_HPP
-/// MNIST: 28 x 28 grey images of handwritten digits, in a folder of IDX files, plain or compressed. Fashion-MNIST and
-/// KMNIST come in the same files.
+/// MNIST: 28 x 28 grey images of handwritten digits, in IDX files, plain or compressed. Fashion-MNIST and KMNIST have
+/// the same files.
 
 namespace chorus::data {
 
 /// Images of shape {1, 28, 28} (or the file's size) and labels from 0 to 9.
 class Mnist : public ImageDataset {
  public:
-  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (for the test split `t10k-...`), also with a dot in
-  /// front of `idx`, each plain, with `.gz`, or in a folder of its own name, as Kaggle has them. Both lie in the
-  /// folder, or in `raw` or `MNIST/raw` in it, as torchvision has them. Throws FileError with the path and the contents
-  /// of the folder if one is missing, if one is malformed, or if they don't fit each other.
+  /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte` (`t10k-...` for the test split), also with a dot
+  /// before `idx`; each plain, with `.gz`, or in a folder of the same name (as on Kaggle). Both are in the folder, or
+  /// in its `raw` or `MNIST/raw` (as in torchvision). Throws FileError with the path and the folder's contents if a
+  /// file is missing or malformed, or if the two don't match.
   explicit Mnist(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// The path of one of MNIST's files, under any of its names; nothing if it is missing.
+  /// The path of one of MNIST's files, under any of its names; empty if it is missing.
   static std::string find(const std::string& folder, Split split, const char* suffix);
   static constexpr const char* images = "-images-idx3-ubyte";
   static constexpr const char* labels = "-labels-idx1-ubyte";
@@ -12345,19 +12315,19 @@ class Mnist : public ImageDataset {
 // <chorus/data/mnist_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_MNIST_IMPL_HPP
-/// How Mnist reads its files.
+/// Reads MNIST's files.
 
 // <chorus/data/idx.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 /// Reads IDX files, MNIST's format: two zero bytes, a type (8: unsigned bytes), the number of axes, one big-endian
-/// 32-bit size for each axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST
+/// 32-bit size per axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST database").
 /// database").
 
 // <chorus/data/gzip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_GZIP_HPP
-/// Files compressed with gzip, through zlib if the build has it.
+/// Gzip-compressed files, if the build has zlib.
 
 #if CHORUS_USE_ZLIB
 #include <zlib.h>
@@ -12367,12 +12337,12 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
-/// arrived, not with the number in a header.
+/// Makes room for more of `count` values during decompression. Memory grows with the values read, not with the number
+/// in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
-  values.reserve(next);  // no more than that
+  values.reserve(next);  // exact, without extra capacity
   values.resize(next);
 }
 
@@ -12380,7 +12350,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. It never makes more bytes than the caller asks for.
+/// Decompresses a file sequentially; never produces more bytes than requested.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -12393,11 +12363,11 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate compresses by at most a factor of 1032.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
-  /// short.
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data is corrupt or
+  /// truncated.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
     while (done < to.size() && !ended_) {
@@ -12414,7 +12384,7 @@ class GzipFile {
     return done;
   }
 
-  /// True if the file has nothing but the gzip data; valid after everything was read.
+  /// Whether nothing follows the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;
@@ -12457,7 +12427,7 @@ class GzipFile {
 
 namespace chorus::data {
 
-/// Bytes in row-major order, with their sizes.
+/// Bytes in row-major order, with the sizes of the axes.
 struct IdxArray {
   std::vector<Index> sizes;
   std::vector<std::uint8_t> values;
@@ -12469,7 +12439,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
+// A plain file's size must match exactly. For a compressed file it is only an upper bound; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -12510,7 +12480,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
+    // No file has 2^32 values or more, and a product of two 32-bit factors does not overflow.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -12526,9 +12496,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
-/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
-/// in its header.
+/// Reads the bytes of `path`, which must have `rank` axes; names that end in .gz are decompressed. Throws FileError if
+/// the header, the sizes and the length are inconsistent. Memory is allocated for the file's contents, not for the
+/// sizes in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);
@@ -12540,13 +12510,13 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 namespace chorus::data {
 
 namespace detail {
-/// The path of one of the files in `place` itself; nothing if it is missing.
+/// The path of one of the files directly in `place`; empty if it is missing.
 inline std::string mnist_file_in(const std::string& place, Split split, const char* suffix) {
   const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
   std::string dot = dashes;
   dot[dot.rfind("-idx")] = '.';
   const std::string names[] = {dashes, dot, dashes + ".gz", dot + ".gz"};
-  std::string something;  // of an entry that is no file
+  std::string something;  // a folder without the file
   for (const auto& name : names) {
     const std::string path = cat(place, "/", name);
     if (!file_exists(path)) continue;
@@ -12560,7 +12530,7 @@ inline std::string mnist_file_in(const std::string& place, Split split, const ch
 }  // namespace detail
 
 CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  // Images and labels come from one place: another place may hold another dataset's.
+  // Images and labels come from one place, since another may hold another dataset's.
   for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
     const std::string place = folder + inside;
     if (!detail::mnist_file_in(place, split, images).empty() || !detail::mnist_file_in(place, split, labels).empty())
@@ -12600,19 +12570,19 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
 // <chorus/data/synthetic_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_HPP
-/// A generated image task that needs no download: ten digits in seven strokes, drawn with random place, size, slant,
-/// colours, a stray stroke and noise. Of 2,000 test images, trained on 8,000, softmax regression gets 85 % right, the
+/// A generated image task that needs no download: digits of seven strokes, with random position, size, slant, colours,
+/// a stray stroke and noise. Trained on 8,000 images, softmax regression reaches 85 % on 2,000 test images, the
 /// five-layer CNN 98 %.
 
 namespace chorus::data {
 
-/// `count` labelled images. Each depends on (seed, split, its index) alone: longer sets begin with shorter ones, the
-/// test split shares no random number with the train split, and the labels repeat from 0 to 9. An image is made when it
-/// is first read, so that a rank makes only its share. Programs with and without fused multiply-add round differently:
-/// one pixel in 100,000 or fewer then differs by 1/255.
+/// `count` labelled images. Each depends only on (seed, split, index): longer sets begin with shorter ones, test and
+/// train split share no random numbers, and labels cycle from 0 to 9. Images are made at their first access, so that a
+/// rank makes only its share. Programs with and without fused multiply-add round differently: at most one pixel in
+/// 100,000 then differs by 1/255.
 class SyntheticImages : public ImageDataset {
  public:
-  /// `shape`: {1 or 3 (or more) channels, height, width}; sides of at least 8. Throws UsageError otherwise.
+  /// `shape`: {channels, height, width}; 1, 3 or more channels, sides of at least 8. Throws UsageError otherwise.
   explicit SyntheticImages(Index count, std::uint64_t seed = 0, Split split = Split::train,
                            ImageShape shape = {3, 32, 32});
 
@@ -12627,13 +12597,13 @@ class SyntheticImages : public ImageDataset {
 
   static std::uint8_t label(Index i) { return static_cast<std::uint8_t>(i % 10); }
 
-  /// The places of ink, from 0 to 1.
+  /// Draws ink values from 0 to 1.
   static void draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape, std::span<float> ink);
 
-  /// A line with round ends; its edge fades over one pixel.
+  /// A line with round ends and an edge that fades over one pixel.
   static void draw_stroke(Point from, Point to, float thickness, const ImageShape& shape, std::span<float> ink);
 
-  /// Ink and paper in random colours and contrast, the ink lighter; uneven light; noise.
+  /// Colours ink and paper randomly, the ink lighter, with random contrast, uneven light and noise.
   static void colour(RandomStream& random, const ImageShape& shape, std::span<const float> ink,
                      std::span<std::uint8_t> pixels);
 };
@@ -12644,7 +12614,7 @@ class SyntheticImages : public ImageDataset {
 // <chorus/data/synthetic_images_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_SYNTHETIC_IMAGES_IMPL_HPP
-/// How the images are drawn.
+/// Draws the images.
 
 namespace chorus::data {
 
@@ -12673,7 +12643,7 @@ CHORUS_INLINE Normalize SyntheticImages::normalization_of(const ImageShape& shap
 
 CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape,
                                                std::span<float> ink) {
-  // The strokes of a seven-segment display between its six corners, two a row, from the top; and the strokes of each
+  // The strokes of a seven-segment display between its six corners, two per row from the top; and the strokes of each
   // digit.
   constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
   constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
@@ -12698,7 +12668,7 @@ CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t
   for (std::size_t s = 0; s < 7; ++s)
     if ((digits[digit] >> s & 1) != 0)
       draw_stroke(corners[strokes[s][0]], corners[strokes[s][1]], thickness, shape, ink);
-  // A stray stroke, short and anywhere.
+  // A short stray stroke anywhere.
   const Point from{random.uniform(0, static_cast<float>(shape[2])), random.uniform(0, static_cast<float>(shape[1]))};
   const Point to{from.x + side * random.uniform(-0.1f, 0.1f), from.y + side * random.uniform(-0.1f, 0.1f)};
   draw_stroke(from, to, thickness, shape, ink);
@@ -12737,7 +12707,7 @@ CHORUS_INLINE void SyntheticImages::colour(RandomStream& random, const ImageShap
     for (Index y = 0; y < shape[1]; ++y)
       for (Index x = 0; x < shape[2]; x += at_once) {
         const int count = static_cast<int>(std::min(at_once, shape[2] - x));
-        std::uint16_t bits[at_once];  // a random word is the noise of two pixels: sums of two bytes each
+        std::uint16_t bits[at_once];  // one random word is the noise of two pixels: sums of two bytes
         for (int i = 0; i < count; i += 2) {
           const std::uint32_t word = random.word();
           bits[i] = static_cast<std::uint16_t>(word);
@@ -12933,22 +12903,22 @@ void check_names_differ(std::string_view path, std::vector<std::string_view> nam
 // <chorus/core/layer_watch.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_LAYER_WATCH_HPP
-/// A watch over the layers of a forward pass and their multiply-adds, for a model's summary.
+/// Observers of a forward pass's layers and multiply-adds, for model summaries.
 
 namespace chorus::detail {
 
 class LayerWatch {
  public:
   virtual ~LayerWatch() = default;
-  /// A layer's call begins. Calls that begin before it ends are within it.
+  /// A layer's call begins. Calls that begin before its end are nested in it.
   virtual void begins(const void* layer) = 0;
-  /// The innermost call has ended. `output`: its shape, for people.
+  /// The innermost call has ended. `output`: the output's shape as text.
   virtual void ended(const std::string& output) = 0;
-  /// An operation of the innermost call has done that number of multiply-adds.
+  /// An operation in the innermost call did that many multiply-adds.
   virtual void multiply_adds(std::int64_t count) = 0;
 };
 
-/// The watch of this thread, or null.
+/// This thread's observer, or null.
 inline thread_local constinit LayerWatch* layer_watch = nullptr;
 
 inline void count_multiply_adds(std::int64_t count) {
@@ -12962,21 +12932,21 @@ inline void count_multiply_adds(std::int64_t count) {
 // <chorus/core/recomputation.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_HPP
-/// The findings of layers in a part of a forward pass that runs again, as activation checkpointing does in backward.
-/// The second time they use the first findings, and leave the values unchanged that they change in a pass.
+/// Decisions of layers in a part of a forward pass that may run again, as with activation checkpointing. The second run
+/// reuses the first run's decisions and does not update buffers again.
 
 namespace chorus {
 
-/// The findings of one such part.
+/// The decisions of one such part.
 class FirstRun {
  public:
-  /// The finding of layer `of` about `what` in the first run of the part; in that run `now`, which is remembered. If
-  /// the part itself changes the value on the way, it is the present value each time.
+  /// Layer `of`'s decision `what`: `now` in the first run, which is stored; later the stored value. If the part itself
+  /// changes the value, the current value is used each time.
   bool found(const void* of, int what, bool now);
-  /// Whether the part, or an enclosing one, runs again.
+  /// Whether the part, or an enclosing one, is running again.
   bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
 
-  /// A run begins. `around`: the enclosing part, while that runs first.
+  /// Starts a run. `around`: the enclosing part, if that is in its first run.
   void begin(FirstRun* around, bool again) {
     around_ = around;
     repeats_ = again;
@@ -12994,14 +12964,14 @@ class FirstRun {
 namespace detail {
 inline thread_local constinit FirstRun* first_run = nullptr;
 
-/// While it lives, layers of this thread are in that part.
+/// While it lives, this thread's layers belong to that part.
 struct FirstRunScope : Replaced<FirstRun*> {
   explicit FirstRunScope(FirstRun& run) : Replaced(first_run, &run) {}
 };
 }  // namespace detail
 
-/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each training pass,
-/// such as batch norm, then leaves it unchanged: the pass was counted the first time.
+/// Whether backward is recomputing this part of a forward pass. A layer that updates a buffer in each training pass,
+/// such as batch norm, must not update it again.
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
 }  // namespace chorus
@@ -13010,7 +12980,7 @@ inline bool is_recomputed() { return detail::first_run != nullptr && detail::fir
 // <chorus/core/recomputation_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_RECOMPUTATION_IMPL_HPP
-/// What a part of a forward pass remembers of its first run.
+/// Stores a part's first run.
 
 namespace chorus {
 
@@ -13390,8 +13360,8 @@ void save(Net& net, const std::string& path, const Metadata& metadata = detail::
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
-/// process is killed or the disk is full at any moment, either the old file or the new one is left.
+/// A file that is replaced atomically: written to a temporary file, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old or the new file remains.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13399,16 +13369,16 @@ void save(Net& net, const std::string& path, const Metadata& metadata = detail::
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: for writes whose failure would end the process.
+/// `HeldSignal`: for writes whose failure would kill the process by a signal.
 
 #include <cerrno>
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
-/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
-/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
+/// While it lives, a failing write of this thread only returns an error and does not raise the signal that would kill
+/// the process: SIGPIPE (EPIPE, no reader) or SIGXFSZ (EFBIG, `ulimit -f`). Threads started meanwhile inherit the mask
+/// permanently. The process's handler is unchanged; the thread's mask is restored at the end.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -13424,7 +13394,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
+    // A signal raised meanwhile is pending for this thread and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -13442,27 +13412,26 @@ class HeldSignal {
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
-/// A file descriptor that closes itself, and a file to read.
+/// An owning file descriptor, and a file for reading.
 
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
+/// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
+/// file or socket would then get such a number, and all printed text.
 
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens the closed ones on /dev/null.
+/// Opens closed standard streams on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+      const int opened = open("/dev/null", O_RDWR);  // gets the lowest free number: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
+/// Duplicates the descriptor to a number above 2, closed on exec, and closes the old one. -1, with errno, on failure.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -13471,8 +13440,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+/// Opens a text file for writing, like fopen(path, "we"), or keeps its content with `keeps`; also pipes and devices.
+/// Null, with errno, on failure; ENXIO: the pipe has no reader after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -13490,7 +13459,7 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is no standard stream's.
+/// Owns `value`, unless it is negative. It is never a standard stream's number.
 struct Descriptor {
   int value = -1;
 
@@ -13506,16 +13475,16 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
+/// The maximum size of one read or write call. Linux stops just below 2 GiB, and some systems fail for more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
-/// A regular file, open for reading; without a path none.
+/// A regular file, open for reading; empty without a path.
 class RegularFile {
  public:
   RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
+  /// `who` is the prefix of messages. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would block for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -13528,7 +13497,7 @@ class RegularFile {
   bool is_open() const { return file_.value >= 0; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, with the reason.
   template <class... Reading>
   void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
     while (!to.empty()) {
@@ -13551,33 +13520,33 @@ class RegularFile {
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, on failure.
+/// Writes all of `data` at an offset of a file. Returns false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
-/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` moves it into place. Without a commit the
+/// destructor removes it and the old file stays. The next AtomicFile for the same path removes leftovers of a killed
+/// process; temporary files in use are locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
-  /// written, or if `path` is read-only or no regular file.
+  /// Follows symbolic links, even to a missing file. Throws FileError if the folder is missing or not writable, or if
+  /// `path` is read-only or not a regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile() { discard(); }
 
-  /// Appends. Throws FileError, and then removes the temporary file.
+  /// Appends. On failure removes the temporary file and throws FileError.
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Extends the file to that length, for others who write ranges of it, and returns its temporary path. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
+  /// Writes at an offset, independently of `write`. On failure removes the file and throws FileError.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
-  /// untouched, unless the message says that only the folder's sync failed.
+  /// Syncs the file, renames it into place, and syncs the folder. Throws FileError; the old file is then unchanged,
+  /// unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -13589,17 +13558,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
+  /// Reports errno. The written data is invalid: a caller that catches the error must not commit it.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   [[gnu::cold]] void open_folder();
 
-  /// The permissions for the new file; 0 if there is no old file.
+  /// The new file's permissions; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
+  /// Removes temporary files of dead writers of this path. Best effort: saving continues if it fails.
   void remove_leftovers() const;
 
   [[gnu::cold]] void create(mode_t mode);
@@ -13610,8 +13579,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
-/// that begins with `who`.
+/// Writes a whole file. A regular file at `path` is replaced by AtomicFile; a pipe or a device is written to. Throws
+/// FileError that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -13620,7 +13589,7 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put in place.
+/// Writes temporary files and moves them into place.
 
 #include <dirent.h>
 #include <sys/file.h>
@@ -13630,7 +13599,7 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and complete.
+/// A path in a message: on one line and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -13647,7 +13616,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete now, so that the destructor cleans up if anything throws here.
+  // The object is complete now, so the destructor cleans up if anything below throws.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -13684,7 +13653,7 @@ CHORUS_INLINE void AtomicFile::commit() {
     fail_at("renaming the temporary file");
   }
   temporary_.clear();
-  // Some file systems can't sync a folder and say EINVAL.
+  // Some file systems cannot sync a folder and return EINVAL.
   if (sync(folder_) != 0 && errno != EINVAL) {
     fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
   }
@@ -13710,10 +13679,10 @@ CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
 }
 
 CHORUS_INLINE void AtomicFile::open_folder() {
-  constexpr int most_links = 40;  // as of Linux
+  constexpr int most_links = 40;  // as in Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which does not find a missing file.
+  // realpath would fail for a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -13729,7 +13698,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
   check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
                    ": it exists and is not a regular file");
-  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  // NAME_MAX is 255 bytes. Longer names may share a prefix; the locks make that harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
   folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
@@ -13772,8 +13741,7 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
-    // any more.
+    // Another process's remove_leftovers may run before this lock: then it holds the lock, or the file is unlinked.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -13859,7 +13827,7 @@ namespace detail {
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings in JSON's form, without a JSON library.
+/// JSON strings, without a JSON library.
 
 namespace chorus {
 
@@ -14146,19 +14114,19 @@ CHORUS_INLINE void write_safetensors(const std::string& path, std::span<const Te
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+/// The ranks that shard layers (tensor parallelism): each rank's part of a tensor, and their collectives.
 
 // <chorus/core/shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-/// How things are cut into shares whose sizes differ by at most one.
+/// Splits things into shares whose sizes differ by at most one.
 
 namespace chorus {
 
-/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+/// The maximum number of shares of a batch, if it is not the number of ranks or devices.
 inline constexpr int most_shares = 64;
 
-/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+/// The start of share `i` of `shares` among `count` things. Sizes differ by at most one; the first ones are larger.
 constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
   const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
   return at * (count / n) + std::min(at, count % n);
@@ -14171,23 +14139,23 @@ constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::
 
 namespace chorus {
 
-/// Some neighbouring entries of an axis.
+/// A contiguous range of an axis.
 struct AxisPart {
   Index begin = 0, count = 0;
 };
 
-/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+/// The range of rank `rank` of `ranks` that share `width` entries: whole units; shares differ by at most one unit.
 constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
   const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
   const Index begin = share_begin(width / unit, n, at) * unit;
   return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
 }
 
-/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+/// A parameter's elements relative to the sharded axis: [outer, blocks, width, inner].
 struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
 
-  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  /// `extents`: of the shard or the whole; `whole`: size of the whole axis.
   SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
     const auto axis = static_cast<std::size_t>(split.axis);
     width = whole / blocks;
@@ -14195,7 +14163,7 @@ struct SplitLayout {
     for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
   }
   Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  /// Calls `f(in_whole, in_part, count)` for each contiguous run of a shard.
   template <class F>
   void for_runs(const AxisPart& part, const F& f) const {
     if (part.count == 0) return;
@@ -14204,32 +14172,32 @@ struct SplitLayout {
   }
 };
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+/// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
+/// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
  public:
   virtual ~TensorGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  /// Whether sequence positions are sharded, too, between sharded layers.
   virtual bool splits_sequences() const { return false; }
 
-  /// Sums over all members, in place; the same bits for each.
+  /// Sums over all members, in place; all get the same bits.
   template <Real T>
   void sum(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
   }
-  /// The largest of all members' numbers, in place.
+  /// The maximum over all members, in place.
   template <Real T>
   void max(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
   }
-  /// all := every member's `mine`, in the order of ranks.
+  /// all := every member's `mine`, in rank order.
   template <Real T>
   void all_gather(std::span<const T> mine, std::span<T> all) {
     if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
   }
-  /// mine := this member's chunk of the sum of every member's `all`.
+  /// mine := this member's chunk of the sum over all members' `all`.
   template <Real T>
   void reduce_scatter(std::span<const T> all, std::span<T> mine) {
     if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
@@ -14243,13 +14211,13 @@ class TensorGroup {
   virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
 };
 
-/// The group of this thread's forward pass; null where layers are whole.
+/// The group of this thread's forward pass; null if layers are not sharded.
 inline std::shared_ptr<TensorGroup>& tensor_group() {
   thread_local std::shared_ptr<TensorGroup> group;
   return group;
 }
 
-/// While it lives, layers of this thread belong to `group`.
+/// While it lives, this thread's layers belong to `group`.
 struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
@@ -15467,12 +15435,12 @@ class Transport {
 // <chorus/core/json_object.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
-/// `JsonObject`: JSON that is written field by field, without a JSON library.
+/// `JsonObject`: writes JSON field by field, without a JSON library.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings in JSON's form, without a JSON library.
+/// JSON strings, without a JSON library.
 
 namespace chorus {
 
@@ -15498,7 +15466,7 @@ inline void append_json_string(std::string& out, std::string_view text) {
 
 namespace chorus::detail {
 
-/// One flat JSON object. Numbers keep all their digits; NaN and infinities, which JSON lacks, become null.
+/// A flat JSON object. Numbers keep all digits; NaN and infinities become null.
 class JsonObject {
  public:
   JsonObject& field(std::string_view key, std::string_view text) {
@@ -15524,7 +15492,7 @@ class JsonObject {
     text_ += ']';
     return *this;
   }
-  /// A value that is JSON already.
+  /// A value that already is JSON.
   JsonObject& json(std::string_view key, std::string_view value) {
     next(key);
     text_ += value;
@@ -15532,7 +15500,7 @@ class JsonObject {
   }
 
   std::string str() const { return text_ + '}'; }
-  /// Its fields alone, without braces.
+  /// The fields without the braces.
   std::string fields() const { return text_.substr(1); }
 
  private:
@@ -16516,17 +16484,17 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
+/// Environment variables.
 
 namespace chorus::detail {
 
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+/// The value of an environment variable; null if it is unset or empty.
 inline const char* env(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -19954,7 +19922,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 // <chorus/core/from_chars.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_FROM_CHARS_HPP
-/// Numbers from text, also if the standard library has std::from_chars for integers alone (libc++ before LLVM 20).
+/// Parses numbers, also if std::from_chars supports only integers (libc++ before LLVM 20).
 
 #include <cctype>
 #include <cerrno>
@@ -19963,7 +19931,7 @@ CHORUS_INLINE bool register_backend(Backend backend, EngineMaker maker) {
 
 namespace chorus::detail {
 
-/// std::from_chars by strtod, in the "C" locale. From "0x1" it reads the 0, like std::from_chars.
+/// std::from_chars with strtod in the "C" locale. It parses the 0 of "0x1", like std::from_chars.
 template <std::floating_point T>
 std::from_chars_result from_chars_by_strtod(const char* first, const char* last, T& value) {
   if (first == last || *first == '+' || std::isspace(static_cast<unsigned char>(*first)))
@@ -20087,15 +20055,15 @@ struct DeviceList {
 // <chorus/core/held_signal.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_HELD_SIGNAL_HPP
-/// `HeldSignal`: for writes whose failure would end the process.
+/// `HeldSignal`: for writes whose failure would kill the process by a signal.
 
 #include <ctime>
 
 namespace chorus::detail {
 
-/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
-/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
-/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
+/// While it lives, a failing write of this thread only returns an error and does not raise the signal that would kill
+/// the process: SIGPIPE (EPIPE, no reader) or SIGXFSZ (EFBIG, `ulimit -f`). Threads started meanwhile inherit the mask
+/// permanently. The process's handler is unchanged; the thread's mask is restored at the end.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -20111,7 +20079,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
+    // A signal raised meanwhile is pending for this thread and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -20128,7 +20096,7 @@ class HeldSignal {
 
 namespace chorus::detail {
 
-/// A line on stderr in one write, so that lines of several processes don't mix.
+/// Prints a line to stderr in one write, so that lines of several processes don't mix.
 inline void say(std::string_view message) {
   const std::string line = "chorus: " + printable_lines(message) + '\n';
   const HeldSignal held(SIGXFSZ);  // stderr may be a file
@@ -20908,12 +20876,12 @@ int launch(int argc, char** argv, Body&& body) {
 // <chorus/core/check_output.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
-/// `check_output`: whether the program's output has reached its destination.
+/// `check_output`: checks that all output was written.
 
 namespace chorus::detail {
 
-/// Writes the rest of this process's standard output. Throws FileError if that fails, or failed before, for example on
-/// a full disk. At the end of the process nobody would notice the failure.
+/// Flushes standard output. Throws FileError if that fails or failed before, for example on a full disk, which nobody
+/// would notice at the process's end.
 [[gnu::cold]] inline void check_output() {
   const HeldSignal held(SIGXFSZ);
   errno = 0;
@@ -23186,7 +23154,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 // <chorus/core/threads.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_THREADS_HPP
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// Threads within an operation. Kernels split their work by results, never by the terms of a sum, so that the bits
 /// don't depend on the number of threads.
 
 namespace chorus {
@@ -23198,9 +23166,8 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
-/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
-/// with the others' ranges.
+/// The helper threads of one calling thread. They sleep between tasks, after a short spin. Each starts with its own
+/// range, the same part of every task, so that its cache has its earlier results. Then it helps with others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -23218,13 +23185,13 @@ class ThreadTeam {
  private:
   void call();
 
-  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
-  // finds nothing to claim, and nobody waits for it.
+  // `run`, and so the next task, waits for threads with a claimed index. A helper that wakes too late finds nothing to
+  // claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // The number of unclaimed indices before; 0 if there is nothing to claim.
+  // The number of unclaimed indices before the claim; 0 if there was none.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -23239,7 +23206,7 @@ class ThreadTeam {
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
-    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    constexpr int looks = 4000;  // about 20 us: a step's next operation usually comes sooner
     for (int i = 0; i < looks; ++i) {
       if (!condition(value.load(std::memory_order_acquire))) return;
 #if defined(__x86_64__)
@@ -23278,22 +23245,21 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// The number of threads for operations that this thread calls.
+/// The number of threads for this thread's operations.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
+/// Within an operation: this thread's index in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
-/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
-/// n < 1.
+/// Sets the number of threads for this thread's operations: itself and n - 1 helpers, which end with it. By default
+/// each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
-/// Operations inside of `f` work alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if `worth_it`: about 10 us of work per thread.
+/// Operations inside of `f` are single-threaded.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -23301,7 +23267,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an inner operation does not use it again.
+  // Removes the team meanwhile, so that inner operations don't use it.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -23310,12 +23276,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
+/// The minimum number of elements per thread: about 10 us of work, since reads from another core's cache are slow.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
-/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
-/// does less.
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. Uses one range if threads don't
+/// pay off (below `least` elements per thread), else up to `most` ranges per thread for load balancing.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
   const Index threads = num_threads();
@@ -24551,7 +24516,7 @@ void pointwise_backward(Cuda device, const F& f, std::span<const Index> shape, c
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class F>
 struct Pointwise {
@@ -25624,7 +25589,7 @@ void pad_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Reshape {
   static constexpr const char* name = "reshape";
@@ -25832,7 +25797,7 @@ auto stack(Index axis, const First& first, const Rest&... rest) {
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Dropout {
   static constexpr const char* name = "dropout";
@@ -26568,7 +26533,7 @@ struct Size2d {
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct MaxPool2d {
@@ -27824,7 +27789,7 @@ void var_backward(Cuda device, AxisShape shape, const T* x, const T* dy, T* dx, 
 
 namespace chorus {
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Cast {
   static constexpr const char* name = "to";
@@ -27948,7 +27913,7 @@ class BatchParts {
     double value() const { return over == 0 ? 0 : sum / over; }
   };
   /// Adds this process's parts and those of all others. All processes must call it. Throws UsageError on all of them if
-  /// one has other samples than its parts of the batch.
+  /// the samples of one are not those of its parts of the batch.
   virtual Mean add_up(std::span<const double> sums, std::span<const double> overs) const = 0;
 };
 
@@ -28011,7 +27976,7 @@ auto mean_of_parts(const X& losses, const BatchParts& parts, const OverOf& over_
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Sum {
   static constexpr const char* name = "sum";
@@ -28225,7 +28190,7 @@ Tensor<Index, tensor_of<X>::rank - 1, typename tensor_of<X>::device_type> argmax
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Softmax {
   static constexpr const char* name = "softmax";
@@ -29557,7 +29522,7 @@ struct BatchNormOptions {
   double momentum = 0.1;
 };
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class T, class D>
 struct BatchNorm {
@@ -29760,66 +29725,66 @@ auto batch_norm_add_relu(const X& x, const R& residual, const W& weight, const B
 // <chorus/core/batch_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_BATCH_GROUP_HPP
-/// The devices or ranks that share the current batch, for operators with statistics of the whole batch (SyncBatchNorm)
-/// or with ranges of it (QuantizationAware).
+/// The devices or ranks that share the current batch, for operators with global-batch statistics (SyncBatchNorm) or
+/// ranges (QuantizationAware).
 
 namespace chorus {
 
-/// A policy's service for the operators of a forward pass, and of the backward pass after it. All members make the same
-/// calls in the same order.
+/// A policy's service for operators in a forward pass and its backward pass. All members must make the same calls in
+/// the same order.
 class BatchGroup {
  public:
   virtual ~BatchGroup() = default;
-  /// Sums over all members, in place; the same bits for each. Throws CommError if a member is lost.
+  /// Sums over all members, in place; all get the same bits. Throws CommError if a member is lost.
   virtual void sum(std::span<double> values) = 0;
-  /// The largest of all members' numbers, in place. Throws UsageError if no layer sees the whole batch.
+  /// The maximum over all members, in place. Throws UsageError if the parts of the batch are not computed concurrently.
   virtual void max(std::span<double>) {
     fail<UsageError>(
         "QuantizationAware: ranges need the whole batch at once, and Pipeline and SameBits compute parts: expected "
         "SingleDevice, DataParallel, DistributedDataParallel or FullyShardedDataParallel without SameBits");
   }
-  /// The factor by which this member's gradients are multiplied before all are summed.
+  /// The factor of this member's gradients before all members' are summed.
   virtual double weight() = 0;
-  /// Whether the pass is recorded as one graph of all members' devices. Otherwise `sum` sums, forward and backward.
+  /// Whether the pass is one recorded graph over all members' devices. Otherwise `sum` is used in forward and backward.
   virtual bool recorded() const { return false; }
-  /// For one graph: each member's contribution, in their order.
+  /// For one graph: all members' contributions, in member order.
   virtual std::vector<std::any> exchange(const std::any&) { return {}; }
-  /// This member's number, and the number of its pass.
+  /// This member's index, and the number of its pass.
   virtual std::size_t member() const { return 0; }
   virtual std::size_t pass() const { return 0; }
-  /// Whether this thread may take part now: asked if backward computes something again.
+  /// Whether this thread may take part now; asked when backward recomputes something.
   virtual bool is_here() const { return true; }
 };
 
-/// The group of this thread's forward pass; null if the batch is whole.
+/// The group of this thread's forward pass; null if the batch is not split.
 inline std::shared_ptr<BatchGroup>& batch_group() {
   thread_local std::shared_ptr<BatchGroup> group;
   return group;
 }
 
-/// While it lives, operations of this thread belong to `group`.
+/// While it lives, this thread's operations belong to `group`.
 struct BatchGroupScope : detail::Replaced<std::shared_ptr<BatchGroup>> {
   explicit BatchGroupScope(std::shared_ptr<BatchGroup> group) : Replaced(batch_group(), std::move(group)) {}
 };
 
 namespace detail {
-/// Whether this thread computes one part of a batch that its policy has cut into parts, which are added up in a fixed
-/// order: a mean is the part's, and no sum's order is a library's choice.
+/// Whether this thread computes one of several parts of a batch that are added in a fixed order. Means are then those
+/// of the part, and libraries must not choose the order of sums.
 inline thread_local constinit bool computes_part = false;
 
 inline constexpr const char* different_layers =
     "SyncBatchNorm: expected all devices in the same layer, got different layers";
 }  // namespace detail
 
-/// An operation's place in a pass that is recorded as one graph.
+/// An operation's position in a pass that is one recorded graph.
 class PlaceInPass {
  public:
   PlaceInPass() = default;
   explicit PlaceInPass(std::shared_ptr<BatchGroup> group) : group_(std::move(group)), pass_(group_->pass()) {}
 
-  /// Whether this thread is the member's and still in that pass. Then all members go back through the operation at the
-  /// same time, each through its own part of the graph (`grad` in a model's forward function). Else one thread goes
-  /// back through the whole graph.
+  /// Whether this is the member's thread, still in that pass. All members then run backward through the operation
+  /// concurrently, each through its part of the graph (`grad` in a model's forward). Otherwise one thread runs backward
+  /// through the whole graph.
   bool is_here() const { return group_ && batch_group() == group_ && group_->pass() == pass_; }
 
  private:
@@ -33595,17 +33560,17 @@ struct ChannelBiasGradient {
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
+/// Environment variables.
 
 namespace chorus::detail {
 
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+/// The value of an environment variable; null if it is unset or empty.
 inline const char* env(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -34239,7 +34204,7 @@ void conv2d_backward_bias(Cuda device, const Conv2dShape& s, const T* dy, Out* d
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Conv2d {
   static constexpr const char* name = "conv2d";
@@ -34788,12 +34753,12 @@ void scatter(Cpu device, AxisShape whole, Index count, const std::int64_t* index
 // <chorus/core/cuda/fault.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_FAULT_HPP
-/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel records the first one and
-/// continues without it. The next call that waits for the device throws.
+/// Bad input that only a kernel detects, such as a label out of range. The kernel records the first fault and continues
+/// without it; the next call that synchronises with the device throws.
 
 namespace chorus::cuda {
 
-/// A kernel's record, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+/// A kernel's record, in host memory that the device can write. `operation` and `noun` are string literals.
 struct Fault {
   static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
@@ -34816,13 +34781,13 @@ inline Fault* fault_of(Cuda device) {
   return faults[i];
 }
 
-/// Throws UsageError if a finished kernel has recorded a fault, and forgets it.
+/// Throws UsageError if a finished kernel recorded a fault, and clears it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
   const std::atomic_ref<unsigned> set(fault->set);
   if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
-  static std::mutex mutex;  // if several threads see it, one throws it
+  static std::mutex mutex;  // if several threads see the fault, only one throws
   std::unique_lock lock(mutex);
   if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
@@ -34832,8 +34797,8 @@ inline void check_faults(Cuda device) {
                    seen.limit, ")");
 }
 
-/// Waits until this thread's stream of `device` has done all its work. Throws the errors of that work: DeviceError,
-/// UsageError for bad input that only a kernel saw, TimeoutError.
+/// Waits until this thread's stream of `device` is idle. Throws the errors of its work: DeviceError, TimeoutError, and
+/// UsageError for bad input that a kernel detected.
 inline void synchronize(Cuda device) {
   synchronize(current_stream(device));
   check_faults(device);
@@ -35154,7 +35119,7 @@ auto type_as(const X& x, const Other&) {
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct IndexSelect {
@@ -35799,7 +35764,7 @@ void layer_norm_backward(Cuda device, Index rows, Index columns, const T* x, con
 
 namespace chorus {
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
@@ -36541,7 +36506,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Matmul {
   static constexpr const char* name = "matmul";
@@ -37812,7 +37777,7 @@ void nll_loss_backward(Cuda device, Index batch, Index classes, const std::int64
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 template <class D>
 struct CrossEntropy {
@@ -38491,7 +38456,7 @@ struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Pad2d {
   static constexpr const char* name = "pad2d";
@@ -39247,7 +39212,7 @@ auto global_avg_pool(const X& x) {
 // <chorus/optim/adam.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAM_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_ADAM_HPP
-/// Adam (Kingma, Ba 2015), AMSGrad (Reddi et al. 2018) and AdamW (Loshchilov, Hutter 2019), as PyTorch computes them.
+/// Adam (Kingma, Ba 2015), AMSGrad (Reddi et al. 2018) and AdamW (Loshchilov, Hutter 2019), as in PyTorch.
 
 // <chorus/kernels/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_OPTIMIZER_HPP
@@ -39632,7 +39597,7 @@ double square_sum(Cuda device, Index count, const T* x) {
 // <chorus/optim/optimizer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_OPTIMIZER_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_OPTIMIZER_HPP
-/// The common part of all optimizers: the parameters, their state, and a walk over both in long ranges.
+/// The base of all optimizers: the parameters, their state, and iteration over both in long ranges.
 
 // <chorus/nn/flat_parameters.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_FLAT_PARAMETERS_HPP
@@ -39827,7 +39792,7 @@ void FlatParameters<D>::lay_out(std::vector<NamedParameter<D>> parameters) {
 // <chorus/optim/averaged_gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_AVERAGED_GRADIENTS_HPP
-/// Refuses gradients that belong to one process alone: with them the parameters of the processes would drift apart.
+/// Rejects local gradients, with which the parameters of the processes would diverge.
 
 namespace chorus::optim::detail {
 
@@ -39837,7 +39802,7 @@ namespace chorus::optim::detail {
                    "outside no_sync, or call zero_grad");
 }
 
-/// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local.
+/// Throws UsageError for a gradient marked as local: see ParameterOn::grad_local.
 template <Device D>
 void check_averaged(const nn::NamedParameter<D>& named) {
   if (named.parameter->grad_local()) [[unlikely]]
@@ -39858,25 +39823,25 @@ void check_averaged(const std::vector<nn::NamedParameter<D>>& parameters) {
 
 namespace chorus::optim {
 
-/// The learning rate, in a class of its own, so that schedules need to know nothing else.
+/// The learning rate, in a class of its own, so that schedules depend on nothing else.
 class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
-  /// Sets the rate. Until the first schedule is made, schedules start from it. Afterwards they do not, as in PyTorch,
-  /// which keeps `initial_lr`. A schedule that is set to an epoch then sets its own rate again; a schedule that steps
-  /// continues from this one.
+  /// Sets the rate. Schedules start from it only if it is set before the first one is created, like PyTorch's
+  /// `initial_lr`. Later, a schedule that is set to an epoch sets its own rate again; a schedule that steps continues
+  /// from this rate.
   void set_lr(double lr) {
     resume_lr(lr);
     reduction_ = 1;
     if (!scheduled_) start_ = lr;
   }
-  /// For checkpoints: a schedule that is made later starts from the earlier rate, as in the first part of the run.
+  /// For checkpoints: a schedule created later still starts from the original rate, as in the first part of the run.
   void resume_lr(double lr) {
     check_rate(lr);
     lr_ = lr;
   }
-  /// The rate from which all later schedules start: PyTorch's `initial_lr`.
+  /// The rate from which later schedules start: PyTorch's `initial_lr`.
   void set_start_lr(double lr) {
     check_rate(lr);
     start_ = lr;
@@ -39885,9 +39850,9 @@ class HasLearningRate {
 
   // For schedules; an optimizer may have several.
 
-  /// Tells that a schedule is made: from now on `start_lr` stays, whoever sets the rate.
+  /// Called when a schedule is created: `start_lr` no longer follows `set_lr`.
   void begin_schedule() { scheduled_ = true; }
-  /// Lowers the rate below a schedule's formula, now and in later epochs, by the same factor.
+  /// Reduces the rate relative to a schedule's formula, now and in later epochs, by the same factor.
   void reduce_lr(double lr) {
     reduction_ *= lr / lr_;
     resume_lr(lr);
@@ -39910,23 +39875,23 @@ class HasLearningRate {
 // <chorus/optim/parameter_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_PARAMETER_GROUP_HPP
-/// Options of some parameters, and how to select those.
+/// Options of parameter groups, and selectors.
 
 namespace chorus::optim {
 
-/// The options of some parameters: see Optimizer::set_group.
+/// The options of a parameter group: see Optimizer::set_group.
 struct GroupOptions {
-  /// Their learning rate is the optimizer's times this one, also under schedules.
+  /// A factor on the optimizer's learning rate, also under schedules.
   double lr_scale = 1;
-  /// Their weight decay, instead of the optimizer's.
+  /// The group's weight decay, instead of the optimizer's.
   std::optional<double> weight_decay = {};
 };
 
-/// Whether a parameter is a bias or belongs to a normalisation: those have at most one axis.
+/// Selects biases and normalisation parameters: those with at most one axis.
 struct IsBiasOrNorm {
   bool operator()(const auto& named) const { return named.parameter->extents().size() <= 1; }
 };
-/// Whether a parameter's name begins with it: `encoder.` stands for all parameters of that module.
+/// Selects parameters by a prefix of their names: `encoder.` for all parameters of that module.
 struct NameBegins {
   std::string prefix;
   bool operator()(const auto& named) const { return named.name.starts_with(prefix); }
@@ -39938,11 +39903,11 @@ struct NameBegins {
 // <chorus/optim/replayed_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_REPLAYED_STEPS_HPP
-/// An optimizer's record of its steps in captured graphs.
+/// Counts an optimizer's steps in captured graphs.
 
 namespace chorus::optim::detail {
 
-/// Only GPUs have them.
+/// Only GPUs have captured graphs.
 template <Device D>
 class ReplayedSteps {
  public:
@@ -39955,18 +39920,18 @@ class ReplayedSteps {
 // <chorus/optim/cuda/replayed_steps.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_REPLAYED_STEPS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_REPLAYED_STEPS_HPP
-/// An optimizer's steps in captured graphs, which a GradScaler may skip. The host counts every replay; the device
-/// counts the skipped ones.
+/// Counts an optimizer's steps in captured graphs, which a GradScaler may skip. The host counts every replay, the
+/// device counts the skipped ones.
 
 // <chorus/tensor/cuda/replay.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_CUDA_REPLAY_HPP
-/// Numbers that a captured step reads from device memory, since they change with each replay: the learning rate, the
-/// number of the step, the number of the replay.
+/// Values that a captured step reads from device memory, since they change with each replay: the learning rate, the
+/// step number, the replay number.
 
 namespace chorus::cuda {
 
-/// Made before a capture. A ReplayScope in the capturing thread fills it. Each replay renews it.
+/// Created before a capture. A ReplayScope in the capturing thread fills it; each replay updates it.
 class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
@@ -39978,8 +39943,8 @@ class ReplayNumbers {
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
 
-  /// The device address of numbers, initially `first`. Before each replay `next(numbers, replay)` is called, with
-  /// replays counted from 0, after everything that `at_replay` was given. Throws Error if there are too many.
+  /// The device address of a value, initially `first`. Before each replay, after the actions of `at_replay`,
+  /// `next(value, replay)` updates it; replays are counted from 0. Throws Error if there are too many.
   template <class S, class Next>
   const S* add(const S& first, Next next) {
     static_assert(std::is_trivially_copyable_v<S>);
@@ -39998,23 +39963,23 @@ class ReplayNumbers {
     return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
   }
 
-  /// Sets the offset that a replay's random operations add to their pass: `count` gives it, instead of the number of
-  /// replays. It is called after everything that `at_replay` was given.
+  /// Replaces the offset that a replay's random operations add to their pass: `count()` instead of the replay number.
+  /// It is called after the actions of `at_replay`.
   void count_by(std::function<std::uint32_t()> count) { count_by_ = std::move(count); }
-  /// The host's work in the step beside the captured work: once in the capture, which the first replay executes, and by
-  /// `action` before each later one.
+  /// Registers host work of the step that is not captured. It runs once during the capture, for the first replay, and
+  /// `action` runs before each later replay.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
-  /// Undoes the host's work of a capture that fails.
+  /// Registers how to undo the host work if the capture fails.
   void at_failure(std::function<void()> action) { undo_.push_back(std::move(action)); }
-  /// Memory that the captured work reads, and that nothing else keeps until then.
+  /// Keeps memory that the captured work reads and that has no other owner.
   void keep(const Storage<Cuda>& storage) { kept_.push_back(storage); }
-  /// The owner of memory that the replays and the host's work need: without it no replay is possible.
+  /// The owner of memory that replays and host work need; after its destruction no replay is possible.
   void need(std::weak_ptr<const void> owner) { owners_.push_back(std::move(owner)); }
   bool complete() const {
     return std::none_of(owners_.begin(), owners_.end(), [](const auto& owner) { return owner.expired(); });
   }
 
-  /// Forgets a capture: the next one begins like the first.
+  /// Resets to the state before the first capture.
   void forget() {
     used_ = first_used_;
     renewals_.resize(1);
@@ -40025,13 +39990,13 @@ class ReplayNumbers {
     count_by_ = nullptr;
     replays_ = 0;
   }
-  /// Undoes and forgets a capture that failed.
+  /// Undoes a failed capture and resets.
   void take_back() {
     for (const auto& action : undo_) action();
     forget();
   }
 
-  /// Enqueues the numbers of the next replay on the thread's stream.
+  /// Enqueues the next replay's values on the thread's stream.
   void renew() {
     if (replays_ > 0)
       for (const auto& action : actions_) action();
@@ -40040,7 +40005,7 @@ class ReplayNumbers {
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }
 
-  /// The offset that random operations add to the number of their pass.
+  /// The offset that random operations add to their pass number.
   const std::uint32_t* count() const { return count_; }
 
  private:
@@ -40059,13 +40024,13 @@ class ReplayNumbers {
   const std::uint32_t* count_ = nullptr;
 };
 
-/// The changing numbers of the step that this thread captures; null outside of a capture.
+/// The values of the step that this thread captures; null outside of a capture.
 inline ReplayNumbers*& replay_numbers() {
   thread_local ReplayNumbers* numbers = nullptr;
   return numbers;
 }
 
-/// While it lives, this thread captures a step with the changing numbers `numbers`.
+/// While it lives, this thread captures a step with the changing values `numbers`.
 class ReplayScope {
  public:
   explicit ReplayScope(ReplayNumbers& numbers)
@@ -40084,7 +40049,7 @@ namespace chorus::optim::detail {
 template <>
 class ReplayedSteps<Cuda> {
  public:
-  /// Makes the counters that captures need, since a capture cannot make them.
+  /// Allocates the counters before a capture, which cannot allocate them.
   void prepare(Cuda device) {
     if (memory_) return;
     const MemoryScope scope(trace::Memory::optimizer);
@@ -40092,11 +40057,11 @@ class ReplayedSteps<Cuda> {
     zero_bytes(device, memory_.data(), memory_.bytes());
   }
 
-  /// The flag by which the device skips a step, and where it counts skipped steps; null if no step is skipped.
+  /// The flag that makes the device skip a step, and the counter of skipped steps; null if no step is skipped.
   const std::int32_t* unwanted = nullptr;
   std::int64_t* left_out = nullptr;
 
-  /// In a capture: adds to `steps` in every replay but the first, which the capture has counted, and chooses the
+  /// In a capture: increments `steps` in every replay but the first, which the capture counts itself, and sets the
   /// counter `left_out`. Throws Error after too many captures.
   void add(cuda::ReplayNumbers& numbers, std::vector<std::int64_t*> steps) {
     numbers.at_replay([steps] {
@@ -40117,7 +40082,7 @@ class ReplayedSteps<Cuda> {
     captures_.push_back(std::move(steps));
   }
 
-  /// Subtracts the steps that were skipped so far. Waits for the device.
+  /// Subtracts the steps skipped so far. Waits for the device.
   void settle() {
     if (captures_.empty()) return;
     std::vector<std::int64_t> counts(captures_.size());
@@ -40146,7 +40111,7 @@ class ReplayedSteps<Cuda> {
 // <chorus/optim/state_tensor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_STATE_TENSOR_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_STATE_TENSOR_HPP
-/// What optimizers and communication hooks keep beside a parameter, as checkpoints see it.
+/// The state of optimizers and communication hooks, as checkpoints see it.
 
 namespace chorus {
 struct PartOfParameter;
@@ -40154,15 +40119,15 @@ struct PartOfParameter;
 
 namespace chorus::optim {
 
-/// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
+/// An optimizer's state for a parameter, with its name in checkpoints: `momentum.conv1.weight`.
 struct StateTensor {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   void* data;
   bool on_host = false;
-  /// Where this process has only a part of it, as a parameter: elements [part_begin, part_begin + *part_count) of what
-  /// `part` leaves it, or of the whole.
+  /// If this process has only a part: elements [part_begin, part_begin + *part_count) of the shard described by `part`,
+  /// or of the whole.
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};
@@ -40174,7 +40139,7 @@ struct StateTensor {
 namespace chorus::optim {
 
 namespace detail {
-/// The state at `data`, beside the numbers of a parameter that are in this process.
+/// The state at `data` for this process's part of a parameter.
 template <Device D>
 StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data) {
   const auto extents = parameter.extents();
@@ -40190,23 +40155,23 @@ StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data
 }
 }  // namespace detail
 
-/// The common part of all optimizers: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
+/// The base of all optimizers: parameter groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
-  /// `numbers`: other inputs of a step, which ranks that step one net compare. Throws UsageError if there are no
+  /// `numbers`: other options of the step, which ranks that step one net compare. Throws UsageError if there are no
   /// parameters.
   Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {});
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none, if
-  /// a gradient belongs to one process alone: see ParameterOn::grad_local.
+  /// Updates every parameter that has a gradient. Throws UsageError and changes nothing if a gradient is local to one
+  /// process: see ParameterOn::grad_local.
   virtual void step() = 0;
 
-  /// For GPUs: `step()` for a step that is captured as a graph. The device skips a replay if `*unwanted`, in its
-  /// memory, is not 0 before it. Skipped replays do not count as steps. Needs `prepare_to_skip` before the capture.
+  /// For GPUs: `step()` in a captured graph. The device skips a replay if `*unwanted`, in its memory, is nonzero.
+  /// Skipped replays don't count as steps. Needs `prepare_to_skip` before the capture.
   void step_unless(const std::int32_t* unwanted)
     requires(!std::is_same_v<D, Cpu>)
   {
@@ -40226,16 +40191,16 @@ class Optimizer : public HasLearningRate {
     replayed_.prepare(device());
   }
 
-  /// For GradScaler when it skips a step: the policy of these parameters may have to know.
+  /// Called by GradScaler when it skips a step: the parameters' policy may have to know.
   void leave_out_step() { tell_ranks(0, /*stepped=*/false); }
 
-  /// Forgets all gradients.
+  /// Clears all gradients.
   void zero_grad() {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state for checkpoints, made by the first step or by this call; none for parameters of another process. Numbers
-  /// of steps are tensors of one integer.
+  /// All state for checkpoints, created by the first step or by this call; none for parameters of another process. Step
+  /// counts are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
@@ -40253,9 +40218,9 @@ class Optimizer : public HasLearningRate {
     return out;
   }
 
-  /// Options for the parameters that `chosen(NamedParameter)` selects (see IsBiasOrNorm and NameBegins). If several
-  /// calls select a parameter, the last one holds. For other options, use several optimizers. Throws UsageError if no
-  /// parameter is selected or an option is negative.
+  /// Sets options for the parameters that `chosen(NamedParameter)` selects (see IsBiasOrNorm and NameBegins). If
+  /// several calls select a parameter, the last one counts. For other options, use several optimizers. Throws
+  /// UsageError if no parameter is selected or an option is negative.
   template <class Chosen>
   void set_group(const Chosen& chosen, const GroupOptions& options) {
     check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
@@ -40270,18 +40235,18 @@ class Optimizer : public HasLearningRate {
     numbers_ = Ledger::mixed(Ledger::mixed(numbers_, options.lr_scale), options.weight_decay.value_or(-1));
     check<UsageError>(any, "optimizer: the group has no parameters");
   }
-  /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.
+  /// Applies weight decay to weights only, not to biases and normalisation parameters.
   void no_decay_on_biases_and_norms() { set_group(IsBiasOrNorm{}, {.weight_decay = 0}); }
 
   D device() const { return entries_.front().named.parameter->where(); }
 
-  /// For an optimizer that is made of several: one of them tells the ranks of their step.
+  /// For an optimizer made of several: only one of them reports their step to the ranks.
   void keep_quiet() { quiet_ = true; }
 
  protected:
   static constexpr std::size_t max_slots = 3;
 
-  /// Neighbouring parameters of one dtype that have gradients and the same number of steps.
+  /// Adjacent parameters of one dtype that have gradients and the same number of steps.
   struct Range {
     DType dtype;
     Index count;
@@ -40290,15 +40255,15 @@ class Optimizer : public HasLearningRate {
     std::array<void*, max_slots> state;
     std::int64_t steps;  // earlier steps
     GroupOptions group;
-    std::size_t axes;             // of the first parameter, even if this is a part of it
-    const std::int64_t* counted;  // where the host counts its steps, this one included
+    std::size_t axes;             // of the first parameter, even if only a part of it is here
+    const std::int64_t* counted;  // the host's counter of steps, including this one
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
 
-  /// A step's scalars as kernels take them. In a captured step they lie in device memory: each replay finds its own
-  /// learning rate and number there.
+  /// A step's scalars for kernels. In a captured step they are in device memory, where each replay finds its learning
+  /// rate and step number.
   template <class S>
   auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
@@ -40316,7 +40281,7 @@ class Optimizer : public HasLearningRate {
       return now;
   }
 
-  /// Throws UsageError in a step that is captured as a graph: replays would repeat this step's scalars.
+  /// Throws UsageError in a captured step: replays would reuse this step's scalars.
   void refuse_capture([[maybe_unused]] const char* name) const {
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
@@ -40324,13 +40289,13 @@ class Optimizer : public HasLearningRate {
 #endif
   }
 
-  /// The names of each parameter's state, with its dtype and shape, initially 0.
+  /// The names of each parameter's state tensors, which have its dtype and shape and start at 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
   struct Walk {
-    bool each_alone = false;  ///< a range is one parameter
+    bool each_alone = false;  ///< each range is one parameter
   };
-  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
+  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients; then counts the step.
   template <class Update>
   void for_each_range(const Update& update) {
     for_each_range({}, update);
@@ -40338,7 +40303,7 @@ class Optimizer : public HasLearningRate {
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
     const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
-    for (const Entry& entry : entries_) {  // before any is stepped
+    for (const Entry& entry : entries_) {  // before any parameter is updated
       entry.named.parameter->check_grad_whole();
       detail::check_averaged(entry.named);
       if (walk.each_alone)
@@ -40369,7 +40334,7 @@ class Optimizer : public HasLearningRate {
       range.count = 0;
     };
     bool any = false;
-    std::uint64_t hash_of_steps = 0;  // the earlier steps of its first parameter
+    std::uint64_t hash_of_steps = 0;  // of the first parameter's earlier steps
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
@@ -40402,14 +40367,14 @@ class Optimizer : public HasLearningRate {
  private:
   struct Entry {
     nn::NamedParameter<D> named;
-    std::size_t number;  // in the order in which the parameters were given
+    std::size_t number;  // index in the given order
     std::int64_t steps = 0;
-    std::size_t state_begin = 0;  // bytes
+    std::size_t state_begin = 0;  // in bytes
     GroupOptions group = {};
   };
 
-  // No gradients arrived, so no parameter changes. This is usually a mistake; with a slice of the parameters, as a rank
-  // of ZeRO has, it need not be.
+  // No gradients arrived, so no parameter changes. This is usually a mistake, except for a slice of the parameters, as
+  // a ZeRO rank has.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
     const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
@@ -40425,7 +40390,7 @@ class Optimizer : public HasLearningRate {
                                    : ": no parameter requires a gradient"));
   }
 
-  // Reports the step to the policies of these parameters; a skipped step if ranks may differ in it.
+  // Reports the step to the policies of these parameters. A skipped step is reported if ranks might decide differently.
   void tell_ranks(std::uint64_t hash_of_steps, bool stepped) {
     if (!std::exchange(knows_type_, true))
       for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
@@ -40448,7 +40413,7 @@ class Optimizer : public HasLearningRate {
     if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, like its parameters
+    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state is contiguous, like its parameters
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
@@ -40476,7 +40441,7 @@ class Optimizer : public HasLearningRate {
     }
   }
 
-  // A dtype's parameters are reordered: they may lie in another order now than when they were given.
+  // Sorts a dtype's parameters by address, which may differ from the order in which they were given.
   [[gnu::cold]] void sort_by_address(DType type) {
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -40494,8 +40459,8 @@ class Optimizer : public HasLearningRate {
     return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
   }
 
-  // Elements up to the possible beginning of a neighbour. Farther elements, as of a large parameter, are a range of
-  // their own.
+  // The number of elements up to a possible next parameter. A parameter that starts farther away, as large ones may,
+  // begins a new range.
   static std::size_t occupied(const Range& range) {
     return padded_count<D>(static_cast<std::size_t>(range.count), size_of(range.dtype));
   }
@@ -40541,8 +40506,8 @@ struct AdamOptions {
   bool amsgrad = false;
 };
 
-/// m and v are decaying means of g and g²; p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay
-/// is added to the gradient.
+/// m and v are exponential moving averages of g and g²; p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
+/// Weight decay is added to the gradient.
 template <Device D>
 class Adam : public Optimizer<D> {
  public:
@@ -40590,7 +40555,7 @@ class Adam : public Optimizer<D> {
   bool decoupled_;
 };
 
-/// Adam whose weight decay shrinks the parameter itself: p -= lr weight_decay p.
+/// Adam with decoupled weight decay: p -= lr weight_decay p.
 template <Device D>
 class AdamW final : public Adam<D> {
  public:
@@ -40604,12 +40569,12 @@ class AdamW final : public Adam<D> {
 // <chorus/optim/clip.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CLIP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CLIP_HPP
-/// Gradient clipping, by the norm of all gradients or number by number.
+/// Gradient clipping by norm and by value.
 
 // <chorus/optim/clip_grad_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CLIP_GRAD_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CLIP_GRAD_NORM_HPP
-/// Gradient clipping by the norm of all gradients.
+/// Gradient clipping by total norm.
 
 // <chorus/kernels/square_sum.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_SQUARE_SUM_HPP
@@ -40669,7 +40634,7 @@ double square_sum(Cpu, Index count, const T* x) {
 // <chorus/optim/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_CUDA_GRADIENTS_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_CUDA_GRADIENTS_HPP
-/// The gradients of parameters on a GPU as few arrays: one for each dtype if they lie in one buffer.
+/// The gradients of parameters on a GPU as few arrays: one per dtype if they are in one buffer.
 
 // <chorus/kernels/cuda/gradients.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_GRADIENTS_HPP
@@ -40861,7 +40826,7 @@ class GradArrays {
   template <class T>
   using Array = kernels::cuda::Array<T>;
 
-  /// The gradients that have arrived. Neighbours in one buffer are one array, with the zeros between them.
+  /// The gradients that have arrived. Adjacent ones in one buffer form one array, including the zeros between them.
   explicit GradArrays(const std::vector<nn::NamedParameter<Cuda>>& parameters) {
     std::vector<Part<float>> f32;
     std::vector<Part<double>> f64;
@@ -40892,7 +40857,7 @@ class GradArrays {
     const void* block;
   };
 
-  // Nothing was ever written between two blocks of memory.
+  // Arrays are not joined across memory blocks, since the gap between them is not initialised.
   template <class T>
   static std::vector<Array<T>> joined(std::vector<Part<T>> parts) {
     std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.array.data < b.array.data; });
@@ -40919,8 +40884,8 @@ class GradArrays {
   std::vector<Array<double>> f64_;
 };
 
-/// clip_grad_norm on a GPU, which computes the factor. The host waits only for the returned norm. In a captured step it
-/// cannot wait, and the norm is NaN. `check_norm`, if given, sees the norm before any gradient is changed.
+/// clip_grad_norm on a GPU, which computes the factor. The host waits only for the returned norm; in a captured step it
+/// cannot wait, and the norm is NaN. `check_norm`, if given, gets the norm before any gradient is changed.
 inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm,
                                        const std::function<void(double)>& check_norm = {}) {
   const GradArrays grads(parameters);
@@ -40973,13 +40938,13 @@ double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
   });
   return squares;
 }
-/// The first parameter whose gradient is not finite; null where there is none.
+/// The first parameter whose gradient is not finite; null if there is none.
 template <Device D>
 [[gnu::cold]] const nn::NamedParameter<D>* first_not_finite(const std::vector<nn::NamedParameter<D>>& parameters) {
   for (const auto& named : parameters) {
     bool finite = true;
     for_each_grad(std::vector{named}, [&](auto& parameter, auto* grad) {
-      if constexpr (std::is_same_v<D, Cpu>)  // squares of finite doubles may be infinite
+      if constexpr (std::is_same_v<D, Cpu>)  // squares of finite doubles may overflow
         finite = std::all_of(grad, grad + parameter.count(), [](auto x) { return std::isfinite(x); });
       else
         finite = std::isfinite(kernels::square_sum(parameter.where(), parameter.count(), grad));
@@ -40992,7 +40957,7 @@ template <Device D>
   fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
                        "; the first non-finite gradient belongs to ", first);
 }
-/// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
+/// Throws NonFiniteError, with the norm and the parameter, if the norm is not finite.
 template <Device D>
 void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm,
                   const char* none = "several together") {
@@ -41000,12 +40965,12 @@ void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double n
   const auto* first = first_not_finite(parameters);
   raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
-/// The common norm of all gradients.
+/// The norm of all gradients as one vector.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
   double norm = std::sqrt(square_sum(parameters));
   if constexpr (std::is_same_v<D, Cpu>)
-    if (std::isinf(norm) && first_not_finite(parameters) == nullptr) {  // squares of doubles
+    if (std::isinf(norm) && first_not_finite(parameters) == nullptr) {  // squares of doubles may overflow
       norm = 0;
       for_each_grad(parameters, [&](auto& parameter, auto* grad) {
         for (Index i = 0; i < parameter.count(); ++i) norm = std::hypot(norm, static_cast<double>(grad[i]));
@@ -41013,7 +40978,8 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The ranks that have these parameters together, in the order of the parameters; none where this process has all.
+/// The groups of ranks that share these parameters, without duplicates, in parameter order; empty if this process has
+/// all.
 template <Device D>
 std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
   std::vector<std::shared_ptr<ModelRanks>> all;
@@ -41022,7 +40988,7 @@ std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedPar
       all.push_back(ranks);
   return all;
 }
-/// The norm where ranks have the parameters together: each number counts once, and all ranks get the same bits.
+/// The norm of parameters that ranks share: each element counts once, and all ranks get the same bits.
 template <Device D>
 [[gnu::cold]] double grad_norm_of(const std::vector<nn::NamedParameter<D>>& parameters,
                                   const std::shared_ptr<ModelRanks>& ranks) {
@@ -41033,7 +40999,7 @@ template <Device D>
   double squares = square_sum(own);
   ranks->sum({&squares, 1});
   if (!std::isinf(squares)) return std::sqrt(squares);
-  const double norm = grad_norm(own);  // squares of doubles
+  const double norm = grad_norm(own);  // squares of doubles may overflow
   double largest = norm;
   ranks->max({&largest, 1});
   if (std::isinf(largest)) return largest;
@@ -41042,8 +41008,8 @@ template <Device D>
   return largest * std::sqrt(squares);
 }
 
-/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
-/// number makes all gradients so.
+/// Scales gradients down, if necessary, so that their total norm `norm` becomes at most `max_norm`. A NaN norm makes
+/// all gradients NaN.
 template <Device D>
 void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
@@ -41059,20 +41025,19 @@ inline void check_max_norm(double max_norm) {
 
 /// Options of clip_grad_norm.
 struct ClipGradNormOptions {
-  /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
+  /// Throw NonFiniteError, before any gradient is changed, if the norm is infinite or NaN.
   bool error_if_nonfinite = false;
 };
 
-/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
-/// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients. Where each rank has a part of the parameters the norm is one
-/// device's, too, and all ranks call it, with the same of `net.parameters()`. In a step that is captured by Graphed it
-/// returns NaN, since there the device alone knows the norm.
+/// Scales all gradients down so that their total Euclidean norm is at most `max_norm`; returns the original norm.
+/// Squares are summed in double, so that those of floats don't overflow. Under DistributedDataParallel call it after
+/// backward, when all ranks have the same gradients. With sharded parameters the norm equals that on one device, and
+/// all ranks must call it with the same `net.parameters()`. In a step captured by Graphed it returns NaN, since only
+/// the device knows the norm.
 ///
-/// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
-/// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
-/// `{.error_if_nonfinite = true}` it is a NonFiniteError instead, that has the norm and the first such parameter's
-/// name; UsageError in a step that is captured.
+/// If the norm is NaN, all gradients become NaN; if it is infinite, finite gradients become 0 and others NaN, as in
+/// PyTorch. A fault then shows in all weights and is not hidden by clipping. With `{.error_if_nonfinite = true}` it
+/// throws NonFiniteError instead, with the norm and the first such parameter's name, and UsageError in a captured step.
 template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {
@@ -41101,8 +41066,8 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
 
 namespace chorus::optim {
 
-/// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
-/// UsageError unless the limit is positive.
+/// Clips every element of all gradients to [-limit, limit]; NaN stays NaN, as in PyTorch. Throws UsageError unless the
+/// limit is positive.
 template <Device D>
 void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
   check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);
@@ -41118,28 +41083,27 @@ void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, doubl
 // <chorus/optim/schedules.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_SCHEDULES_HPP
-/// Learning rates that change with the epoch. They are closed formulas of the epoch, so that a resumed run sets the
-/// same rate.
+/// Learning rate schedules. They are closed formulas of the epoch, so that a resumed run has the same rate.
 
 #include <numbers>
 
 namespace chorus::optim {
 
-/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. The
-/// caller decides on the length of an epoch: OneCycle is usually stepped after each batch.
+/// A schedule computes an epoch's rate from the initial rate; `step` moves the optimizer to the next epoch. The caller
+/// decides what an epoch is: OneCycle is usually stepped after each batch.
 ///
-/// An optimizer may have several schedules. All start from its rate when the first one was made
-/// (HasLearningRate::start_lr). `set_epoch` sets this schedule's own rate, whoever set the rate before. Schedules that
-/// follow each other, as under PyTorch's SequentialLR, are set to the epochs of their own part.
+/// An optimizer may have several schedules. All start from its rate at the creation of the first one
+/// (HasLearningRate::start_lr). `set_epoch` sets this schedule's own rate, whatever the rate was. For schedules in
+/// sequence, as with PyTorch's SequentialLR, set each to the epochs of its own part.
 ///   if (epoch < 5) warm.set_epoch(epoch); else decay.set_epoch(epoch - 5);
-/// `step` continues from the present rate. If another schedule or set_lr has changed it, `step` multiplies it by the
-/// formula's ratio of this epoch to the last: schedules that are all stepped in each epoch act together, as under
-/// PyTorch's ChainedScheduler. OneCycle and your own formulas always set their own rate, like OneCycleLR and LambdaLR.
-/// A reduction by ReduceOnPlateau always remains.
+/// `step` continues from the current rate. If another schedule or set_lr changed it, `step` multiplies it by the
+/// formula's ratio of this epoch to the last. Schedules that are all stepped in each epoch thus combine, as with
+/// PyTorch's ChainedScheduler. OneCycle and user formulas always set their own rate, as OneCycleLR and LambdaLR. A
+/// reduction by ReduceOnPlateau always persists.
 template <class Formula>
 class Schedule {
  public:
-  /// Throws UsageError if the options of the formula are invalid.
+  /// Throws UsageError if the formula's options are invalid.
   Schedule(HasLearningRate& optimizer, Formula formula)
       : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
     go_on(start_, rate(0));
@@ -41160,12 +41124,12 @@ class Schedule {
 
  private:
   void set(double rate) { optimizer_.resume_lr(rate * optimizer_.reduction()); }
-  // From one rate of the formula to the next.
+  // Moves from one rate of the formula to the next.
   void go_on(double from, double to) {
     if constexpr (requires { formula_.lowest(); }) {
       const double now = optimizer_.lr(), lowest = formula_.lowest(), above = from - lowest;
       if (now == from) return optimizer_.resume_lr(to);
-      constexpr double rounding = 1e-12;  // a cosine's lowest point is not quite 0
+      constexpr double rounding = 1e-12;  // a cosine's minimum is not exactly 0
       const bool at_lowest = std::abs(above) <= rounding * std::abs(start_ - lowest);
       return optimizer_.resume_lr(at_lowest ? now + (to - from) * optimizer_.reduction()  // as PyTorch's cosine
                                             : lowest + (now - lowest) * ((to - lowest) / above));
@@ -41179,9 +41143,9 @@ class Schedule {
   int epoch_ = 0;
 };
 
-// A formula that multiplies has a `lowest()`: it multiplies the distance of the rate from that.
+// A multiplicative formula has a `lowest()`: it multiplies the rate's distance from that value.
 
-/// Multiplied by `gamma` every `step_size` epochs.
+/// Multiplies the rate by `gamma` every `step_size` epochs.
 struct StepDecay {
   int step_size = 30;
   double gamma = 0.1;
@@ -41192,7 +41156,7 @@ struct StepDecay {
   static double lowest() { return 0; }
 };
 
-/// Multiplied by `gamma` at each milestone.
+/// Multiplies the rate by `gamma` at each milestone.
 struct MultiStepDecay {
   std::vector<int> milestones;
   double gamma = 0.1;
@@ -41203,15 +41167,15 @@ struct MultiStepDecay {
   static double lowest() { return 0; }
 };
 
-/// Multiplied by `gamma` every epoch.
+/// Multiplies the rate by `gamma` every epoch.
 struct ExponentialDecay {
   double gamma = 0.95;
   double operator()(double start, int epoch) const { return start * std::pow(gamma, epoch); }
   static double lowest() { return 0; }
 };
 
-/// The rate times a factor that changes linearly from `start_factor` to `end_factor` in `total` epochs and then stays:
-/// a warm-up.
+/// A warm-up: multiplies the rate by a factor that changes linearly from `start_factor` to `end_factor` in `total`
+/// epochs and then stays.
 struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
@@ -41223,8 +41187,8 @@ struct LinearRamp {
   static double lowest() { return 0; }
 };
 
-/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts).
-/// Afterwards the rate continues along the cosine, as in PyTorch.
+/// Half a cosine from the initial rate to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without
+/// restarts). Afterwards the rate continues along the cosine, as in PyTorch.
 struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
@@ -41235,8 +41199,8 @@ struct CosineAnnealing {
   double lowest() const { return eta_min; }
 };
 
-/// In the first `steps` epochs the rate grows linearly from start_factor times the start to the start. Then it follows
-/// `then`, whose epoch 0 is the next one: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
+/// A linear warm-up from start_factor times the initial rate to the initial rate in the first `steps` epochs. Then it
+/// follows `then`, starting at its epoch 0: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
 template <class Formula>
 struct Warmup {
   Formula then;
@@ -41258,8 +41222,8 @@ Warmup(Formula, int) -> Warmup<Formula>;
 template <class Formula>
 Warmup(Formula, int, double) -> Warmup<Formula>;
 
-/// The linear scaling rule (Goyal et al. 2017): a batch k times as large needs a rate k times as large, after a warm-up
-/// of about 5 epochs. Throws UsageError unless all are positive.
+/// The linear scaling rule (Goyal et al. 2017): k times the batch needs k times the rate, after a warm-up of about 5
+/// epochs. Throws UsageError unless all are positive.
 inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
   check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: expected positive numbers, got ", base_lr,
                     ", ", base_batch, " and ", batch);
@@ -41268,29 +41232,29 @@ inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
 
 /// How a measure is compared with the best one.
 enum class ThresholdMode {
-  rel,  ///< it has to be better by `threshold` times the best one's size
-  abs,  ///< it has to be better by `threshold`
+  rel,  ///< must be better by `threshold` times |best|
+  abs,  ///< must be better by `threshold`
 };
 
 /// Options of ReduceOnPlateau.
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
-  /// Epochs without improvement that are tolerated.
+  /// The number of tolerated epochs without improvement.
   int patience = 10;
-  /// An improvement is a loss below best - threshold |best|, or a score above best + threshold |best|. For measures
-  /// above 0 this is PyTorch's rule. Below 0 it is not: PyTorch's rule would take a worse measure for a better one.
+  /// An improvement is a loss below best - threshold |best|, or a score above best + threshold |best|. This is
+  /// PyTorch's rule for positive measures; for negative ones PyTorch's rule would accept a worse measure.
   double threshold = 1e-4;
   bool larger_is_better = false;
-  /// Epochs after a reduction that are not counted.
+  /// The number of epochs after a reduction that are not counted.
   int cooldown = 0;
   double min_lr = 0;
   ThresholdMode threshold_mode = ThresholdMode::rel;
-  /// A smaller reduction is skipped.
+  /// Smaller reductions are skipped.
   double eps = 1e-8;
 };
 
 /// Multiplies the rate by `factor` when a measure has stopped improving, like PyTorch's ReduceLROnPlateau. All ranks
-/// must pass the same measure. It acts together with schedules of the same optimizer and with another ReduceOnPlateau:
+/// must pass the same measure. It combines with schedules of the same optimizer and with other ReduceOnPlateau objects:
 /// their rates are multiplied by its reductions.
 class ReduceOnPlateau {
  public:
@@ -41303,7 +41267,7 @@ class ReduceOnPlateau {
                       ", and patience, threshold, cooldown, min_lr and eps of at least 0");
   }
 
-  /// An epoch's loss or score. NaN is no improvement. Neither is the infinite value that is the worst possible one.
+  /// Reports an epoch's loss or score. NaN, and the worst infinite value, are no improvement.
   void step(double measure) {
     if (!std::isnan(measure) && improves(measure)) {
       best_ = measure;
@@ -41324,8 +41288,8 @@ class ReduceOnPlateau {
   }
   double best() const { return best_; }
 
-  /// The state for a checkpoint: the rate, the best measure, the reduction of the rate, and the counters. The third is
-  /// negative if there is no best measure; files of earlier versions have 1 or 0 there.
+  /// The state for a checkpoint: the rate, the best measure, the rate's reduction, and the counters. The third is
+  /// negative if there is no best measure; old files have 1 or 0 there.
   static constexpr std::string_view kept_as = "plateau";
   std::array<double, 5> kept() const {
     const double reduction = optimizer_.reduction();
@@ -41349,7 +41313,7 @@ class ReduceOnPlateau {
   bool improves(double measure) const {
     const bool larger = options_.larger_is_better;
     if (!seen_) return measure != (larger ? -1 : 1) * std::numeric_limits<double>::infinity();
-    // PyTorch's best * (1 - threshold), which has the sign of the best.
+    // PyTorch's best * (1 - threshold), with the sign of the best.
     const bool absolute = options_.threshold_mode == ThresholdMode::abs;
     const double margin = std::copysign(options_.threshold, best_) * (larger ? 1 : -1);
     const double bound = absolute ? best_ + (larger ? 1 : -1) * options_.threshold : best_ * (1 + margin);
@@ -41364,8 +41328,8 @@ class ReduceOnPlateau {
 };
 
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
-/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
-/// The optimizer's own rate has no influence. After the last step the rate stays.
+/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without momentum cycling). The
+/// optimizer's own rate has no influence. The rate stays constant after the last step.
 struct OneCycle {
   double max_lr = 0.1;
   int total = 100;
@@ -41390,7 +41354,7 @@ struct OneCycle {
 // <chorus/optim/sgd.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_SGD_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_SGD_HPP
-/// Stochastic gradient descent with momentum, as PyTorch computes it.
+/// Stochastic gradient descent with momentum, as in PyTorch.
 
 namespace chorus::optim {
 
@@ -41400,8 +41364,8 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
-/// g += weight_decay p; m = momentum m + (1 - dampening) g (at first m = g); g = m, or g + momentum m for Nesterov;
-/// p -= lr g.
+/// g += weight_decay p; m = momentum m + (1 - dampening) g (m = g in the first step); g = m, or g + momentum m for
+/// Nesterov; p -= lr g.
 template <Device D>
 class Sgd final : public Optimizer<D> {
  public:
@@ -41697,14 +41661,14 @@ auto with_batch_axis_of(const Y& y) {
 // <chorus/core/shares.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-/// How things are cut into shares whose sizes differ by at most one.
+/// Splits things into shares whose sizes differ by at most one.
 
 namespace chorus {
 
-/// More shares a batch is never cut into, where their number is not that of the ranks or devices.
+/// The maximum number of shares of a batch, if it is not the number of ranks or devices.
 inline constexpr int most_shares = 64;
 
-/// Where share `i` of `shares` begins among `count` things: sizes differ by at most one, the first ones are larger.
+/// The start of share `i` of `shares` among `count` things. Sizes differ by at most one; the first ones are larger.
 constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
   const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
   return at * (count / n) + std::min(at, count % n);
@@ -47923,12 +47887,12 @@ class StaticGraph final : public Extension<D> {
 // <chorus/core/json_object.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_OBJECT_HPP
-/// `JsonObject`: JSON that is written field by field, without a JSON library.
+/// `JsonObject`: writes JSON field by field, without a JSON library.
 
 // <chorus/core/json_string.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
-/// Strings in JSON's form, without a JSON library.
+/// JSON strings, without a JSON library.
 
 namespace chorus {
 
@@ -47954,7 +47918,7 @@ inline void append_json_string(std::string& out, std::string_view text) {
 
 namespace chorus::detail {
 
-/// One flat JSON object. Numbers keep all their digits; NaN and infinities, which JSON lacks, become null.
+/// A flat JSON object. Numbers keep all digits; NaN and infinities become null.
 class JsonObject {
  public:
   JsonObject& field(std::string_view key, std::string_view text) {
@@ -47980,7 +47944,7 @@ class JsonObject {
     text_ += ']';
     return *this;
   }
-  /// A value that is JSON already.
+  /// A value that already is JSON.
   JsonObject& json(std::string_view key, std::string_view value) {
     next(key);
     text_ += value;
@@ -47988,7 +47952,7 @@ class JsonObject {
   }
 
   std::string str() const { return text_ + '}'; }
-  /// Its fields alone, without braces.
+  /// The fields without the braces.
   std::string fields() const { return text_.substr(1); }
 
  private:
@@ -49019,17 +48983,17 @@ static_assert(is_message<Envelope, 16>);
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Reading the environment.
+/// Environment variables.
 
 namespace chorus::detail {
 
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+/// The value of an environment variable; null if it is unset or empty.
 inline const char* env(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;
@@ -49045,23 +49009,22 @@ inline const char* env(const char* name) {
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
+/// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
+/// file or socket would then get such a number, and all printed text.
 
 #include <fcntl.h>
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens the closed ones on /dev/null.
+/// Opens closed standard streams on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+      const int opened = open("/dev/null", O_RDWR);  // gets the lowest free number: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
+/// Duplicates the descriptor to a number above 2, closed on exec, and closes the old one. -1, with errno, on failure.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -49070,8 +49033,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+/// Opens a text file for writing, like fopen(path, "we"), or keeps its content with `keeps`; also pipes and devices.
+/// Null, with errno, on failure; ENXIO: the pipe has no reader after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -50134,21 +50097,21 @@ class NcclCommunicator : public AnyCommunicator {
 // <chorus/core/cuda/stream.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-/// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
-/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// Streams and events. All threads share one compute stream per device, so that tensors may be passed between threads
+/// as on the CPU: a thread's work runs after all earlier work. A thread that needs its own stream (communication,
+/// copies, graph capture) sets one with StreamScope and orders it with `order`.
 
 // <chorus/core/cuda/runtime.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
+/// The CUDA runtime with chorus's errors: checked calls, the available devices, and a thread's current device.
 
 #include <cuda_runtime_api.h>
 
 namespace chorus::cuda {
 
 namespace detail {
-/// Source paths from "include/" on, so that messages don't depend on where the project lies.
+/// Source paths from "chorus/" on, so that messages don't depend on the project's location.
 constexpr std::string_view short_path(std::string_view path) {
   const auto at = path.rfind("chorus/");
   return at == std::string_view::npos ? path : path.substr(at);
@@ -50156,26 +50119,26 @@ constexpr std::string_view short_path(std::string_view path) {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
                                                                int line) {
-  static_cast<void>(cudaGetLastError());  // an error of one call must not be found by the next
+  static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
   fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
                     short_path(file), ":", line);
 }
 }  // namespace detail
 
-/// Throws DeviceError, which names the call, its error and its place, unless `status` is success.
+/// Throws DeviceError with the call, its error and the source location, unless `status` is success.
 inline void check(cudaError_t status, const char* call, const char* file, int line) {
   if (status != cudaSuccess) [[unlikely]]
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
-/// for it. A missing GPU or driver is reported when a GPU is requested.
+/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
+/// A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// A known error, or the answer to a question, must not be found by the next call.
+/// Clears an expected error, so that the next call does not report it.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -50195,10 +50158,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 without a GPU or a driver.
+/// The number of GPUs that this process can use; 0 without GPU or driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError with the machine's devices unless `device` exists.
+/// Throws DeviceError, with a list of the machine's devices, unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -50210,7 +50173,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
+/// While it lives, `device` is this thread's current device. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -50231,7 +50194,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// An object of the runtime, by its handle, which `free` releases.
+/// Deletes a CUDA object with `free`.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -50242,7 +50205,7 @@ struct GiveBack {
 template <class Handle, auto free>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
 
-/// Pinned host memory, which copies to and from devices read without staging.
+/// Pinned host memory, for copies from and to devices without staging.
 inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
   void* data = nullptr;
   CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
@@ -50254,8 +50217,8 @@ inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
-/// was taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that does not synchronise with the legacy default stream. Wait for its work before you destroy it: its
+/// memory pool belongs to the handle's value, which a new stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -50268,7 +50231,7 @@ class Stream {
 
   Cuda device() const { return device_; }
   cudaStream_t get() const { return stream_.get(); }
-  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
+  operator cudaStream_t() const { return get(); }  // NOLINT: converts to the handle
 
  private:
   Cuda device_;
@@ -50287,7 +50250,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
-  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors outlive everything
+  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors may outlive everything
   const auto i = static_cast<std::size_t>(device.index);
   std::call_once(once[i], [&] {
     const DeviceGuard guard(device);
@@ -50296,13 +50259,13 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
+/// This thread's stream on `device`: that of its StreamScope, else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
-/// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
+/// While it lives, this thread's work and allocations on `device` use `stream`.
 struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
@@ -50316,14 +50279,14 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// Returns false. For the runtime the answer was an error, which the next call must not find.
+/// Returns false, and clears the runtime's "not ready" error for the next call.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
 }
 }  // namespace detail
 
-/// A place in a stream's work, for other streams to wait for.
+/// A point in a stream's work that other streams can wait for.
 class Event {
  public:
   explicit Event(Cuda device) {
@@ -50334,11 +50297,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks the work that `stream`, of this event's device, has so far.
+  /// Marks the current end of the work on `stream`, a stream of the event's device.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// Later work of `stream`, of any device, runs after the mark.
+  /// Makes later work on `stream`, of any device, wait for the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true if nothing was ever marked.
+  /// Whether the marked work is done; true if nothing was marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -50351,8 +50314,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
-/// `later` joins the capture.
+/// Makes later work on `later` wait for the current work on `earlier`, a stream of `device`. In a graph capture `later`
+/// joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -50360,10 +50323,10 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
+/// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
-/// Calls `done()` until it is true. Throws TimeoutError after `limit`.
+/// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
 void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
   using Clock = std::chrono::steady_clock;
@@ -50375,7 +50338,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
+/// Waits until `stream` is idle. Throws DeviceError for errors of its work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {
@@ -50984,13 +50947,13 @@ namespace chorus {
 struct ProgressOptions {
   bool enabled = true;  ///< false: only count epochs, as all processes but one do
   int epochs = 1;       ///< epochs of the whole run
-  int first_epoch = 0;  ///< where a resumed run goes on
+  int first_epoch = 0;  ///< the first epoch of a resumed run
   std::FILE* out = stderr;
 };
 
-/// A range of epoch numbers that tells how they go. On a terminal one line is redrawn at most ten times a second;
-/// elsewhere a plain line is written every ten seconds. An epoch's end always writes one. Loss and samples a second
-/// appear when the loop calls `step`; a loop that doesn't gets a line of time per epoch.
+/// A range of epoch numbers that shows progress. On a terminal one line is redrawn at most ten times per second;
+/// elsewhere a plain line is written every ten seconds, and always at an epoch's end. Loss and throughput appear if the
+/// loop calls `step`; otherwise there is one line with the time per epoch.
 class Progress {
  public:
   explicit Progress(ProgressOptions options);
@@ -51017,12 +50980,12 @@ class Progress {
     int epoch_;
   };
 
-  /// Each begins with the first epoch. What is drawn is that of the one that was last begun or moved on.
+  /// Each iterator starts with the first epoch. The line shows the iterator that was last begun or incremented.
 
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
-  /// Tells that the batch number `step` of the `steps` in this epoch is done, with its mean `loss` over `samples`.
+  /// Reports that batch `step` of `steps` in this epoch is done, with its mean `loss` over `samples`.
   void step(double loss, Index samples, Index step, Index steps);
 
  private:
@@ -51041,12 +51004,12 @@ class Progress {
   // The mean loss of the epoch so far, and the throughput.
   std::string rates() const;
 
-  // What is left of the run, if each epoch takes as long as this one will and this one has run for `elapsed` seconds.
+  // The remaining time of the run, if each epoch takes as long as this one, which has run for `elapsed` seconds.
   std::string eta(double epoch_seconds, double elapsed) const;
 
   void write(const std::string& line, bool final);
 
-  // An exception left the loop: what it prints starts on a line of its own.
+  // After an exception the line is ended, so that the error message starts on a new line.
   void clear();
 
   ProgressOptions options_;
@@ -51058,7 +51021,7 @@ class Progress {
   Clock::time_point started_{}, drawn_{};
 };
 
-/// The epochs `first_epoch`, ..., `epochs - 1` of a run, shown by its main process alone.
+/// The epochs `first_epoch`, ..., `epochs - 1` of a run, shown by its main process only.
 template <class Run>
 Progress progress(Run& run, int epochs, int first_epoch = 0) {
   return Progress({.enabled = run.is_main(), .epochs = epochs, .first_epoch = first_epoch});
@@ -51070,7 +51033,7 @@ Progress progress(Run& run, int epochs, int first_epoch = 0) {
 // <chorus/train/progress_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_PROGRESS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_PROGRESS_IMPL_HPP
-/// How Progress draws.
+/// Draws the progress line.
 
 namespace chorus {
 
@@ -51146,7 +51109,7 @@ CHORUS_INLINE std::string Progress::eta(double epoch_seconds, double elapsed) co
 }
 
 CHORUS_INLINE void Progress::write(const std::string& line, bool final) {
-  const detail::HeldSignal held(SIGXFSZ);  // it may be a file
+  const detail::HeldSignal held(SIGXFSZ);  // out may be a file
   std::fprintf(options_.out, "%s%s%s", terminal_ ? "\r\x1b[K" : "", line.c_str(), final ? "\n" : "");
   std::fflush(options_.out);
   line_open_ = !final;
@@ -52341,17 +52304,17 @@ bool merge_traces(const std::string& path, int ranks, bool as_it_is = false);
 // <chorus/core/atomic_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_HPP
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
-/// process is killed or the disk is full at any moment, either the old file or the new one is left.
+/// A file that is replaced atomically: written to a temporary file, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old or the new file remains.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
-/// A file descriptor that closes itself, and a file to read.
+/// An owning file descriptor, and a file for reading.
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is no standard stream's.
+/// Owns `value`, unless it is negative. It is never a standard stream's number.
 struct Descriptor {
   int value = -1;
 
@@ -52367,16 +52330,16 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
+/// The maximum size of one read or write call. Linux stops just below 2 GiB, and some systems fail for more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
-/// A regular file, open for reading; without a path none.
+/// A regular file, open for reading; empty without a path.
 class RegularFile {
  public:
   RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
+  /// `who` is the prefix of messages. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would block for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -52389,7 +52352,7 @@ class RegularFile {
   bool is_open() const { return file_.value >= 0; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, with the reason.
   template <class... Reading>
   void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
     while (!to.empty()) {
@@ -52412,33 +52375,33 @@ class RegularFile {
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, on failure.
+/// Writes all of `data` at an offset of a file. Returns false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
-/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` moves it into place. Without a commit the
+/// destructor removes it and the old file stays. The next AtomicFile for the same path removes leftovers of a killed
+/// process; temporary files in use are locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
-  /// written, or if `path` is read-only or no regular file.
+  /// Follows symbolic links, even to a missing file. Throws FileError if the folder is missing or not writable, or if
+  /// `path` is read-only or not a regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile() { discard(); }
 
-  /// Appends. Throws FileError, and then removes the temporary file.
+  /// Appends. On failure removes the temporary file and throws FileError.
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Extends the file to that length, for others who write ranges of it, and returns its temporary path. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
+  /// Writes at an offset, independently of `write`. On failure removes the file and throws FileError.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
-  /// untouched, unless the message says that only the folder's sync failed.
+  /// Syncs the file, renames it into place, and syncs the folder. Throws FileError; the old file is then unchanged,
+  /// unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -52450,17 +52413,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
+  /// Reports errno. The written data is invalid: a caller that catches the error must not commit it.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   [[gnu::cold]] void open_folder();
 
-  /// The permissions for the new file; 0 if there is no old file.
+  /// The new file's permissions; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
+  /// Removes temporary files of dead writers of this path. Best effort: saving continues if it fails.
   void remove_leftovers() const;
 
   [[gnu::cold]] void create(mode_t mode);
@@ -52471,8 +52434,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
-/// that begins with `who`.
+/// Writes a whole file. A regular file at `path` is replaced by AtomicFile; a pipe or a device is written to. Throws
+/// FileError that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io
@@ -52481,13 +52444,13 @@ void write_file(std::string_view who, const std::string& path, std::string_view 
 // <chorus/core/atomic_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_ATOMIC_FILE_IMPL_HPP
-/// How a file is written beside its place, and put in place.
+/// Writes temporary files and moves them into place.
 
 #include <dirent.h>
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and complete.
+/// A path in a message: on one line and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -52504,7 +52467,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete now, so that the destructor cleans up if anything throws here.
+  // The object is complete now, so the destructor cleans up if anything below throws.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -52541,7 +52504,7 @@ CHORUS_INLINE void AtomicFile::commit() {
     fail_at("renaming the temporary file");
   }
   temporary_.clear();
-  // Some file systems can't sync a folder and say EINVAL.
+  // Some file systems cannot sync a folder and return EINVAL.
   if (sync(folder_) != 0 && errno != EINVAL) {
     fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
   }
@@ -52567,10 +52530,10 @@ CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
 }
 
 CHORUS_INLINE void AtomicFile::open_folder() {
-  constexpr int most_links = 40;  // as of Linux
+  constexpr int most_links = 40;  // as in Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which does not find a missing file.
+  // realpath would fail for a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -52586,7 +52549,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
   check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
                    ": it exists and is not a regular file");
-  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  // NAME_MAX is 255 bytes. Longer names may share a prefix; the locks make that harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
   folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
@@ -52629,8 +52592,7 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
-    // any more.
+    // Another process's remove_leftovers may run before this lock: then it holds the lock, or the file is unlinked.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");
@@ -52910,7 +52872,7 @@ inline std::string machine_of_this_clock() {
 // <chorus/train/log_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
+/// A log file that is appended to during training.
 
 namespace chorus::detail {
 
@@ -52918,15 +52880,15 @@ class LogFile {
  public:
   enum class Sharing { may_be_shared, alone };
 
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
+  /// Replaces the file at `path`, or writes to it if it is a pipe or a device; an empty path gives a file that ignores
+  /// writes. `alone`: fails if another process writes the file `alone`, and keeps the content until `clear`. `log`, for
+  /// messages, must outlive it. Throws FileError, as do all calls.
   LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  /// Empties a regular file that is written alone; if another file has replaced it, that one.
   void clear();
 
  private:
@@ -52949,7 +52911,7 @@ class LogFile {
 // <chorus/train/log_file_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_IMPL_HPP
-/// How a line gets into a file whole.
+/// Writes whole lines to a file.
 
 namespace chorus::detail {
 
@@ -53752,28 +53714,27 @@ CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
 // <chorus/train/log_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_LOG_FILE_HPP
-/// A file that a log appends to while training goes on.
+/// A log file that is appended to during training.
 
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
+/// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
+/// file or socket would then get such a number, and all printed text.
 
 #include <fcntl.h>
 #include <poll.h>
 
 namespace chorus::detail {
 
-/// Opens the closed ones on /dev/null.
+/// Opens closed standard streams on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+      const int opened = open("/dev/null", O_RDWR);  // gets the lowest free number: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
+/// Duplicates the descriptor to a number above 2, closed on exec, and closes the old one. -1, with errno, on failure.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -53782,8 +53743,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+/// Opens a text file for writing, like fopen(path, "we"), or keeps its content with `keeps`; also pipes and devices.
+/// Null, with errno, on failure; ENXIO: the pipe has no reader after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);
@@ -53805,15 +53766,15 @@ class LogFile {
  public:
   enum class Sharing { may_be_shared, alone };
 
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
+  /// Replaces the file at `path`, or writes to it if it is a pipe or a device; an empty path gives a file that ignores
+  /// writes. `alone`: fails if another process writes the file `alone`, and keeps the content until `clear`. `log`, for
+  /// messages, must outlive it. Throws FileError, as do all calls.
   LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  /// Empties a regular file that is written alone; if another file has replaced it, that one.
   void clear();
 
  private:
@@ -53973,27 +53934,27 @@ CHORUS_REDUCTION(double)
 // <chorus/core/tensor_group.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+/// The ranks that shard layers (tensor parallelism): each rank's part of a tensor, and their collectives.
 
 namespace chorus {
 
-/// Some neighbouring entries of an axis.
+/// A contiguous range of an axis.
 struct AxisPart {
   Index begin = 0, count = 0;
 };
 
-/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+/// The range of rank `rank` of `ranks` that share `width` entries: whole units; shares differ by at most one unit.
 constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
   const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
   const Index begin = share_begin(width / unit, n, at) * unit;
   return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
 }
 
-/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+/// A parameter's elements relative to the sharded axis: [outer, blocks, width, inner].
 struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
 
-  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  /// `extents`: of the shard or the whole; `whole`: size of the whole axis.
   SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
     const auto axis = static_cast<std::size_t>(split.axis);
     width = whole / blocks;
@@ -54001,7 +53962,7 @@ struct SplitLayout {
     for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
   }
   Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  /// Calls `f(in_whole, in_part, count)` for each contiguous run of a shard.
   template <class F>
   void for_runs(const AxisPart& part, const F& f) const {
     if (part.count == 0) return;
@@ -54010,32 +53971,32 @@ struct SplitLayout {
   }
 };
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+/// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
+/// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
  public:
   virtual ~TensorGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  /// Whether sequence positions are sharded, too, between sharded layers.
   virtual bool splits_sequences() const { return false; }
 
-  /// Sums over all members, in place; the same bits for each.
+  /// Sums over all members, in place; all get the same bits.
   template <Real T>
   void sum(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
   }
-  /// The largest of all members' numbers, in place.
+  /// The maximum over all members, in place.
   template <Real T>
   void max(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
   }
-  /// all := every member's `mine`, in the order of ranks.
+  /// all := every member's `mine`, in rank order.
   template <Real T>
   void all_gather(std::span<const T> mine, std::span<T> all) {
     if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
   }
-  /// mine := this member's chunk of the sum of every member's `all`.
+  /// mine := this member's chunk of the sum over all members' `all`.
   template <Real T>
   void reduce_scatter(std::span<const T> all, std::span<T> mine) {
     if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
@@ -54049,13 +54010,13 @@ class TensorGroup {
   virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
 };
 
-/// The group of this thread's forward pass; null where layers are whole.
+/// The group of this thread's forward pass; null if layers are not sharded.
 inline std::shared_ptr<TensorGroup>& tensor_group() {
   thread_local std::shared_ptr<TensorGroup> group;
   return group;
 }
 
-/// While it lives, layers of this thread belong to `group`.
+/// While it lives, this thread's layers belong to `group`.
 struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };
@@ -54827,7 +54788,7 @@ auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [](const auto& dy) { return dy; }, detail::as_recorded(x));
 }
 
-/// This member's part of an axis of x, which all members have. Gradients are gathered.
+/// This member's part of an axis of x; every member has the whole x. The backward pass gathers the gradients.
 template <Operand X>
 auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);
@@ -55974,14 +55935,14 @@ void attention_backward(Cuda device, const AttentionShape& s, const T* q, const 
 // <chorus/tensor/kept_for_replays.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
 #define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Memory that a captured step reads, and whose owner may release it before the last replay.
+/// Keeps memory alive for replays of a captured step.
 
 #if CHORUS_USE_CUDA
 #endif
 
 namespace chorus::detail {
 
-/// In a capture: keeps `storage` as long as the captured graph may be replayed.
+/// In a capture: keeps `storage` as long as the graph may be replayed.
 template <Device D>
 void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #if CHORUS_USE_CUDA
@@ -56681,7 +56642,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";
@@ -60617,13 +60578,13 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
 // <chorus/optim/layerwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
-/// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// Optimizers for large batches that scale each parameter's step by a ratio of norms: LARS, LAMB. They need whole
+/// parameters, so they don't work in an optimizer of slices (ShardedOptimizer).
 
 // <chorus/optim/elementwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
-/// Steps of optimizers as element-wise functions, so that they run on every device.
+/// Optimizer steps as element-wise functions, which run on every device.
 
 namespace chorus::optim::detail {
 
@@ -60666,7 +60627,7 @@ template <Device D>
   return parameters;
 }
 
-/// An array of one parameter's size beside the state.
+/// A temporary array of one parameter's size.
 template <class T, Device D>
 class StepMemory {
  public:
@@ -60686,7 +60647,7 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The part of a parameter's norm that a step may have at a learning rate of 1.
+  /// The norm of a step relative to the parameter's norm, at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
@@ -60697,7 +60658,7 @@ template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
@@ -60763,7 +60724,7 @@ template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
@@ -60887,14 +60848,14 @@ class Lion final : public Optimizer<D> {
 // <chorus/optim/rmsprop.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
-/// RMSprop (Tieleman, Hinton 2012), as PyTorch computes it.
+/// RMSprop (Tieleman, Hinton 2012), as in PyTorch.
 
 namespace chorus::optim {
 
 /// Options of RmsProp; defaults are PyTorch's.
 struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
-  /// Divides by the deviation of the gradient instead of its root mean square.
+  /// Divide by the gradient's standard deviation instead of its root mean square.
   bool centered = false;
 };
 
@@ -60927,8 +60888,8 @@ struct CenteredStep {
 };
 }  // namespace detail
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum along that direction. Weight decay is
-/// added to the gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum in that direction. Weight decay is added
+/// to the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:
@@ -63418,18 +63379,18 @@ void SummaryTable<D>::sort_by_calls() {
 // <chorus/train/metrics.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
-/// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
+/// The metrics log of a training run: JSON lines (https://jsonlines.org), CSV, or curves for TensorBoard.
 
 // <chorus/train/summary_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_HPP
-/// Curves for TensorBoard: event files, as PyTorch's SummaryWriter writes them.
+/// Curves for TensorBoard: event files, as in PyTorch's SummaryWriter.
 
 namespace chorus {
 
 namespace detail {
 
-/// An integer's bytes, the lowest first.
+/// An integer's bytes, lowest first.
 template <class Integer>
 std::string little_endian(Integer number) {
   std::string bytes;
@@ -63437,8 +63398,8 @@ std::string little_endian(Integer number) {
   return bytes;
 }
 
-/// A message of protocol buffers (https://protobuf.dev/programming-guides/encoding): fields, of which each is its
-/// number and type, then its value.
+/// A protocol buffers message (https://protobuf.dev/programming-guides/encoding): each field is its number and type,
+/// then its value.
 class ProtoMessage {
  public:
   ProtoMessage& varint(int field, std::uint64_t number);
@@ -63454,26 +63415,26 @@ class ProtoMessage {
   std::string bytes_;
 };
 
-/// CRC-32C (RFC 3720, B.4), masked as TFRecord files have it, so that a checksum of checksums tells something.
+/// CRC-32C (RFC 3720, B.4), masked as in TFRecord files, where checksums may cover other checksums.
 std::uint32_t masked_crc32c(std::string_view bytes);
 
 }  // namespace detail
 
-/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records
-/// of a length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+/// Writes scalars to an event file in the folder `log_dir`, which `tensorboard --logdir` reads. Format: records of a
+/// length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
 class SummaryWriter {
  public:
-  /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
-  /// Throws FileError, as all calls do.
+  /// Makes the folder and adds a file for this writer. An empty path gives a writer that writes nothing. Throws
+  /// FileError, as do all calls.
   explicit SummaryWriter(const std::string& log_dir);
 
-  /// A point of the curve `tag`: "loss/train".
+  /// Adds a point to the curve `tag`, such as "loss/train".
   void add_scalar(std::string_view tag, double value, std::int64_t global_step);
-  /// What was added is on disk when this returns.
+  /// Writes all added points to disk.
   void flush() { file_.flush(); }
 
  private:
-  /// TensorBoard looks for "tfevents" in the name, and reads files in the order of their names.
+  /// TensorBoard looks for "tfevents" in the name and reads files in name order.
   static std::string path_in(const std::string& log_dir);
   /// Seconds since 1970.
   static double now();
@@ -63489,7 +63450,7 @@ class SummaryWriter {
 // <chorus/train/summary_writer_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_SUMMARY_WRITER_IMPL_HPP
-/// How events are written as TensorBoard reads them.
+/// Writes TensorBoard's event files.
 
 namespace chorus::detail {
 
@@ -63580,49 +63541,49 @@ CHORUS_INLINE void SummaryWriter::write(const detail::ProtoMessage& event) {
 
 namespace chorus {
 
-/// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
+/// The final report of a run. Per-device lists have an entry per device or, under DDP, per rank.
 struct RunSummary {
   std::string policy = {};
   int devices = 1;
-  /// Left out where there are none.
+  /// Omitted if 0.
   int canonical_shares = 0;
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device = {};
   std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
-  /// Left out where it is empty.
+  /// Omitted if empty.
   std::string parameters_sha256 = {};
 };
 
-/// Where a run's events go; an empty path: not there.
+/// The destinations of a run's events; empty paths are not written.
 struct MetricsFiles {
-  std::string json_lines = {};   ///< all of them, a line each
-  std::string csv = {};          ///< epochs, a row each: epoch,train_loss,test_accuracy,seconds
-  std::string tensorboard = {};  ///< a folder: curves for TensorBoard
+  std::string json_lines = {};   ///< all events, one per line
+  std::string csv = {};          ///< one row per epoch: epoch,train_loss,test_accuracy,seconds
+  std::string tensorboard = {};  ///< a folder for TensorBoard's curves
 };
 
-/// Writes the events of a run to files. As JSON lines:
+/// Writes a run's events to files. As JSON lines:
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
 ///     {"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":...,
 ///      "bytes_sent_per_device":[...],"peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
-/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// TensorBoard gets step losses as `loss/step`, epoch losses as `loss/train`, and accuracies as `accuracy/test`. An
+/// epoch is on disk when `epoch` returns. Only one process of a run may write; others pass no paths.
 class MetricsLog {
  public:
-  /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
+  /// Replaces the files; for TensorBoard adds a new file to its folder. Throws FileError.
   explicit MetricsLog(const MetricsFiles& files);
-  /// JSON lines alone.
+  /// Only JSON lines.
   explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
-  /// The loss of a training step, counted from 0 over the whole run.
+  /// The loss of a training step; steps are counted from 0 over the whole run.
   void step(Index step, double loss);
 
-  /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
+  /// An epoch's mean training loss, the accuracy after it in [0, 1], and its duration.
   void epoch(int epoch, double train_loss, double test_accuracy, double seconds);
 
-  /// The last line.
+  /// Writes the last line.
   void done(const RunSummary& run);
 
  private:
@@ -63639,7 +63600,7 @@ class MetricsLog {
 // <chorus/train/metrics_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_TRAIN_METRICS_IMPL_HPP
-/// How metrics become lines of JSON, and TensorBoard's events.
+/// Writes metrics as JSON lines, CSV and TensorBoard events.
 
 namespace chorus {
 

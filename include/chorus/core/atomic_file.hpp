@@ -1,6 +1,6 @@
 #pragma once
-/// A file that appears whole or not at all: written beside its place, synced, and renamed over the old one. If the
-/// process is killed or the disk is full at any moment, either the old file or the new one is left.
+/// A file that is replaced atomically: written to a temporary file, synced, and renamed over the old one. If the
+/// process is killed or the disk is full at any moment, either the old or the new file remains.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -18,33 +18,33 @@
 
 namespace chorus::io {
 
-/// Writes all of `data` at a place of a file; false, with errno, on failure.
+/// Writes all of `data` at an offset of a file. Returns false, with errno, on failure.
 bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data);
 
-/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` puts it in place. Without a commit the
-/// destructor removes it and the old file stays. The next AtomicFile of the same path removes leftovers of a killed
-/// process; a temporary file that is still being written is locked. Every FileError names path, step and reason.
+/// Writes to `.NAME.<16 hex digits>.tmp` in the folder of `path`; `commit` moves it into place. Without a commit the
+/// destructor removes it and the old file stays. The next AtomicFile for the same path removes leftovers of a killed
+/// process; temporary files in use are locked. Every FileError names path, step and reason.
 class AtomicFile {
  public:
-  /// A symbolic link is followed, even to a missing file. Throws FileError if the folder is missing or can't be
-  /// written, or if `path` is read-only or no regular file.
+  /// Follows symbolic links, even to a missing file. Throws FileError if the folder is missing or not writable, or if
+  /// `path` is read-only or not a regular file.
   explicit AtomicFile(std::string path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile() { discard(); }
 
-  /// Appends. Throws FileError, and then removes the temporary file.
+  /// Appends. On failure removes the temporary file and throws FileError.
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Gives the file that length, for others who write ranges of it, and returns the path at which they find it. Throws
+  /// Extends the file to that length, for others who write ranges of it, and returns its temporary path. Throws
   /// FileError.
   std::string extend(std::uint64_t bytes);
-  /// Writes at a place; the next `write` does not depend on it. Throws FileError, and then removes the file.
+  /// Writes at an offset, independently of `write`. On failure removes the file and throws FileError.
   void write_at(std::uint64_t offset, std::span<const std::byte> data);
 
-  /// Syncs the file to the disk, renames it to its place, and syncs the folder. Throws FileError. The old file is then
-  /// untouched, unless the message says that only the folder's sync failed.
+  /// Syncs the file, renames it into place, and syncs the folder. Throws FileError; the old file is then unchanged,
+  /// unless the message says that only the folder's sync failed.
   void commit();
 
  private:
@@ -56,17 +56,17 @@ class AtomicFile {
 
   void discard();
 
-  /// Reports errno. The written bytes are useless: a caller that catches the error must not commit them.
+  /// Reports errno. The written data is invalid: a caller that catches the error must not commit it.
   [[noreturn]] void fail_at(std::string_view step);
 
   static int sync(const Descriptor& descriptor);
 
   [[gnu::cold]] void open_folder();
 
-  /// The permissions for the new file; 0 if there is no old file.
+  /// The new file's permissions; 0 if there is no old file.
   mode_t check_old_file();
 
-  /// Removes the files of dead writers of this path. Best effort: if it fails, the save continues.
+  /// Removes temporary files of dead writers of this path. Best effort: saving continues if it fails.
   void remove_leftovers() const;
 
   [[gnu::cold]] void create(mode_t mode);
@@ -77,8 +77,8 @@ class AtomicFile {
   Descriptor folder_, file_;
 };
 
-/// Writes a whole file: AtomicFile replaces an old file at `path`; a pipe or a device is written to. Throws FileError
-/// that begins with `who`.
+/// Writes a whole file. A regular file at `path` is replaced by AtomicFile; a pipe or a device is written to. Throws
+/// FileError that begins with `who`.
 void write_file(std::string_view who, const std::string& path, std::string_view text);
 
 }  // namespace chorus::io

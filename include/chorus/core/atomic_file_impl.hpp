@@ -1,5 +1,5 @@
 #pragma once
-/// How a file is written beside its place, and put in place.
+/// Writes temporary files and moves them into place.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@
 
 namespace chorus::io {
 
-/// A path in a message: on one line, and complete.
+/// A path in a message: on one line and complete.
 inline std::string shown(std::string_view path) { return printable(path, PATH_MAX); }
 
 CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std::byte> data) {
@@ -45,7 +45,7 @@ CHORUS_INLINE bool write_at(int file, std::uint64_t offset, std::span<const std:
 }
 
 CHORUS_INLINE AtomicFile::AtomicFile(std::string path) : AtomicFile(Unopened{}, std::move(path)) {
-  // The object is complete now, so that the destructor cleans up if anything throws here.
+  // The object is complete now, so the destructor cleans up if anything below throws.
   open_folder();
   const mode_t mode = check_old_file();
   remove_leftovers();
@@ -82,7 +82,7 @@ CHORUS_INLINE void AtomicFile::commit() {
     fail_at("renaming the temporary file");
   }
   temporary_.clear();
-  // Some file systems can't sync a folder and say EINVAL.
+  // Some file systems cannot sync a folder and return EINVAL.
   if (sync(folder_) != 0 && errno != EINVAL) {
     fail_at("the file is in place, but a loss of power may bring the old one back: syncing the folder");
   }
@@ -108,10 +108,10 @@ CHORUS_INLINE int AtomicFile::sync(const Descriptor& descriptor) {
 }
 
 CHORUS_INLINE void AtomicFile::open_folder() {
-  constexpr int most_links = 40;  // as of Linux
+  constexpr int most_links = 40;  // as in Linux
   std::string target = path_;
   struct stat facts {};
-  // Not realpath, which does not find a missing file.
+  // realpath would fail for a missing file.
   for (int links = 0; ::lstat(target.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode); ++links) {
     char next[PATH_MAX];
     const ssize_t length = ::readlink(target.c_str(), next, sizeof next);
@@ -127,7 +127,7 @@ CHORUS_INLINE void AtomicFile::open_folder() {
   check<FileError>(!name_.empty(), "saving ", path_.empty() ? "\"\"" : shown(path_), ": the path has no file name");
   check<FileError>(::stat(path_.c_str(), &facts) != 0 || S_ISREG(facts.st_mode), "saving ", shown(path_),
                    ": it exists and is not a regular file");
-  // NAME_MAX is 255 bytes; a longer name shares its leftovers with its namesakes, which the locks make harmless.
+  // NAME_MAX is 255 bytes. Longer names may share a prefix; the locks make that harmless.
   prefix_ = cat('.', name_.substr(0, 200), '.');
   folder_ = Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder_.value < 0) fail_at(cat("opening the folder ", folder));
@@ -170,8 +170,7 @@ CHORUS_INLINE void AtomicFile::create(mode_t mode) {
     }
     temporary_ = name;
     file_ = std::move(file);
-    // Another process's remove_leftovers may be faster than this lock. Then it holds the lock, or the file has no name
-    // any more.
+    // Another process's remove_leftovers may run before this lock: then it holds the lock, or the file is unlinked.
     const bool taken = ::flock(file_.value, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     struct stat facts {};
     if (::fstat(file_.value, &facts) != 0) fail_at("looking at the temporary file");

@@ -1,5 +1,5 @@
 #pragma once
-/// `start_thread`: how a thread of the library starts.
+/// `start_thread`: starts the library's threads.
 
 #include <chorus/core/error.hpp>
 #include <csignal>
@@ -10,8 +10,8 @@
 
 namespace chorus::detail {
 
-/// Blocks all signals in this thread while it lives, and for ever in a thread that is started meanwhile. Signals go to
-/// the threads that the user knows, and to a launcher's supervising thread.
+/// Blocks all signals in this thread while it lives, and permanently in threads started meanwhile. Signals then go to
+/// the user's threads and to a launcher's supervising thread.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -27,9 +27,8 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-/// A thread (std::thread, or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, if the system
-/// allows no more threads.
-/// allows no more of them.
+/// Starts a thread (std::thread or std::jthread) that takes no signals. Throws `Kind`, in the name of `who`, if the
+/// system allows no more threads.
 template <class Thread = std::thread, class Kind = CommError, class Body>
 Thread start_thread(std::string_view who, Body body) {
   const BlockedSignals blocked;

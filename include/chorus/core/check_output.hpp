@@ -1,5 +1,5 @@
 #pragma once
-/// `check_output`: whether the program's output has reached its destination.
+/// `check_output`: checks that all output was written.
 
 #include <cerrno>
 #include <chorus/core/error.hpp>
@@ -9,8 +9,8 @@
 
 namespace chorus::detail {
 
-/// Writes the rest of this process's standard output. Throws FileError if that fails, or failed before, for example on
-/// a full disk. At the end of the process nobody would notice the failure.
+/// Flushes standard output. Throws FileError if that fails or failed before, for example on a full disk, which nobody
+/// would notice at the process's end.
 [[gnu::cold]] inline void check_output() {
   const HeldSignal held(SIGXFSZ);
   errno = 0;

@@ -1,12 +1,12 @@
 #pragma once
-/// Version, optional parts, and the macros that every other header may rely on.
+/// Version, optional parts, and macros for all other headers.
 #include <chorus/core/requirements.hpp>
 
 #define CHORUS_VERSION_MAJOR 0
 #define CHORUS_VERSION_MINOR 1
 #define CHORUS_VERSION_PATCH 0
 
-// Optional parts: always defined, 0 or 1. CMake sets them for the parts that it finds.
+// Optional parts, always defined as 0 or 1. CMake sets them for the parts that it finds.
 #ifndef CHORUS_USE_CUDA
 #define CHORUS_USE_CUDA 0
 #endif
@@ -23,11 +23,11 @@
 #define CHORUS_USE_OPENSSL 0
 #endif
 
-// Header-only, or with the larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
-// CHORUS_COMPILED=1 headers only declare the functions that don't depend on a user's types. CHORUS_INLINE marks their
-// definitions. The library's own sources set CHORUS_BUILDS_LIBRARY, so that these are emitted there. In a program that
-// is built by hand, with -DCHORUS_COMPILED=1 for all files, one file that defines CHORUS_IMPLEMENTATION before it
-// includes <chorus/chorus.hpp> takes the library's place.
+// Header-only, or with larger functions in a library (include/chorus/compiled/, target chorus::compiled). With
+// CHORUS_COMPILED=1 headers only declare functions that don't depend on a user's types; CHORUS_INLINE marks their
+// definitions. The library's sources set CHORUS_BUILDS_LIBRARY to emit them. Programs built by hand do the same with
+// -DCHORUS_SEPARATE for all files; one file defines CHORUS_IMPLEMENTATION before it includes <chorus/chorus.hpp>,
+// instead of the library.
 #ifdef CHORUS_IMPLEMENTATION
 #define CHORUS_BUILDS_LIBRARY
 #undef CHORUS_COMPILED
@@ -36,33 +36,33 @@
 #define CHORUS_COMPILED 0
 #endif
 #if defined(CHORUS_BUILDS_LIBRARY) && defined(__clang__)
-#define CHORUS_INLINE [[gnu::used, gnu::weak]] inline  // of inline constructors it would emit but one of two symbols
+#define CHORUS_INLINE [[gnu::used, gnu::weak]] inline  // clang emits only one of an inline constructor's two symbols
 #elif defined(CHORUS_BUILDS_LIBRARY)
 #define CHORUS_INLINE [[gnu::used]] inline
 #else
 #define CHORUS_INLINE inline
 #endif
-// The library holds the code of models on the CPU. Models on GPUs instantiate theirs where nvcc compiles them.
+// The library has the code of models on the CPU. Models on GPUs instantiate theirs where nvcc compiles them.
 #if !CHORUS_COMPILED || defined(__CUDACC__)
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 1
 #else
 #define CHORUS_DEFINES_DEVICE_TEMPLATES 0
 #endif
-// Likewise for AnyCommunicator; programs with GPUs, MPI or gloo may have others.
+// The same for AnyCommunicator; programs with GPUs, MPI or gloo may have other instances.
 #if CHORUS_DEFINES_DEVICE_TEMPLATES || CHORUS_USE_MPI || CHORUS_USE_GLOO
 #define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 1
 #else
 #define CHORUS_DEFINES_COMMUNICATOR_TEMPLATES 0
 #endif
 
-// Marks functions that also run in a CUDA kernel.
+// Marks functions that also run in CUDA kernels.
 #if defined(__CUDACC__)
 #define CHORUS_HD __host__ __device__
 #else
 #define CHORUS_HD
 #endif
 
-// Eigen disables its vectorisation, on the host too, when it sees nvcc; we never use it inside a kernel.
+// Eigen disables its vectorisation, even on the host, under nvcc. Kernels here never use Eigen.
 #ifndef EIGEN_NO_CUDA
 #define EIGEN_NO_CUDA
 #endif

@@ -1,5 +1,5 @@
 #pragma once
-/// A file descriptor that closes itself, and a file to read.
+/// An owning file descriptor, and a file for reading.
 
 #include <algorithm>
 #include <cerrno>
@@ -20,7 +20,7 @@
 
 namespace chorus::io {
 
-/// Owns `value`, unless it is negative. It is no standard stream's.
+/// Owns `value`, unless it is negative. It is never a standard stream's number.
 struct Descriptor {
   int value = -1;
 
@@ -36,16 +36,16 @@ struct Descriptor {
   }
 };
 
-/// The most that one call reads or writes. Linux stops just below 2 GiB, and some systems refuse more.
+/// The maximum size of one read or write call. Linux stops just below 2 GiB, and some systems fail for more.
 inline constexpr std::size_t io_chunk = std::size_t{1} << 30;
 
-/// A regular file, open for reading; without a path none.
+/// A regular file, open for reading; empty without a path.
 class RegularFile {
  public:
   RegularFile() = default;
-  /// `who`: how messages begin. Throws FileError.
+  /// `who` is the prefix of messages. Throws FileError.
   RegularFile(const std::string& path, std::string_view who)
-      // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+      // Without O_NONBLOCK, opening a pipe without a writer would block for ever.
       : file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
     check<FileError>(is_open(), who, ": opening the file failed: ", std::strerror(errno));
     struct stat facts {};
@@ -58,7 +58,7 @@ class RegularFile {
   bool is_open() const { return file_.value >= 0; }
   std::uint64_t size() const { return size_; }
 
-  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, and why.
+  /// Fills `to` with the bytes from `offset` on. Throws FileError: `reading...` failed, with the reason.
   template <class... Reading>
   void read(std::uint64_t offset, std::span<std::byte> to, const Reading&... reading) const {
     while (!to.empty()) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Devices: the kind is a type, the number is a value.
+/// Devices: the kind is a type, the index is a value.
 
 #include <compare>
 #include <concepts>
@@ -11,17 +11,17 @@
 
 namespace chorus {
 
-// nvcc loses defaulted comparisons, so devices define theirs.
+// nvcc loses defaulted comparisons, so devices define their own.
 
-/// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices: each has its own memory account, and under
-/// `DataParallel` its own thread. So one machine runs and tests everything about several devices.
+/// A processor of this machine. `Cpu{1}`, `Cpu{2}`, ... are virtual devices, with their own memory counters and, under
+/// `DataParallel`, their own threads. One machine can thus run and test multi-device programs.
 struct Cpu {
   int index = default_index();
   static constexpr const char* kind = "cpu";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = 0;
   static constexpr std::size_t parameter_alignment = 1, large_parameter_alignment = 64;
-  /// The number of `Cpu{}`: 0, or the choice of `launch` for this process. Change it before tensors are made.
+  /// The index of `Cpu{}`: 0, or the one that `launch` chose for this process. Change it before tensors are created.
   static int& default_index() {
     static constinit int index = 0;
     return index;
@@ -31,16 +31,16 @@ struct Cpu {
 };
 
 #if CHORUS_USE_CUDA
-/// A GPU of this machine, by its number in the CUDA runtime. nvcc compiles the programs that compute on it.
+/// A GPU of this machine, by its index in the CUDA runtime. Programs that use it are compiled with nvcc.
 struct Cuda {
   int index = default_index();
   static constexpr const char* kind = "cuda";
   static constexpr int max_devices = 64;
   static constexpr int first_slot = Cpu::max_devices;
-  /// In bytes. In a buffer of parameters each parameter begins at a multiple of it, so that kernels access it 16 bytes
-  /// at a time. The same holds for 2-byte copies in the same order.
+  /// In bytes. Parameters in a buffer start at multiples of it, so that kernels use 16-byte accesses, also in 2-byte
+  /// copies with the same layout.
   static constexpr std::size_t parameter_alignment = 32, large_parameter_alignment = 32;
-  /// The number of `Cuda{}`: 0, or the choice of `launch` for this rank. Change it before tensors are made.
+  /// The index of `Cuda{}`: 0, or the one that `launch` chose for this rank. Change it before tensors are created.
   static int& default_index() {
     static int index = 0;
     return index;
@@ -50,46 +50,45 @@ struct Cuda {
 };
 #endif
 
-/// A device type: a kind and an index.
+/// A device type has a kind and an index.
 template <class D>
 concept Device = std::regular<D> && requires(D d) {
   { d.index } -> std::convertible_to<int>;
   { D::kind } -> std::convertible_to<const char*>;
 };
 
-/// The first element from number `element` on, of `size` bytes each, that begins at a multiple of `alignment` bytes.
+/// The first element index >= `element`, for elements of `size` bytes, that is aligned to `alignment` bytes.
 constexpr std::size_t aligned_element(std::size_t element, std::size_t size, std::size_t alignment) {
   const std::size_t step = alignment < size ? 1 : alignment / size;
   return (element + step - 1) / step * step;
 }
 
-/// The number of elements of `size` bytes that a parameter of `count` takes in a buffer of many. A small parameter
-/// begins right after it, a large one at its `parameter_place`.
+/// The number of elements of `size` bytes that a parameter of `count` elements takes in a shared buffer. A small
+/// parameter follows directly, a large one at its `parameter_place`.
 template <Device D>
 constexpr std::size_t padded_count(std::size_t count, std::size_t size) {
   return aligned_element(count, size, D::parameter_alignment);
 }
 
-/// The first element of a parameter of `count` elements of `size` bytes in a buffer of many: the first suitable place
-/// from element `end` on. Parameters of a page and more begin with a cache line, so that few packets lie in two.
+/// The index of a parameter's first element in a shared buffer, at or after element `end`. Parameters of a page or more
+/// start at a cache line, so that few packets cross lines.
 template <Device D>
 constexpr std::size_t parameter_place(std::size_t end, std::size_t count, std::size_t size) {
   return aligned_element(end, size, count * size < 4096 ? D::parameter_alignment : D::large_parameter_alignment);
 }
 
-/// The place where `trace` counts a device's memory: each kind of device has its own slots.
+/// The trace slot that counts a device's memory. Each kind of device has its own slots.
 template <Device D>
 constexpr int trace_slot(D device) {
   return D::first_slot + device.index;
 }
 
 namespace detail {
-/// The slot of the device whose part of a pass this thread computes; -1 outside of passes.
+/// The slot of the device for which this thread computes a pass; -1 outside of passes.
 inline thread_local constinit int pass_slot = -1;
 }  // namespace detail
 
-/// The device of a tensor for which none is named: within a pass the pass's device, if it is of that kind, otherwise
-/// `D{}`.
+/// The default device of new tensors: in a pass the pass's device, if it is of that kind; otherwise `D{}`.
 template <Device D>
 D default_device() {
   const int index = detail::pass_slot - D::first_slot;

@@ -12,7 +12,7 @@
 
 namespace chorus {
 
-/// Extents, strides and element counts. Signed, so that differences behave.
+/// Extents, strides and element counts. Signed, so that differences may be negative.
 using Index = std::int64_t;
 
 /// Names as in the safetensors format.
@@ -44,7 +44,7 @@ CHORUS_DTYPE(double, f64);
 template <class T>
 concept Scalar = requires { dtype_of<T>::value; };
 
-/// A type that gradients can be taken in.
+/// A type with gradients.
 template <class T>
 concept Real = Scalar<T> && (std::floating_point<T> || Narrow<T>);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Reading the environment.
+/// Environment variables.
 
 #include <chorus/core/error.hpp>
 #include <cstdlib>
@@ -7,13 +7,13 @@
 
 namespace chorus::detail {
 
-/// The value of an environment variable, or a null pointer; an empty one counts as not set.
+/// The value of an environment variable; null if it is unset or empty.
 inline const char* env(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// A switch: 0 or 1, or `unset` if the variable is not set. Throws UsageError for other values.
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
 [[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
   const char* text = env(name);
   if (text == nullptr) return unset;

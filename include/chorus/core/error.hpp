@@ -1,5 +1,5 @@
 #pragma once
-/// Exceptions and the two calls that throw them. A message names the operation, the expected value and the given value.
+/// Exceptions, and the two functions that throw them. Messages name the operation, the expected and the actual value.
 
 #include <array>
 #include <chorus/core/printable.hpp>
@@ -16,12 +16,12 @@
 
 namespace chorus {
 
-/// Base of every exception that chorus throws. Its message has no control characters but line ends: a name in it may
-/// come from a file or another process, and the message goes to a terminal.
+/// Base of all exceptions of chorus. Control characters other than newlines are escaped in the message, since a name in
+/// it may come from a file or another process, and the message may be printed to a terminal.
 struct Error : std::runtime_error {
   explicit Error(const std::string& message);
 };
-/// Shapes, axes or ranks that don't fit the operation.
+/// Shapes, axes or ranks that don't match.
 struct ShapeError : Error {
   using Error::Error;
 };
@@ -37,20 +37,20 @@ struct UsageError : Error {
 struct FileError : Error {
   using Error::Error;
 };
-/// A collective, a peer or a rendezvous that failed; the message names rank and operation.
+/// A failed collective, peer or rendezvous; the message names rank and operation.
 struct CommError : Error {
   using Error::Error;
 };
-/// A wait that reached its deadline.
+/// A wait that reached its timeout.
 struct TimeoutError : CommError {
   using CommError::CommError;
 };
-/// A NaN or an infinity instead of a number.
+/// An unexpected NaN or infinity.
 struct NonFiniteError : Error {
   using Error::Error;
 };
 
-// The form of a value in a message. A type of chorus brings its own `append`, found by its namespace.
+// How a value is written in a message. Types of chorus define `append` in their own namespace.
 void append(std::string& out, std::string_view part);
 inline void append(std::string& out, char part) { out += part; }
 inline void append(std::string& out, bool part) { out += part ? "true" : "false"; }
@@ -97,7 +97,7 @@ template <class T>
 void append_value(std::string& out, const void* from) {
   append(out, *static_cast<const T*>(from));
 }
-/// One part of a message: a reference to a value and the function that appends it, one for each type of value.
+/// One part of a message: a reference to a value, and the function that appends it, one per value type.
 struct Part {
   const void* value;
   void (*append_to)(std::string&, const void*);
@@ -139,7 +139,7 @@ void check(bool ok, const Parts&... parts) {
     detail::throw_joined<Kind>({detail::Part::of(parts)...});
 }
 
-/// Throws the error again, of the same kind, with `context` in front of its message.
+/// Rethrows the error with the same type and with `context` before its message.
 [[noreturn]] void rethrow_with(const std::exception_ptr& error, std::string_view context);
 
 }  // namespace chorus

@@ -1,5 +1,5 @@
 #pragma once
-/// Numbers from text, also if the standard library has std::from_chars for integers alone (libc++ before LLVM 20).
+/// Parses numbers, also if std::from_chars supports only integers (libc++ before LLVM 20).
 
 #include <algorithm>
 #include <cctype>
@@ -15,7 +15,7 @@
 
 namespace chorus::detail {
 
-/// std::from_chars by strtod, in the "C" locale. From "0x1" it reads the 0, like std::from_chars.
+/// std::from_chars with strtod in the "C" locale. It parses the 0 of "0x1", like std::from_chars.
 template <std::floating_point T>
 std::from_chars_result from_chars_by_strtod(const char* first, const char* last, T& value) {
   if (first == last || *first == '+' || std::isspace(static_cast<unsigned char>(*first)))

@@ -1,5 +1,5 @@
 #pragma once
-/// `HeldSignal`: for writes whose failure would end the process.
+/// `HeldSignal`: for writes whose failure would kill the process by a signal.
 
 #include <cerrno>
 #include <chorus/core/config.hpp>
@@ -8,9 +8,9 @@
 
 namespace chorus::detail {
 
-/// While it lives, a failing write of this thread only reports an error, without the signal that would end the process:
-/// SIGPIPE (EPIPE, the other end has gone) or SIGXFSZ (EFBIG, `ulimit -f`). Threads that are started meanwhile inherit
-/// that for good. The process's handler is unchanged, and afterwards this thread's mask is as before.
+/// While it lives, a failing write of this thread only returns an error and does not raise the signal that would kill
+/// the process: SIGPIPE (EPIPE, no reader) or SIGXFSZ (EFBIG, `ulimit -f`). Threads started meanwhile inherit the mask
+/// permanently. The process's handler is unchanged; the thread's mask is restored at the end.
 class HeldSignal {
  public:
   explicit HeldSignal(int signal) {
@@ -26,7 +26,7 @@ class HeldSignal {
   ~HeldSignal() {
     const int error = errno;
     const timespec at_once{};
-    // A signal that was raised meanwhile is pending for this thread, and would be delivered now.
+    // A signal raised meanwhile is pending for this thread and would be delivered now.
     while (!was_pending_ && sigtimedwait(&held_, nullptr, &at_once) == -1 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);

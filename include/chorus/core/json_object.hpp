@@ -1,5 +1,5 @@
 #pragma once
-/// `JsonObject`: JSON that is written field by field, without a JSON library.
+/// `JsonObject`: writes JSON field by field, without a JSON library.
 
 #include <cmath>
 #include <concepts>
@@ -13,7 +13,7 @@
 
 namespace chorus::detail {
 
-/// One flat JSON object. Numbers keep all their digits; NaN and infinities, which JSON lacks, become null.
+/// A flat JSON object. Numbers keep all digits; NaN and infinities become null.
 class JsonObject {
  public:
   JsonObject& field(std::string_view key, std::string_view text) {
@@ -39,7 +39,7 @@ class JsonObject {
     text_ += ']';
     return *this;
   }
-  /// A value that is JSON already.
+  /// A value that already is JSON.
   JsonObject& json(std::string_view key, std::string_view value) {
     next(key);
     text_ += value;
@@ -47,7 +47,7 @@ class JsonObject {
   }
 
   std::string str() const { return text_ + '}'; }
-  /// Its fields alone, without braces.
+  /// The fields without the braces.
   std::string fields() const { return text_.substr(1); }
 
  private:

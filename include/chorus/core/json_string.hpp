@@ -1,5 +1,5 @@
 #pragma once
-/// Strings in JSON's form, without a JSON library.
+/// JSON strings, without a JSON library.
 
 #include <cstddef>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// A watch over the layers of a forward pass and their multiply-adds, for a model's summary.
+/// Observers of a forward pass's layers and multiply-adds, for model summaries.
 
 #include <cstdint>
 #include <string>
@@ -9,15 +9,15 @@ namespace chorus::detail {
 class LayerWatch {
  public:
   virtual ~LayerWatch() = default;
-  /// A layer's call begins. Calls that begin before it ends are within it.
+  /// A layer's call begins. Calls that begin before its end are nested in it.
   virtual void begins(const void* layer) = 0;
-  /// The innermost call has ended. `output`: its shape, for people.
+  /// The innermost call has ended. `output`: the output's shape as text.
   virtual void ended(const std::string& output) = 0;
-  /// An operation of the innermost call has done that number of multiply-adds.
+  /// An operation in the innermost call did that many multiply-adds.
   virtual void multiply_adds(std::int64_t count) = 0;
 };
 
-/// The watch of this thread, or null.
+/// This thread's observer, or null.
 inline thread_local constinit LayerWatch* layer_watch = nullptr;
 
 inline void count_multiply_adds(std::int64_t count) {

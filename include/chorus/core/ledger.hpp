@@ -1,5 +1,5 @@
 #pragma once
-/// A program's actions on a net, in numbers that ranks can compare.
+/// A program's actions on a net, as numbers that ranks compare.
 
 #include <array>
 #include <bit>
@@ -8,9 +8,8 @@
 
 namespace chorus {
 
-/// The record of one rank since the last comparison. Ranks that run the same program have the same record at each pass;
-/// otherwise their parameters drift apart. Optimizers find it by the parameters that they step, loaders by the net's
-/// sampler.
+/// One rank's record since the last comparison. Ranks that run the same program have equal records at each pass;
+/// otherwise their parameters diverge. Optimizers reach it through their parameters, loaders through the net's sampler.
 class Ledger {
  public:
   /// The steps of one optimizer.
@@ -18,16 +17,16 @@ class Ledger {
     const void* optimizer = nullptr;
     std::int32_t count = 0;
     double lr = 0;              // of the last step
-    std::uint64_t numbers = 0;  // a hash of all its inputs
+    std::uint64_t numbers = 0;  // a hash of all options
   };
 
-  std::int64_t batch = 0;   ///< the last batch of a loader: 0 without one; see `set_batch`
-  std::int32_t passes = 0;  ///< forward passes in training that record gradients
-  bool own_gradients = false;  ///< ranks step with their own gradients, so that a GradScaler may skip one rank's step
-  bool uneven = false;         ///< parameters have other numbers of steps on other ranks, as after a join
+  std::int64_t batch = 0;   ///< a loader's last batch; 0: none; see `set_batch`
+  std::int32_t passes = 0;  ///< training forward passes that record gradients
+  bool own_gradients = false;  ///< ranks step with different gradients, so a GradScaler may skip one's step
+  bool uneven = false;         ///< whether parameters have different step counts on other ranks, as after a join
 
   void set_batch(std::int64_t epoch, std::int64_t number) { batch = (epoch << 32 | number) + 1; }
-  /// An optimizer steps with `lr` and with other numbers, given by their hash.
+  /// Records a step of an optimizer with `lr` and a hash of its other options.
   void step(const void* optimizer, double lr, std::uint64_t numbers) {
     std::size_t i = 0;
     while (i < optimizers_ && i + 1 < steps_.size() && steps_[i].optimizer != optimizer) ++i;
@@ -51,7 +50,7 @@ class Ledger {
   }
 
  private:
-  std::array<Steps, 8> steps_;  // more optimizers than that share the last place
+  std::array<Steps, 8> steps_;  // further optimizers share the last entry
   std::size_t optimizers_ = 0;
 };
 

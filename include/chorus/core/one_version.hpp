@@ -1,15 +1,15 @@
 #pragma once
-/// A program has one version of chorus, for one kind of processor. Units of two versions would link, because their
-/// symbols have the same names, and would then call each other's functions by mistake. The same holds for units, or the
-/// library chorus::compiled, with packets of 16 bytes beside others with packets of 64.
+/// A program must use one version of chorus, compiled for one kind of processor. Units of two versions would link,
+/// since their symbols have the same names, but call each other's functions. The same holds for units, or the library
+/// chorus::compiled, with different packet sizes.
 #include <chorus/core/config.hpp>
 #include <cstdio>
 #include <cstdlib>
 
 namespace chorus::detail {
 
-/// Ends the program, with a message, if a unit of another version was loaded before. The options CHORUS_USE_... don't
-/// count: they add types and functions, and change none.
+/// Ends the program with a message if a unit of another version was loaded before. CHORUS_USE_... options don't matter:
+/// they only add types and functions.
 inline bool is_only_version(int version) {
   static const int first = version;
   if (version == first) return true;
@@ -21,7 +21,7 @@ inline bool is_only_version(int version) {
   std::_Exit(EXIT_FAILURE);
 }
 
-/// Ends the program, with a message, if a unit with packets of another size was loaded before.
+/// Ends the program with a message if a unit with another packet size was loaded before.
 inline bool is_only_packet(int bytes) {
   static const int first = bytes;
   if (bytes == first) return true;

@@ -1,7 +1,6 @@
 #pragma once
 /// Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
-/// 3", SC 2011). A number depends on its key and its counter alone, not on the device, thread or rank that draws it,
-/// nor on the time.
+/// 3", SC 2011). A number depends only on its key and counter, not on device, thread, rank or time.
 
 #include <array>
 #include <chorus/core/config.hpp>
@@ -27,11 +26,11 @@ CHORUS_HD constexpr PhiloxWords philox(std::uint64_t key, PhiloxWords counter) {
 /// The upper 24 bits of a word as a float in [0, 1), exact on every device.
 CHORUS_HD constexpr float unit_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// The key of one random operation's numbers, beside a sample's place in the global batch.
+/// The key of one random operation's numbers; together with a sample's index in the global batch.
 struct RandomKey {
   std::uint64_t seed = 0;
-  std::uint32_t step = 0, operation = 0;   ///< the number of the forward pass, and of the operation in it
-  std::int64_t first_sample = 0;           ///< the place of this tensor's first row
+  std::uint32_t step = 0, operation = 0;   ///< number of the forward pass, and of the operation in it
+  std::int64_t first_sample = 0;           ///< index of this tensor's first row in the global batch
   const std::uint32_t* replays = nullptr;  ///< a number in device memory that is added to `step`, or null
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Text from outside (files, other processes, the environment) in messages: nothing in it controls the terminal or
-/// looks like a line of its own.
+/// Untrusted text (from files, other processes, the environment) in messages: it cannot control the terminal or fake a
+/// line.
 
 #include <chorus/core/config.hpp>
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace chorus {
 
-/// Bytes of the first character of `text`, or 0 if it is no well-formed UTF-8 (RFC 3629: no overlong forms, no
-/// surrogates, nothing above U+10FFFF).
+/// The number of bytes of the first character of `text`; 0 if it is not well-formed UTF-8 (RFC 3629: no overlong forms,
+/// no surrogates, nothing above U+10FFFF).
 constexpr std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
   const unsigned lead = byte(0), second = byte(1);
@@ -39,8 +39,8 @@ constexpr bool valid_utf8(std::string_view text) {
 
 namespace detail {
 
-/// Appends `text`. Control characters, except the `kept` ones, characters that reverse text, and invalid UTF-8 become
-/// \xNN; the `marked` ones get a backslash. False if the text is cut after `longest` bytes.
+/// Appends `text`. Control characters except the `kept` ones, bidirectional control characters and invalid UTF-8 become
+/// \xNN; the `marked` ones get a backslash. Returns false if the text is cut after `longest` bytes.
 [[gnu::cold]] bool append_printable(std::string& out, std::string_view text, std::string_view kept,
                                     std::string_view marked, std::size_t longest);
 
@@ -49,7 +49,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Text from outside, on one line, cut if it is long.
+/// Untrusted text on one line, truncated if it is long.
 [[gnu::cold]] std::string printable(std::string_view text, std::size_t longest = 120);
 
 /// The same in quotes.

@@ -1,5 +1,5 @@
 #pragma once
-/// How text from outside is made safe for a message.
+/// Escapes untrusted text.
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
@@ -10,8 +10,8 @@
 
 namespace chorus::detail {
 
-/// Invisible characters that change the place or the direction of others: those of Unicode's bidirectional algorithm
-/// (UAX #9), and the ends of a line and of a paragraph.
+/// Invisible characters that move or reverse others: those of Unicode's bidirectional algorithm (UAX #9), and line and
+/// paragraph separators.
 inline bool turns_text(std::string_view character) {
   constexpr std::string_view all =
       "\u061C\u200E\u200F\u2028\u2029\u202A\u202B\u202C\u202D\u202E\u2066\u2067\u2068\u2069";

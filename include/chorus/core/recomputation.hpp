@@ -1,6 +1,6 @@
 #pragma once
-/// The findings of layers in a part of a forward pass that runs again, as activation checkpointing does in backward.
-/// The second time they use the first findings, and leave the values unchanged that they change in a pass.
+/// Decisions of layers in a part of a forward pass that may run again, as with activation checkpointing. The second run
+/// reuses the first run's decisions and does not update buffers again.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/replaced.hpp>
@@ -9,16 +9,16 @@
 
 namespace chorus {
 
-/// The findings of one such part.
+/// The decisions of one such part.
 class FirstRun {
  public:
-  /// The finding of layer `of` about `what` in the first run of the part; in that run `now`, which is remembered. If
-  /// the part itself changes the value on the way, it is the present value each time.
+  /// Layer `of`'s decision `what`: `now` in the first run, which is stored; later the stored value. If the part itself
+  /// changes the value, the current value is used each time.
   bool found(const void* of, int what, bool now);
-  /// Whether the part, or an enclosing one, runs again.
+  /// Whether the part, or an enclosing one, is running again.
   bool repeats() const { return repeats_ || (around_ != nullptr && around_->repeats()); }
 
-  /// A run begins. `around`: the enclosing part, while that runs first.
+  /// Starts a run. `around`: the enclosing part, if that is in its first run.
   void begin(FirstRun* around, bool again) {
     around_ = around;
     repeats_ = again;
@@ -36,14 +36,14 @@ class FirstRun {
 namespace detail {
 inline thread_local constinit FirstRun* first_run = nullptr;
 
-/// While it lives, layers of this thread are in that part.
+/// While it lives, this thread's layers belong to that part.
 struct FirstRunScope : Replaced<FirstRun*> {
   explicit FirstRunScope(FirstRun& run) : Replaced(first_run, &run) {}
 };
 }  // namespace detail
 
-/// Whether backward computes this part of a forward pass again. A layer that changes a buffer in each training pass,
-/// such as batch norm, then leaves it unchanged: the pass was counted the first time.
+/// Whether backward is recomputing this part of a forward pass. A layer that updates a buffer in each training pass,
+/// such as batch norm, must not update it again.
 inline bool is_recomputed() { return detail::first_run != nullptr && detail::first_run->repeats(); }
 
 }  // namespace chorus

@@ -1,5 +1,5 @@
 #pragma once
-/// What a part of a forward pass remembers of its first run.
+/// Stores a part's first run.
 
 #include <chorus/core/recomputation.hpp>
 

@@ -1,12 +1,12 @@
 #pragma once
-/// `Replaced`: a temporary value.
+/// `Replaced`: a scoped assignment.
 
 #include <chorus/core/config.hpp>
 #include <utility>
 
 namespace chorus::detail {
 
-/// While it lives, `place` holds `value`; afterwards the old value.
+/// Sets `place` to `value` while it lives; then restores the old value.
 template <class T>
 class Replaced {
  public:

@@ -1,6 +1,6 @@
 #pragma once
-/// The requirements on a compiler and on its options. This header is read first: if something is missing, the compiler
-/// names it, and stops before thousands of lines that it would not understand.
+/// Checks the compiler and its options. Included first, so that a missing requirement gives one clear error instead of
+/// thousands.
 
 #if defined(_WIN32)
 #error "chorus needs a POSIX system, such as Linux: on Windows, compile under WSL"
@@ -22,7 +22,7 @@
 #define CHORUS_ACCEPTED
 #endif
 
-// A compiler continues after #error, but not after a missing file.
+// A compiler continues after #error, but not after a missing include.
 #ifndef CHORUS_ACCEPTED
 #define CHORUS_REFUSED "chorus stops here, for the reason above"
 #include CHORUS_REFUSED

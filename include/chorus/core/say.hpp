@@ -11,7 +11,7 @@
 
 namespace chorus::detail {
 
-/// A line on stderr in one write, so that lines of several processes don't mix.
+/// Prints a line to stderr in one write, so that lines of several processes don't mix.
 inline void say(std::string_view message) {
   const std::string line = "chorus: " + printable_lines(message) + '\n';
   const HeldSignal held(SIGXFSZ);  // stderr may be a file

@@ -1,6 +1,5 @@
 #pragma once
-/// Parameters of which each rank may have a part (tensor parallelism): how they are shared out, and who may read a
-/// part.
+/// Sharded parameters (tensor parallelism): how they are split, and who may read a shard.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/replaced.hpp>
@@ -9,8 +8,8 @@
 
 namespace chorus {
 
-/// How a parameter is shared out: along `axis`, which is `blocks` equal ones in a row (those of query, key and value,
-/// say), each of them cut between units of `unit` entries (those of a head).
+/// How a parameter is sharded along `axis`. The axis has `blocks` equal blocks (such as query, key and value), and each
+/// block is split between units of `unit` entries (such as a head's).
 struct Split {
   int axis = 0;
   Index blocks = 1, unit = 1;
@@ -21,10 +20,10 @@ class TensorGroup;
 struct AxisPart;
 struct SplitLayout;
 
-/// Of a parameter that is a part: of what, and who has the others. What one does with it is in tensor_group.hpp.
+/// For a shard: the whole parameter, and the ranks with the other shards. See tensor_group.hpp.
 struct PartOfParameter {
   Split split;
-  std::vector<Index> extents;  ///< of the whole one
+  std::vector<Index> extents;  ///< of the whole parameter
   std::shared_ptr<TensorGroup> group;
 
   SplitLayout layout() const;
@@ -35,8 +34,7 @@ struct PartOfParameter {
 namespace detail {
 inline thread_local constinit bool reads_parts = false;
 }
-/// While it lives, a layer of this thread reads its parameters, of which it knows that this rank may have parts: who
-/// does not would take them for the whole.
+/// While it lives, this thread is in a layer that supports shards. Others would take a shard for the whole parameter.
 struct ReadsParts : detail::Replaced<bool> {
   ReadsParts() : Replaced(detail::reads_parts, true) {}
 };

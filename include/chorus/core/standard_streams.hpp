@@ -1,6 +1,6 @@
 #pragma once
-/// Descriptors 0, 1 and 2 are standard input, output and error. The parent process may have closed them (`2>&-`,
-/// daemons). Then the next file or socket would get such a number, and all printed text.
+/// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
+/// file or socket would then get such a number, and all printed text.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -12,15 +12,14 @@
 
 namespace chorus::detail {
 
-/// Opens the closed ones on /dev/null.
+/// Opens closed standard streams on /dev/null.
 inline void open_standard_streams() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) [[maybe_unused]]
-      const int opened = open("/dev/null", O_RDWR);  // the lowest number that is free: `fd`
+      const int opened = open("/dev/null", O_RDWR);  // gets the lowest free number: `fd`
 }
 
-/// The same file under a number above theirs, closed on exec; the old number is closed. -1, with errno, if there is
-/// none.
+/// Duplicates the descriptor to a number above 2, closed on exec, and closes the old one. -1, with errno, on failure.
 inline int above_standard_streams(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int above = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -29,8 +28,8 @@ inline int above_standard_streams(int fd) {
   return above;
 }
 
-/// A text file for writing, like fopen(path, "we"), or with its old content if it `keeps`; a pipe or a device, too.
-/// Null, with errno, on failure; ENXIO: after 10 s the pipe still has no reader.
+/// Opens a text file for writing, like fopen(path, "we"), or keeps its content with `keeps`; also pipes and devices.
+/// Null, with errno, on failure; ENXIO: the pipe has no reader after 10 s.
 inline std::FILE* open_to_write(const char* path, bool keeps = false) {
   const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (keeps ? 0 : O_TRUNC);
   int fd = open(path, how, 0666);

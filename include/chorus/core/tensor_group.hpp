@@ -1,5 +1,5 @@
 #pragma once
-/// The ranks that share layers (tensor parallelism): which part of a tensor each has, and what they tell each other.
+/// The ranks that shard layers (tensor parallelism): each rank's part of a tensor, and their collectives.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
@@ -17,23 +17,23 @@
 
 namespace chorus {
 
-/// Some neighbouring entries of an axis.
+/// A contiguous range of an axis.
 struct AxisPart {
   Index begin = 0, count = 0;
 };
 
-/// Those of rank `rank` of `ranks` that share `width` entries: whole units, shares differ by at most one.
+/// The range of rank `rank` of `ranks` that share `width` entries: whole units; shares differ by at most one unit.
 constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
   const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
   const Index begin = share_begin(width / unit, n, at) * unit;
   return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
 }
 
-/// A parameter's numbers as seen from the axis that is shared out: [outer, blocks, width, inner].
+/// A parameter's elements relative to the sharded axis: [outer, blocks, width, inner].
 struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole one; width: of a block
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
 
-  /// `extents`: of a part or the whole; `whole`: entries of the axis in all.
+  /// `extents`: of the shard or the whole; `whole`: size of the whole axis.
   SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
     const auto axis = static_cast<std::size_t>(split.axis);
     width = whole / blocks;
@@ -41,7 +41,7 @@ struct SplitLayout {
     for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
   }
   Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each run of neighbouring numbers of a part.
+  /// Calls `f(in_whole, in_part, count)` for each contiguous run of a shard.
   template <class F>
   void for_runs(const AxisPart& part, const F& f) const {
     if (part.count == 0) return;
@@ -50,32 +50,32 @@ struct SplitLayout {
   }
 };
 
-/// What a policy offers to the operators of a forward pass, and of the backward pass after it. All members make the
-/// same calls in the same order, on memory of the model's device. All throw CommError where a member is lost.
+/// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
+/// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
  public:
   virtual ~TensorGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Whether the places of a sequence are shared out, too, where layers are whole.
+  /// Whether sequence positions are sharded, too, between sharded layers.
   virtual bool splits_sequences() const { return false; }
 
-  /// Sums over all members, in place; the same bits for each.
+  /// Sums over all members, in place; all get the same bits.
   template <Real T>
   void sum(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
   }
-  /// The largest of all members' numbers, in place.
+  /// The maximum over all members, in place.
   template <Real T>
   void max(std::span<T> values) {
     if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
   }
-  /// all := every member's `mine`, in the order of ranks.
+  /// all := every member's `mine`, in rank order.
   template <Real T>
   void all_gather(std::span<const T> mine, std::span<T> all) {
     if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
   }
-  /// mine := this member's chunk of the sum of every member's `all`.
+  /// mine := this member's chunk of the sum over all members' `all`.
   template <Real T>
   void reduce_scatter(std::span<const T> all, std::span<T> mine) {
     if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
@@ -89,13 +89,13 @@ class TensorGroup {
   virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
 };
 
-/// The group of this thread's forward pass; null where layers are whole.
+/// The group of this thread's forward pass; null if layers are not sharded.
 inline std::shared_ptr<TensorGroup>& tensor_group() {
   thread_local std::shared_ptr<TensorGroup> group;
   return group;
 }
 
-/// While it lives, layers of this thread belong to `group`.
+/// While it lives, this thread's layers belong to `group`.
 struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
   explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Threads within an operation. Kernels divide their work by results, never by the terms of a sum, so that the bits
+/// Threads within an operation. Kernels split their work by results, never by the terms of a sum, so that the bits
 /// don't depend on the number of threads.
 
 #include <algorithm>
@@ -23,9 +23,8 @@ inline int& number_in_team() {
   return number;
 }
 
-/// Threads that serve one calling thread. They sleep between tasks, after a short wait for the next one. Each begins
-/// with its own range, the same part of every task, so that it finds its earlier results in its cache. Then it helps
-/// with the others' ranges.
+/// The helper threads of one calling thread. They sleep between tasks, after a short spin. Each starts with its own
+/// range, the same part of every task, so that its cache has its earlier results. Then it helps with others' ranges.
 class ThreadTeam {
  public:
   using Task = void (*)(const void* context, Index index);
@@ -43,13 +42,13 @@ class ThreadTeam {
  private:
   void call();
 
-  // A thread with a claimed index keeps `run` from ending, and so from the next task. A helper that wakes too late
-  // finds nothing to claim, and nobody waits for it.
+  // `run`, and so the next task, waits for threads with a claimed index. A helper that wakes too late finds nothing to
+  // claim, and nobody waits for it.
   void work(int self) noexcept;
 
   std::atomic<Index>& unclaimed(int range) { return ranges_[static_cast<std::size_t>(range)].unclaimed; }
 
-  // The number of unclaimed indices before; 0 if there is nothing to claim.
+  // The number of unclaimed indices before the claim; 0 if there was none.
   static Index claim(std::atomic<Index>& indices) {
     Index left = indices.load(std::memory_order_acquire);
     while (left != 0 && !indices.compare_exchange_weak(left, left - 1, std::memory_order_acquire)) {
@@ -64,7 +63,7 @@ class ThreadTeam {
 
   template <class T, class Condition>
   static void wait_while(std::atomic<T>& value, const Condition& condition) {
-    constexpr int looks = 4000;  // some 20 us: a step's next operation comes sooner
+    constexpr int looks = 4000;  // about 20 us: a step's next operation usually comes sooner
     for (int i = 0; i < looks; ++i) {
       if (!condition(value.load(std::memory_order_acquire))) return;
 #if defined(__x86_64__)
@@ -103,22 +102,21 @@ inline std::unique_ptr<ThreadTeam>& thread_team() {
 
 }  // namespace detail
 
-/// The number of threads for operations that this thread calls.
+/// The number of threads for this thread's operations.
 inline int num_threads() {
   const auto& team = detail::thread_team();
   return team ? team->size() : 1;
 }
 
-/// Within an operation: the number of this thread in the team, below the caller's `num_threads()`.
+/// Within an operation: this thread's index in the team, below the caller's `num_threads()`.
 inline int thread_number() { return detail::number_in_team(); }
 
-/// Sets the number of threads for operations that this thread calls: itself and n - 1 helpers, which end with it.
-/// Initially each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if
-/// n < 1.
+/// Sets the number of threads for this thread's operations: itself and n - 1 helpers, which end with it. By default
+/// each thread works alone, so that devices' threads and ranks don't overload a machine. Throws UsageError if n < 1.
 void set_num_threads(int n);
 
-/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if it is `worth_it`: some 10 us of work a thread.
-/// Operations inside of `f` work alone.
+/// Calls `f(i)` for i from 0 to `count` - 1, on this thread's team if `worth_it`: about 10 us of work per thread.
+/// Operations inside of `f` are single-threaded.
 template <class F>
 void parallel_for(Index count, const F& f, bool worth_it = true) {
   auto& team = detail::thread_team();
@@ -126,7 +124,7 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
     for (Index i = 0; i < count; ++i) f(i);
     return;
   }
-  // Without its team while it works, so that an inner operation does not use it again.
+  // Removes the team meanwhile, so that inner operations don't use it.
   struct Borrowed {
     std::unique_ptr<detail::ThreadTeam> team = std::move(detail::thread_team());
     ~Borrowed() { detail::thread_team() = std::move(team); }
@@ -135,12 +133,11 @@ void parallel_for(Index count, const F& f, bool worth_it = true) {
       count, [](const void* context, Index i) { (*static_cast<const F*>(context))(i); }, &f);
 }
 
-/// The smallest number of elements for a thread: some 10 us of work, since data in another core's cache come slowly.
+/// The minimum number of elements per thread: about 10 us of work, since reads from another core's cache are slow.
 inline constexpr Index thread_elements = 1 << 15;
 
-/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. There is one range if a team is
-/// not worth it, below `least` elements a thread; otherwise up to `most` ranges for each thread, so that a late thread
-/// does less.
+/// Calls `f(first, count)` for ranges of [0, n), all but the last multiples of `unit`. Uses one range if threads don't
+/// pay off (below `least` elements per thread), else up to `most` ranges per thread for load balancing.
 template <class F>
 void parallel_ranges(Index n, Index unit, Index least, const F& f, Index most = 4) {
   const Index threads = num_threads();

@@ -1,5 +1,5 @@
 #pragma once
-/// How the threads of a team divide the work.
+/// Distributes work among a team's threads.
 
 #include <atomic>
 #include <chorus/core/dtype.hpp>

@@ -1,7 +1,7 @@
 #pragma once
-/// Everything that moves is counted here: bytes sent per device by what they carried, and memory per device by kind.
-/// Under DataParallel a "device" is a device of this process; under DistributedDataParallel it is the rank. What
-/// listens (core/trace_listener.hpp) is told of each.
+/// Counts communication and memory: bytes sent per device and content, and memory per device and kind. Under
+/// DataParallel a device is one of this process, under DistributedDataParallel it is the rank. Listeners
+/// (core/trace_listener.hpp) get each event.
 
 #include <array>
 #include <atomic>
@@ -15,10 +15,10 @@
 
 namespace chorus::trace {
 
-/// Slots for devices: 64 of a kind (`trace_slot`).
+/// Device slots: 64 per kind (`trace_slot`).
 inline constexpr int max_devices = 128;
 
-/// Bytes of one device, in use now and at most so far.
+/// A device's bytes in use, now and at the peak.
 struct MemoryUse {
   std::size_t current = 0, peak = 0;
 };
@@ -37,7 +37,7 @@ inline DeviceCounters& counters(int device) {
                      max_devices, ")");
   return all[static_cast<std::size_t>(device)];
 }
-/// What other threads allocate meanwhile may be in it, too.
+/// Concurrent allocations of other threads may be included.
 [[gnu::noinline, gnu::cold]] inline void note_peak(DeviceCounters& c, std::int64_t now) {
   const std::lock_guard lock(c.at_peak_mutex);
   if (now <= c.peak.load(std::memory_order_relaxed)) return;
@@ -47,13 +47,13 @@ inline DeviceCounters& counters(int device) {
 }
 }  // namespace detail
 
-/// Counts `bytes` that the device (or rank) `from` handed to another one.
+/// Counts `bytes` sent by the device (or rank) `from` to `to`.
 inline void sent(int from, int to, Traffic kind, std::size_t bytes) {
   detail::counters(from).sent[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
   if (auto* const listener = listening()) [[unlikely]]
     listener->sent(from, to, kind, bytes);
 }
-/// Bytes that a device has sent since the last reset_traffic: of one kind, or of all.
+/// Bytes sent by a device since the last reset_traffic: of one kind, or of all.
 inline std::uint64_t bytes_sent(int device, Traffic kind) {
   return detail::counters(device).sent[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
 }
@@ -62,13 +62,13 @@ inline std::uint64_t bytes_sent(int device) {
   for (const auto& kind : detail::counters(device).sent) sum += kind.load(std::memory_order_relaxed);
   return sum;
 }
-/// Counts the bytes that devices send from 0 again.
+/// Resets the counters of bytes sent.
 inline void reset_traffic() {
   for (int device = 0; device < max_devices; ++device)
     for (auto& kind : detail::counters(device).sent) kind.store(0, std::memory_order_relaxed);
 }
 
-/// Counts `bytes` that came into use on the device of that trace_slot (negative: that were given back).
+/// Counts `bytes` allocated (negative: freed) on the device with that trace_slot.
 inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   auto& c = detail::counters(slot);
   c.held[static_cast<std::size_t>(kind)].fetch_add(bytes, std::memory_order_relaxed);
@@ -78,7 +78,7 @@ inline void allocated(int slot, Memory kind, std::int64_t bytes) {
   if (auto* const listener = listening()) [[unlikely]]
     listener->allocated(slot, kind, bytes);
 }
-/// Bytes of tensors on a device now, and at the most so far; or of one kind, now.
+/// A device's bytes in tensors, now and at the peak; or of one kind, now.
 inline MemoryUse memory(int device) {
   const auto& c = detail::counters(device);
   return {static_cast<std::size_t>(c.total.load()), static_cast<std::size_t>(c.peak.load())};
@@ -86,14 +86,14 @@ inline MemoryUse memory(int device) {
 inline std::size_t memory(int device, Memory kind) {
   return static_cast<std::size_t>(detail::counters(device).held[static_cast<std::size_t>(kind)].load());
 }
-/// What the peak was made of, by kind.
+/// The memory at the peak, by kind.
 inline std::array<std::size_t, memory_kinds> memory_at_peak(int device) {
   auto& c = detail::counters(device);
   const std::lock_guard lock(c.at_peak_mutex);
   return c.at_peak;
 }
 
-/// What is allocated in the slot while it lives leaves no trace in its peak.
+/// Allocations in the slot while it lives don't count for its peak.
 class PeakKept {
  public:
   explicit PeakKept(int slot) : counters_(detail::counters(slot)), at_peak_(memory_at_peak(slot)) {

@@ -1,6 +1,5 @@
 #pragma once
-/// Who wants to know what happens while a program trains: bytes that move, memory, and where time goes. Where nobody
-/// listens each of these is a branch.
+/// Listeners for events in training: communication, memory and time. Without a listener each event costs one branch.
 
 #include <atomic>
 #include <cstddef>
@@ -13,11 +12,11 @@
 
 namespace chorus::trace {
 
-/// What a message between devices or ranks carried.
+/// The content of a message between devices or ranks.
 enum class Traffic : std::uint8_t { control, parameters, gradients, buffers, inputs, outputs, activations };
 inline constexpr std::size_t traffic_kinds = 7;
 
-/// What a block of device memory holds.
+/// The content of a block of device memory.
 enum class Memory : std::uint8_t { activations, parameters, gradients, optimizer, buckets };
 inline constexpr std::size_t memory_kinds = 5;
 
@@ -31,8 +30,8 @@ constexpr std::string_view name(Memory kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the time of a device or rank goes: the tracks of its picture. `gathers`: calls that bring parameters that are
-/// cut up together, beside those that take gradients apart.
+/// The tracks in a trace of a device's or rank's time. `gathers`: collectives that gather sharded parameters, beside
+/// those that reduce gradients.
 enum class Lane : std::uint8_t { step, loader, forward, backward, communication, wait, optimizer, gathers };
 inline constexpr std::size_t lanes = 8;
 
@@ -42,16 +41,16 @@ constexpr std::string_view name(Lane lane) {
   return names[static_cast<std::size_t>(lane)];
 }
 
-/// Something that took time, from `begin` to `end`, or happened at `end`. In ns of the listener's clock.
+/// An interval from `begin` to `end`, or an instant at `end`, in ns of the listener's clock.
 struct Event {
   int device;  ///< or rank
   Lane lane;
   std::string_view category, name;
   std::int64_t begin, end;
-  std::string_view args = {};  ///< what else is known, as a JSON object's fields: `"bucket":2,"bytes":1024`
+  std::string_view args = {};  ///< further fields of a JSON object: `"bucket":2,"bytes":1024`
 };
 
-/// Who is told of what happens. Called from any thread.
+/// Receives events, from any thread.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -61,20 +60,20 @@ class Listener {
   virtual void sent(int from, int to, Traffic kind, std::size_t bytes) = 0;
   /// By trace_slot.
   virtual void allocated(int slot, Memory kind, std::int64_t bytes) = 0;
-  /// Whether it wants each step of a collective algorithm, too.
+  /// Whether it wants each step of a collective algorithm.
   virtual bool wants_steps() const { return false; }
 };
 
-/// Who is told where training steps begin and end, or null: a trace of some of them. `stepped` after an optimizer's
-/// step, `forward_begins` before a forward pass that records gradients.
+/// Observes the begin and end of training steps, for traces of selected steps: `stepped` after an optimizer's step,
+/// `forward_begins` before a forward pass that records gradients.
 class StepCounter {
  public:
   virtual ~StepCounter() = default;
   virtual void stepped() = 0;
   virtual void forward_begins() = 0;
-  /// Before a forward pass of a model in evaluation, without gradients: it belongs to no training step.
+  /// Before a forward pass in evaluation mode without gradients, which belongs to no training step.
   virtual void evaluation_begins() {}
-  /// Something about the run that its trace is to say, as JSON.
+  /// Adds information about the run to its trace, as JSON.
   virtual void note(std::string_view key, std::string_view json) = 0;
 };
 
@@ -85,7 +84,7 @@ inline std::atomic<int> place_of_process{0};
 inline thread_local constinit int place_of_thread = -1;
 }  // namespace detail
 
-/// The one that listens now, or null. It must live as long as there are threads that may have asked.
+/// The current listener, or null. It must outlive all threads that may have read it.
 inline Listener* listening() { return detail::listener.load(std::memory_order_acquire); }
 inline void listen(Listener* listener) { detail::listener.store(listener, std::memory_order_release); }
 inline StepCounter* step_counter() { return detail::step_counter.load(std::memory_order_acquire); }
@@ -96,17 +95,17 @@ inline int place() {
   return detail::place_of_thread >= 0 ? detail::place_of_thread
                                       : detail::place_of_process.load(std::memory_order_relaxed);
 }
-/// Of threads that have no PlaceScope.
+/// Sets the place of threads without a PlaceScope.
 inline void set_place_of_process(int device) { detail::place_of_process.store(device, std::memory_order_relaxed); }
 /// While it lives, this thread works for that device or rank.
 struct PlaceScope : chorus::detail::Replaced<int> {
   explicit PlaceScope(int device) : Replaced(detail::place_of_thread, device) {}
 };
 
-/// Tells the listener, if there is one at its begin, how long it lived, on behalf of this thread's place.
+/// Reports its lifetime to the listener that existed at its construction, for this thread's place.
 class Span {
  public:
-  /// The texts live as long.
+  /// The strings must outlive it.
   Span(Lane lane, std::string_view category, std::string_view name)
       : listener_(listening()), event_{0, lane, category, name, 0, 0, {}} {
     if (listener_ == nullptr) [[likely]]
@@ -122,9 +121,9 @@ class Span {
     event_.end = listener_->now();
     listener_->span(event_);
   }
-  /// Whether somebody listens.
+  /// Whether there is a listener.
   explicit operator bool() const { return listener_ != nullptr; }
-  /// What is known of it by now: on which device it is, what it is called, and its args.
+  /// Sets device, name and args, which are known only now.
   void describe(int device, std::string name, std::string args) {
     name_ = std::move(name);
     args_ = std::move(args);

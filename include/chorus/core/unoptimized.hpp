@@ -1,9 +1,8 @@
 #pragma once
-/// A program that was compiled without optimization reports it at its start. Its arithmetic takes up to a hundred times
-/// as long, and users would blame chorus.
+/// Warns at the start of a program compiled without optimisation, whose arithmetic is up to a hundred times slower.
 #include <chorus/core/config.hpp>
 
-// With chorus::compiled the arithmetic is in the library, independent of the program's own options.
+// With chorus::compiled the arithmetic is in the library and does not depend on the program's options.
 #if !defined(__OPTIMIZE__) && !CHORUS_COMPILED && !defined(CHORUS_ALLOW_UNOPTIMIZED)
 #include <cstdio>
 #include <cstdlib>
@@ -12,13 +11,13 @@
 
 namespace chorus::detail {
 
-/// Prints the warning once in a program, and on rank 0 alone. CHORUS_ALLOW_UNOPTIMIZED=1 in the environment, or a macro
-/// of that name, silences it.
+/// Prints the warning once per program, on rank 0 only. CHORUS_ALLOW_UNOPTIMIZED=1 in the environment, or a macro of
+/// that name, silences it.
 inline bool say_unoptimized() {
   static const bool said = [] {
     constexpr const char* allow = "CHORUS_ALLOW_UNOPTIMIZED";
     if (const char* value = std::getenv(allow); value != nullptr && std::strcmp(value, "0") != 0) return false;
-    setenv(allow, "1", 1);  // for the ranks that this program starts
+    setenv(allow, "1", 1);  // for ranks that this program starts
     for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
       if (const char* rank = std::getenv(name); rank != nullptr && std::strcmp(rank, "0") != 0) return false;
     std::fputs(

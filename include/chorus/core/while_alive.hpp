@@ -1,5 +1,5 @@
 #pragma once
-/// References to an object that may end first.
+/// Functions that depend on an object's lifetime.
 
 #include <memory>
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace chorus::detail {
 
-/// `call`, valid while the net whose life `alive` tracks lives: afterwards it throws UsageError in the name of `who`.
+/// `call`, valid while the net that `alive` tracks exists; then it throws UsageError in the name of `who`.
 template <class Call>
 auto while_alive(std::string_view who, std::weak_ptr<void> alive, Call call) {
   return [who, alive = std::move(alive), call = std::move(call)](auto&&... arguments) {

@@ -1,6 +1,6 @@
 #pragma once
-/// CIFAR-10: 32 x 32 colour images of ten kinds of things, in its binary form: records of one label byte and 3072
-/// pixels, red, green, blue (A. Krizhevsky: "Learning multiple layers of features from tiny images", 2009).
+/// CIFAR-10: 32 x 32 colour images of ten classes, in its binary format: records of one label byte and 3072 pixels,
+/// red, green, blue (A. Krizhevsky: "Learning multiple layers of features from tiny images", 2009).
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
@@ -14,14 +14,14 @@ namespace chorus::data {
 /// Images of shape {3, 32, 32} and labels from 0 to 9.
 class Cifar10 : public ImageDataset {
  public:
-  /// Reads `data_batch_1.bin` to `data_batch_5.bin` (for the test split `test_batch.bin`) from the folder or from
-  /// `cifar-10-batches-bin` in it. Throws FileError with the path and the contents of the folder if a file is missing,
-  /// or if its size or a label is wrong.
+  /// Reads `data_batch_1.bin` to `data_batch_5.bin` (`test_batch.bin` for the test split) from the folder or its
+  /// subfolder `cifar-10-batches-bin`. Throws FileError with the path and the folder's contents if a file is missing,
+  /// or if its size or a label is invalid.
   explicit Cifar10(const std::string& folder, Split split = Split::train) : ImageDataset(read(folder, split)) {}
 
-  /// The folder of the binary batches: the folder itself, or `cifar-10-batches-bin` in it; nothing if neither has any.
+  /// The folder with the binary batches: the folder itself or its `cifar-10-batches-bin`; empty if neither has any.
   [[gnu::cold]] static std::string find(const std::string& folder);
-  /// Advice for a message if the folder has CIFAR-10 in another form: `; ...`; otherwise empty.
+  /// Advice for error messages if the folder has CIFAR-10 in another format: `; ...`; otherwise empty.
   [[gnu::cold]] static std::string advice(const std::string& folder);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// How Cifar10 reads its files.
+/// Reads CIFAR-10's files.
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/cifar10.hpp>
@@ -21,7 +21,7 @@ CHORUS_INLINE std::string Cifar10::find(const std::string& folder) {
 }
 
 namespace detail {
-/// The source of the files.
+/// Where to download the files.
 inline constexpr const char* cifar10_source =
     "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
 }  // namespace detail

@@ -1,5 +1,5 @@
 #pragma once
-/// How samples become a batch: tensors are stacked, numbers make a tensor, texts and other values a vector.
+/// Collates samples to a batch: stacks tensors, makes numbers a tensor, and other values, such as texts, a vector.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -22,21 +22,20 @@ namespace detail {
 template <class X>
 using NumberInRow = typename decltype(std::span(std::declval<const X&>()))::value_type;
 
-/// Numbers in a row: std::vector, std::array, std::span.
+/// A sequence of numbers: std::vector, std::array, std::span.
 template <class X>
 concept NumbersInARow = requires { typename NumberInRow<X>; } && Scalar<NumberInRow<X>> &&
     !std::same_as<NumberInRow<X>, char>;
 
-/// Makes one batch out of one field of its samples. `count` of them from `begin` on are in the batch; the others also
-/// determine its shape.
+/// Collates one field of samples. Samples `begin` to `end` - 1 are in the batch; the others only affect its shape.
 class Collator {
  public:
-  /// `padding`: numbers that fill up the first axis of fields; the last one serves all later fields. Empty: no padding.
-  /// `most`: the length after filling; 0: that of the longest.
+  /// `padding`: padding values for the first axis of the fields in order; the last value is used for all later fields.
+  /// Empty: no padding. `most`: the padded length; 0: that of the longest.
   Collator(const char* who, Index begin, Index end, std::span<const double> padding = {}, Index most = 0)
       : who_(who), begin_(begin), end_(end), padding_(padding), most_(most) {}
 
-  /// `of(sample)` is the field.
+  /// `of(sample)` returns the field.
   template <class Sample, class Of>
   auto operator()(const std::vector<Sample>& samples, const Of& of) {
     using X = std::remove_cvref_t<decltype(of(samples.front()))>;
@@ -62,7 +61,7 @@ class Collator {
   }
 
  private:
-  /// Numbers in a row, with the interface that `stack` needs from a tensor.
+  /// A sequence of numbers, with the part of a tensor's interface that `stack` needs.
   template <class T>
   struct View {
     std::span<const T> numbers;
@@ -73,7 +72,7 @@ class Collator {
 
   template <class Sample, class Of, std::size_t... I>
   auto fields(const std::vector<Sample>& samples, const Of& of, std::index_sequence<I...>) {
-    // In braces: evaluated from left to right, since padding is counted.
+    // In braces, which are evaluated from left to right, since padded fields are counted.
     return std::tuple{
         (*this)(samples, [&](const Sample& sample) -> decltype(auto) { return field<I>(of(sample)); })...};
   }
@@ -113,10 +112,10 @@ class Collator {
   Index begin_, end_;
   std::span<const double> padding_;
   Index most_;
-  std::size_t padded_ = 0;  // fields so far
+  std::size_t padded_ = 0;  // number of padded fields so far
 };
 
-/// An empty batch with the shapes of `batch`, which has one sample. Throws UsageError if samples don't lie along the
+/// An empty batch with the shapes of `batch`, which has one sample. Throws UsageError if samples are not along the
 /// first axis.
 template <class B>
 B none_of(const B& batch) {
@@ -145,10 +144,10 @@ B none_of(const B& batch) {
 
 }  // namespace detail
 
-/// The default of a DataLoader, like PyTorch's default_collate. Tensors of one shape are stacked along a new first
-/// axis. Numbers, and numbers in a row (std::vector, std::array), become a tensor. Pairs, tuples and plain structs
-/// become a tuple of their collated members. Other values, such as texts, become a std::vector. Throws ShapeError if
-/// shapes differ.
+/// A DataLoader's default, like PyTorch's default_collate. Tensors of one shape are stacked along a new first axis.
+/// Numbers, and sequences of numbers (std::vector, std::array), become a tensor. Pairs, tuples and plain structs become
+/// a tuple of their collated members. Other values, such as texts, become a std::vector. Throws ShapeError if shapes
+/// differ.
 struct DefaultCollate {
   template <class Sample>
   auto operator()(const std::vector<Sample>& samples, Index begin, Index end) const {
@@ -156,10 +155,10 @@ struct DefaultCollate {
   }
 };
 
-/// See pad_to_longest and pad_to.
+/// The type of pad_to_longest and pad_to.
 template <bool Whole>
 struct Padding {
-  /// Samples of other ranks are read, too, since the length is that of the whole batch.
+  /// The length is that of the global batch, so other ranks' samples are read, too.
   static constexpr bool whole_batch = Whole;
   Index length = 0;
   std::vector<double> values = {};
@@ -171,10 +170,10 @@ struct Padding {
   }
 };
 
-/// Collates like DefaultCollate, and fills tensors and numbers in a row up along their first axis to the longest of the
-/// global batch. `pad_to_longest(0, -100)` fills with zeros in the first such member of a sample, and with -100 in all
-/// others. The length is the same on all ranks and under every policy, so each rank reads the whole batch; `pad_to`
-/// reads its own share alone. A number beside a text, `struct { tokens; Index length; }`, keeps its length.
+/// Collates like DefaultCollate, but pads tensors and sequences of numbers along their first axis to the longest in the
+/// global batch. `pad_to_longest(0, -100)` pads a sample's first such member with 0 and all others with -100. The
+/// length is the same on all ranks and under every policy, so each rank reads the whole batch; `pad_to` reads only the
+/// rank's share. To keep a sample's length, store it beside the sequence, `struct { tokens; Index length; }`.
 template <std::convertible_to<double>... Values>
 Padding<true> pad_to_longest(Values... values) {
   if constexpr (sizeof...(Values) == 0)
@@ -183,8 +182,7 @@ Padding<true> pad_to_longest(Values... values) {
     return {0, {static_cast<double>(values)...}};
 }
 
-/// The same to a fixed length. Throws UsageError for a length below 1, and, when it is used, ShapeError for a longer
-/// sample.
+/// Pads to a fixed length. Throws UsageError for a length below 1, and, when used, ShapeError for a longer sample.
 template <std::convertible_to<double>... Values>
 Padding<false> pad_to(Index length, Values... values) {
   check<UsageError>(length >= 1, "pad_to: expected a length of at least 1, got ", length);
@@ -196,7 +194,7 @@ Padding<false> pad_to(Index length, Values... values) {
 
 namespace detail {
 
-/// A function of the library: it also gets samples outside of the batch, for their shapes.
+/// A library function, which also gets samples outside of the batch, for their shapes.
 template <class Collate, class Sample>
 concept CollatesRange = requires(const Collate& collate, const std::vector<Sample>& samples) {
   collate(samples, Index{}, Index{});
@@ -216,7 +214,7 @@ auto collated(const Collate& collate, std::vector<Sample> samples, Index begin, 
   }
 }
 
-/// Whether the loader reads the samples of all ranks.
+/// Whether the loader reads all ranks' samples.
 template <class Collate>
 constexpr bool collates_whole() {
   if constexpr (requires { Collate::whole_batch; })

@@ -1,5 +1,5 @@
 #pragma once
-/// Tables in text files, values separated by commas (RFC 4180).
+/// CSV files (RFC 4180).
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -20,12 +20,12 @@ namespace chorus::data {
 /// Options of read_csv.
 struct CsvOptions {
   char separator = ',';
-  bool header = true;  ///< the first line names the columns; else they are "0", "1", ...
-  /// The number for an empty value. Without it an empty value is an error.
+  bool header = true;  ///< the first line has the column names; else they are "0", "1", ...
+  /// The number for empty values. By default an empty value is an error.
   std::optional<double> missing = {};
 };
 
-/// A table from read_csv: each row has the same number of values.
+/// A table from read_csv. All rows have the same number of values.
 class CsvTable {
  public:
   CsvTable(std::string path, const CsvOptions& options) : path_(std::move(path)), options_(options) { read(); }
@@ -34,7 +34,7 @@ class CsvTable {
   const std::vector<std::string>& names() const { return names_; }
 
   /// Columns as numbers: [rows, columns]. Throws UsageError for a missing column, and FileError with the line for a
-  /// value that is no number of type T.
+  /// value that is not a number of type T.
   template <Scalar T = float>
   Tensor<T, 2> numbers(const std::vector<std::string>& columns) const {
     const auto out = Tensor<T, 2>::empty({rows(), static_cast<Index>(columns.size())});
@@ -49,7 +49,7 @@ class CsvTable {
   Tensor<T, 1> column(const std::string& name) const {
     return numbers<T>({name}).view(Shape<1>{rows()});
   }
-  /// A column as texts. Throws UsageError if it is missing.
+  /// A column as texts. Throws UsageError if the column is missing.
   std::vector<std::string> texts(const std::string& name) const {
     const std::size_t from = find(name);
     std::vector<std::string> out;
@@ -87,14 +87,14 @@ class CsvTable {
 
   void read() {
     const std::string text = read_text(path_);
-    std::size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // a mark that some programs write
+    std::size_t at = text.starts_with("\xEF\xBB\xBF") ? 3 : 0;  // byte order mark
     Index line = 1;
     std::vector<std::string> row;
     while (at < text.size()) {
       const Index first = line;
       row.clear();
       read_row(text, at, line, row);
-      if (row.size() == 1 && row[0].empty()) continue;  // an empty line
+      if (row.size() == 1 && row[0].empty()) continue;  // skip empty lines
       if (names_.empty()) {
         for (std::size_t i = 0; i < row.size(); ++i) names_.push_back(options_.header ? row[i] : cat(i));
         if (options_.header) continue;
@@ -107,7 +107,7 @@ class CsvTable {
     check<FileError>(!names_.empty(), "CSV: ", path_, ": the file is empty");
   }
 
-  /// One row, to the end of its line, LF, CR LF or CR; quoted values may span several lines.
+  /// Reads one row, up to the line's end (LF, CR LF or CR). Quoted values may span several lines.
   void read_row(std::string_view text, std::size_t& at, Index& line, std::vector<std::string>& row) const {
     for (;;) {
       std::string value;
@@ -145,12 +145,12 @@ class CsvTable {
 
   std::string path_;
   CsvOptions options_;
-  std::vector<std::string> names_, values_;  // row after row
-  std::vector<Index> lines_;                 // the line in which each row begins
+  std::vector<std::string> names_, values_;  // row by row
+  std::vector<Index> lines_;                 // the line number of each row
 };
 
-/// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` makes samples of it. Throws
-/// FileError with the line if a row has another number of values than the first, or a quote has no end.
+/// Reads a table; `TensorDataset{table.numbers({"x", "y"}), table.column("price")}` turns it into samples. Throws
+/// FileError with the line if a row has a different number of values than the first, or a quote is not closed.
 inline CsvTable read_csv(const std::string& path, const CsvOptions& options = {}) { return {path, options}; }
 
 }  // namespace chorus::data

@@ -1,5 +1,5 @@
 #pragma once
-/// The interface of a dataset for a loader, and the form of the library's own: images as bytes in memory.
+/// The dataset interface of loaders, and ImageDataset: images as bytes in memory.
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/random_stream.hpp>
@@ -22,9 +22,9 @@ enum class Split : std::uint8_t { train, test };
 
 constexpr std::string_view name(Split split) { return split == Split::train ? "train" : "test"; }
 
-/// A numbered collection of labelled images of one size. `get(i, image)` fills `image`, [channels, height, width] with
-/// pixels in [0, 1], and returns the label, in [0, classes()). Several threads call it at once. It has to return, since
-/// a loader waits for it. A dataset may also have `Normalize normalization() const`, which a loader applies by default.
+/// A dataset of labelled images of one size. `get(i, image)` fills `image`, [channels, height, width] with pixels in
+/// [0, 1], and returns the label, in [0, classes()). Several threads call it concurrently. It must not block for ever,
+/// since a loader waits for it. A loader applies `Normalize normalization() const` by default, if the dataset has it.
 template <class D>
 concept LabelledImages = requires(const D& dataset, Index i, std::span<float> image) {
   { dataset.size() } -> std::convertible_to<Index>;
@@ -48,10 +48,10 @@ concept ReadsSamples = requires(const D& dataset, Index i) {
 };
 }  // namespace detail
 
-/// A numbered collection of any samples. `get(i)` returns a sample, on several threads at once: a number, a Tensor on
-/// the CPU, a text, or a pair, tuple or plain struct of these. `get(i, random)`, with a `RandomStream& random`, may
-/// draw random numbers for augmentation. They depend on (seed, epoch, sample), whichever thread or rank prepares the
-/// sample.
+/// A dataset of any samples. `get(i)` returns a sample: a number, a Tensor on the CPU, a text, or a pair, tuple or
+/// plain struct of these. Several threads call it concurrently. `get(i, random)`, with a `RandomStream& random`, may
+/// draw random numbers for augmentation. They depend only on (seed, epoch, sample), not on the thread or rank that
+/// prepares the sample.
 template <class D>
 concept Samples = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<Index>;
@@ -74,15 +74,14 @@ template <class D>
 using SampleOf = decltype(sample_of(std::declval<const D&>(), Index{}, std::declval<RandomStream&>()));
 }  // namespace detail
 
-/// Images and labels in memory, a byte a pixel and a byte a label; copies share them. Mnist, Cifar10 and
-/// SyntheticImages fill one, so that a program can choose between them at run time: `ImageDataset train =
-/// SyntheticImages{8000, seed};`
+/// Images and labels in memory, one byte per pixel and per label; copies share them. Mnist, Cifar10 and SyntheticImages
+/// derive from it, so that a program can choose at run time: `ImageDataset train = SyntheticImages{8000, seed};`
 class ImageDataset {
  public:
-  /// Fills in the pixels of image i, [channels, height, width], and returns its label; called on several threads.
+  /// Fills the pixels of image i, [channels, height, width], and returns its label. Called on several threads.
   using Make = std::function<std::uint8_t(Index i, std::span<std::uint8_t> pixels)>;
 
-  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError if the sizes don't fit.
+  /// `pixels`: [labels.size(), channels, height, width]. Throws UsageError if sizes don't match.
   ImageDataset(ImageShape shape, std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels, Index classes,
                Normalize normalization)
       : shape_(shape),
@@ -95,13 +94,13 @@ class ImageDataset {
     labels_ = shared(std::move(labels));
   }
 
-  /// `count` images. `make` makes each when it is first read; an unread image takes no time and no memory.
+  /// `count` images. `make` creates each image at its first access; others take no time and no memory.
   ImageDataset(ImageShape shape, Index count, Index classes, Normalize normalization, Make make)
       : shape_(shape),
         size_(count),
         classes_(classes),
         normalization_(std::move(normalization)),
-        // Left as the system provides them: untouched pages stay unused.
+        // Not initialised, so that untouched pages are never allocated.
         pixels_(new std::uint8_t[static_cast<std::size_t>(count) * pixels_per_image()]),
         labels_(new std::uint8_t[static_cast<std::size_t>(count)]),
         make_(std::move(make)),
@@ -110,7 +109,7 @@ class ImageDataset {
   Index size() const { return size_; }
   Index classes() const { return classes_; }
   const ImageShape& image_shape() const { return shape_; }
-  /// Mean and standard deviation of the pixels by channel, the usual ones for this dataset.
+  /// Mean and standard deviation of the pixels per channel, as usual for this dataset.
   const Normalize& normalization() const { return normalization_; }
 
   std::int64_t get(Index i, std::span<float> image) const {

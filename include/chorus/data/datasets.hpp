@@ -1,5 +1,5 @@
 #pragma once
-/// Datasets in memory, and parts and unions of datasets.
+/// TensorDataset, VectorDataset, Subset, ConcatDataset and random_split.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -22,7 +22,7 @@ namespace chorus::data {
 
 namespace detail {
 
-/// A dataset with a name, which must live on, or a temporary, which is kept.
+/// References an lvalue dataset, which must outlive the reference; keeps a temporary.
 template <class D>
 std::shared_ptr<const D> kept(const D& dataset) {
   return {std::shared_ptr<void>(), &dataset};
@@ -42,8 +42,8 @@ auto row_of(const Tensor<T, Rank>& tensor, Index i) {
 
 }  // namespace detail
 
-/// Rows of tensors, like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis,
-/// a tensor of one axis less or a number.
+/// Like PyTorch's TensorDataset: sample i is a tuple of each tensor's element i along its first axis, a tensor with one
+/// axis less or a number.
 template <AnyTensor... Xs>
 requires(sizeof...(Xs) > 0) class TensorDataset {
  public:
@@ -82,11 +82,11 @@ class VectorDataset {
   std::vector<Sample> samples_;
 };
 
-/// Some samples of a dataset, in the order of `indices`. A dataset with a name must outlive it; a temporary is kept.
+/// The samples of a dataset at `indices`, in that order. An lvalue dataset must outlive it; a temporary is kept.
 template <Dataset D>
 class Subset {
  public:
-  /// Throws UsageError if an index is none of the dataset's.
+  /// Throws UsageError if an index is out of range.
   Subset(const D& dataset, std::vector<Index> indices) : Subset(detail::kept(dataset), std::move(indices)) {}
   Subset(D&& dataset, std::vector<Index> indices) : Subset(detail::kept(std::move(dataset)), std::move(indices)) {}
   Subset(std::shared_ptr<const D> dataset, std::vector<Index> indices)
@@ -123,12 +123,11 @@ class Subset {
 template <class D>
 Subset(D&&, std::vector<Index>) -> Subset<std::remove_cvref_t<D>>;
 
-/// The samples of several datasets of one type, one after the other.
+/// The samples of several datasets of one type, concatenated.
 template <Dataset D>
 class ConcatDataset {
  public:
-  /// Datasets with names, which must outlive it, and temporaries, which are kept. Throws ShapeError if images have
-  /// several shapes.
+  /// Lvalue datasets must outlive it; temporaries are kept. Throws ShapeError if images have different shapes.
   template <class First, class... More>
   requires std::same_as<std::remove_cvref_t<First>, D> &&
       (std::same_as<std::remove_cvref_t<More>, D>&&...) explicit ConcatDataset(First&& first, More&&... more)
@@ -156,7 +155,7 @@ class ConcatDataset {
     return most;
   }
   ImageShape image_shape() const requires LabelledImages<D> { return parts_[0]->image_shape(); }
-  /// That of the first dataset, for all.
+  /// The normalisation of the first dataset, for all.
   Normalize normalization() const requires requires(const D& d) {
     { d.normalization() } -> std::convertible_to<Normalize>;
   }
@@ -193,7 +192,7 @@ template <Dataset D>
 ConcatDataset(std::vector<D>) -> ConcatDataset<D>;
 
 namespace detail {
-/// Whole numbers of samples for lengths. Fractions that add up to 1 mean parts of `size`.
+/// Numbers of samples for lengths. Floating-point lengths are fractions of `size` and must add up to 1.
 template <class Length>
 std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
   std::vector<Index> counts;
@@ -223,9 +222,9 @@ std::vector<Index> split_counts(std::span<const Length> lengths, Index size) {
 }
 }  // namespace detail
 
-/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or with numbers of samples, `{800,
+/// Disjoint random parts of a dataset: `random_split(all, {0.8, 0.2}, run.seed())`, or by numbers of samples, `{800,
 /// 200}`. With one seed they are the same on all ranks and under every policy. Throws UsageError if the lengths don't
-/// add up. A dataset with a name must outlive the parts; a temporary is kept.
+/// add up. An lvalue dataset must outlive the parts; a temporary is kept.
 template <class D, class Length, std::size_t N>
 requires Dataset<std::remove_cvref_t<D>> std::vector<Subset<std::remove_cvref_t<D>>> random_split(
     D&& dataset, const Length (&lengths)[N], std::uint64_t seed = 0) {

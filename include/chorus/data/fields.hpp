@@ -1,5 +1,5 @@
 #pragma once
-/// The members of a pair, a tuple or a plain struct, one by one.
+/// Access to the members of a pair, a tuple or a plain struct.
 
 #include <cstddef>
 #include <string>
@@ -14,7 +14,7 @@ concept TupleLike = requires {
   std::tuple_size<X>::value;
 };
 
-/// Stands for a value of any type in a list of initial values.
+/// Converts to any type, for counting a struct's initialisers.
 struct Anything {
   template <class T>
   operator T() const;  // never called
@@ -23,7 +23,7 @@ template <class X, std::size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
   return requires { X{((void)I, Anything{})...}; };
 }
-/// Members of a plain struct: the largest number of initial values that it takes. An array counts for all its elements.
+/// The number of members of a plain struct: the largest number of initialisers. An array counts each of its elements.
 template <class X, std::size_t N = 8>
 constexpr std::size_t members() {
   if constexpr (takes<X>(std::make_index_sequence<N>()))
@@ -48,7 +48,7 @@ template <class X>
 concept HasFields = TupleLike<X> ||
     (std::is_aggregate_v<X> && !std::is_array_v<X> && !std::is_empty_v<X> && field_count<X> > 0);
 
-/// The members of a plain struct of up to 8, by reference.
+/// References to the members of a plain struct with up to 8 of them.
 template <class X>
 auto tied(const X& x) {
   constexpr std::size_t count = field_count<X>;

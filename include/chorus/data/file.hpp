@@ -1,5 +1,5 @@
 #pragma once
-/// Files of a dataset: opened once, sized, read in order; each error names the path.
+/// Dataset files: opened once, sized, read in order. Errors name the path.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
@@ -18,13 +18,13 @@ bool is_folder(const std::string& path);
 /// Throws FileError unless `path` is a folder.
 void require_folder(std::string_view reader, const std::string& path);
 
-/// For a message about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
+/// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
 [[gnu::cold]] std::string what_is_there(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
  public:
-  /// Throws FileError if the file can't be opened, or is a folder, a pipe or a device.
+  /// Throws FileError if the file can't be opened, or is not a regular file.
   explicit InputFile(std::string path);
   ~InputFile() { std::fclose(file_); }
   InputFile(const InputFile&) = delete;

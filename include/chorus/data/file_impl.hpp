@@ -1,5 +1,5 @@
 #pragma once
-/// How files are opened, and what folders hold.
+/// Opens files and lists folders.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -59,13 +59,13 @@ CHORUS_INLINE std::string what_is_there(const std::string& folder) {
 }
 
 CHORUS_INLINE InputFile::InputFile(std::string path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
+  // Without O_NONBLOCK, opening a pipe without a writer would block for ever.
   const int opened = chorus::detail::above_standard_streams(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   check<FileError>(opened >= 0, path_, ": ", std::strerror(errno));
   struct stat facts {};
   const bool seen = ::fstat(opened, &facts) == 0, regular = seen && S_ISREG(facts.st_mode);
   file_ = regular ? ::fdopen(opened, "rb") : nullptr;
-  const int error = errno;  // before close sets it
+  const int error = errno;  // before close changes it
   if (file_ == nullptr) ::close(opened);
   check<FileError>(seen, path_, ": looking at the file failed: ", std::strerror(error));
   check<FileError>(regular, path_, " is not a regular file");

@@ -1,5 +1,5 @@
 #pragma once
-/// Files compressed with gzip, through zlib if the build has it.
+/// Gzip-compressed files, if the build has zlib.
 
 #include <algorithm>
 #include <chorus/core/config.hpp>
@@ -19,12 +19,12 @@ namespace chorus::data {
 
 namespace detail {
 
-/// Makes room for more of `count` values that are unpacked one after another. Memory grows with the values that have
-/// arrived, not with the number in a header.
+/// Makes room for more of `count` values during decompression. Memory grows with the values read, not with the number
+/// in a header.
 template <class Byte>
 void grow(std::vector<Byte>& values, std::uint64_t count) {
   const auto next = std::min<std::size_t>(count, values.size() + std::max<std::size_t>(1 << 20, values.size()));
-  values.reserve(next);  // no more than that
+  values.reserve(next);  // exact, without extra capacity
   values.resize(next);
 }
 
@@ -32,7 +32,7 @@ void grow(std::vector<Byte>& values, std::uint64_t count) {
 
 #if CHORUS_USE_ZLIB
 
-/// Decompresses a file in order. It never makes more bytes than the caller asks for.
+/// Decompresses a file sequentially; never produces more bytes than requested.
 class GzipFile {
  public:
   explicit GzipFile(std::string path) : file_(std::move(path)), input_(std::size_t{1} << 16) {
@@ -45,11 +45,11 @@ class GzipFile {
 
   const std::string& path() const { return file_.path(); }
 
-  /// The largest possible decompressed size: deflate shrinks by a factor of 1032 at most.
+  /// The largest possible decompressed size: deflate compresses by at most a factor of 1032.
   std::uint64_t size_limit() const { return file_.size() * 1032; }
 
-  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data are corrupt or cut
-  /// short.
+  /// Fills `to` up to the end of the data; returns the number of bytes. Throws FileError if the data is corrupt or
+  /// truncated.
   std::size_t read(std::span<std::uint8_t> to) {
     std::size_t done = 0;
     while (done < to.size() && !ended_) {
@@ -66,7 +66,7 @@ class GzipFile {
     return done;
   }
 
-  /// True if the file has nothing but the gzip data; valid after everything was read.
+  /// Whether nothing follows the gzip data; valid after everything was read.
   bool at_end() {
     std::uint8_t byte = 0;
     return read({&byte, 1}) == 0 && stream_.avail_in == 0 && file_.read({&byte, 1}) == 0;

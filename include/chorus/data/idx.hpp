@@ -1,6 +1,6 @@
 #pragma once
 /// Reads IDX files, MNIST's format: two zero bytes, a type (8: unsigned bytes), the number of axes, one big-endian
-/// 32-bit size for each axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST
+/// 32-bit size per axis, then the values, the last axis fastest (Y. LeCun, C. Cortes, C. Burges: "The MNIST database").
 /// database").
 
 #include <chorus/core/dtype.hpp>
@@ -14,7 +14,7 @@
 
 namespace chorus::data {
 
-/// Bytes in row-major order, with their sizes.
+/// Bytes in row-major order, with the sizes of the axes.
 struct IdxArray {
   std::vector<Index> sizes;
   std::vector<std::uint8_t> values;
@@ -26,7 +26,7 @@ inline std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 | bytes[3];
 }
 
-// A plain file's size is known, so it has to fit. A compressed file's size only sets a limit; its end is checked after
+// A plain file's size must match exactly. For a compressed file it is only an upper bound; its end is checked after
 // reading.
 inline bool may_hold(const InputFile& file, std::uint64_t bytes) { return file.size() == bytes; }
 inline bool may_hold(const GzipFile& file, std::uint64_t bytes) { return bytes <= file.size_limit(); }
@@ -67,7 +67,7 @@ IdxArray parse_idx(const std::string& path, int rank) {
     const std::uint32_t size = big_endian(header.data() + 4 + 4 * axis);
     out.sizes.push_back(size);
     check<FileError>(size != 0, path, ": axis ", axis, " has size 0: the file has no values");
-    // No file has more than 2^32 values, and a product of two 32-bit factors can't wrap.
+    // No file has 2^32 values or more, and a product of two 32-bit factors does not overflow.
     check<FileError>((count *= size) >> 32 == 0, path, ": sizes ", std::span<const Index>(out.sizes),
                      " are too large, ", room(file));
   }
@@ -83,9 +83,9 @@ IdxArray parse_idx(const std::string& path, int rank) {
 
 }  // namespace detail
 
-/// Reads the bytes of `path`, which must have `rank` axes; a name that ends in .gz is decompressed. Throws FileError if
-/// the header, the sizes and the length don't fit each other. Memory is taken for the file's content, not for the sizes
-/// in its header.
+/// Reads the bytes of `path`, which must have `rank` axes; names that end in .gz are decompressed. Throws FileError if
+/// the header, the sizes and the length are inconsistent. Memory is allocated for the file's contents, not for the
+/// sizes in its header.
 inline IdxArray read_idx(const std::string& path, int rank) {
   if (path.ends_with(".gz")) return detail::parse_idx<GzipFile>(path, rank);
   return detail::parse_idx<InputFile>(path, rank);

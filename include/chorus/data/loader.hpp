@@ -1,6 +1,6 @@
 #pragma once
-/// DataLoader: batches of a dataset as tensors. Background threads prepare them while the caller trains on the batch
-/// before.
+/// DataLoader: batches of a dataset as tensors. Background threads prepare them while the caller trains on the previous
+/// batch.
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/collate.hpp>
@@ -28,12 +28,12 @@ namespace chorus::data {
 struct Batch {
   Tensor<float, 4> images;         ///< [samples, channels, height, width]; samples is 0 if the share is empty
   Tensor<std::int64_t, 1> labels;  ///< [samples]
-  Index index = 0;                 ///< number of the batch in its epoch
+  Index index = 0;                 ///< index of the batch in its epoch
   Index global_size = 0;           ///< samples in the global batch, over all ranks
-  Index first_sample = 0;          ///< place of images[0] in the global batch
-  /// [views, samples, channels, height, width]: LoaderOptions::views copies of each sample, augmented independently.
-  /// views[0] is `images`, views[1] another view of the same samples, and views.view(Shape<4>{views * samples,
-  /// channels, height, width}) has one view after the other.
+  Index first_sample = 0;          ///< index of images[0] in the global batch
+  /// [views, samples, channels, height, width]: LoaderOptions::views independent augmentations of each sample. views[0]
+  /// is `images`, views[1] another view of the same samples; views.view(Shape<4>{views * samples, channels, height,
+  /// width}) concatenates the views.
   Tensor<float, 5> views = {};
 
   template <std::size_t I>
@@ -48,23 +48,23 @@ struct Batch {
 
 /// Options of DataLoader.
 struct LoaderOptions {
-  Index batch = 64;        ///< samples in a global batch: shared out among the ranks
-  int workers = 2;         ///< threads that prepare batches; 0: the caller's thread does
+  Index batch = 64;        ///< samples in a global batch, which the ranks share
+  int workers = 2;         ///< threads that prepare batches; 0: the caller's thread
   int prefetch = 2;        ///< batches that each worker may prepare in advance
-  bool drop_last = false;  ///< skip a last batch that isn't full
-  // For images alone; other data draw their random numbers in `get(i, random)`.
-  bool normalize = true;  ///< apply the dataset's own normalisation, if it has one, after the transforms
+  bool drop_last = false;  ///< skip an incomplete last batch
+  // For images only; other datasets draw random numbers in `get(i, random)`.
+  bool normalize = true;  ///< apply the dataset's normalisation, if it has one, after the transforms
   std::vector<Transform> transforms = {};
-  /// Augmented views of each sample in a batch (two: SimCLR, MoCo), 1 to 1024. The dataset is asked for a sample once.
+  /// The number of augmented views per sample (two for SimCLR, MoCo), 1 to 1024. The dataset is read once per sample.
   int views = 1;
-  /// The seed of the random transforms; by default the sampler's. Two loaders with one sampler's seed and different
-  /// seeds here have the same samples in the same order, with different augmentation.
+  /// The seed of random transforms; by default the sampler's. Two loaders with the same sampler seed and different
+  /// augmentation seeds have the same samples in the same order, with different augmentation.
   std::optional<std::uint64_t> augmentation_seed = {};
 };
 
 namespace detail {
 
-/// The interface of any dataset of images for a loader.
+/// A type-erased dataset of images.
 struct ImageSource {
   ImageShape image_shape;
   std::function<std::int64_t(Index, std::span<float>)> get;
@@ -74,10 +74,10 @@ struct ImageSource {
   Batch make(const Sampler& sampler, Index b) const;
 };
 
-/// Throws UsageError if the sampler is for another size than the dataset's, or an option is invalid.
+/// Throws UsageError if the sampler is for another dataset size, or an option is invalid.
 void check_loader(Index dataset_size, const Sampler& sampler, const LoaderOptions& options);
 
-/// Throws UsageError for options of images.
+/// Throws UsageError if options for images are set.
 void refuse_image_options(const LoaderOptions& options);
 
 /// Warns once on stderr, on rank 0, that set_epoch is never called.
@@ -86,7 +86,7 @@ void warn_of_one_order(const Sampler& sampler);
 template <class B>
 struct LoaderPass;
 
-/// The part of DataLoader that depends on the type of the batches alone.
+/// The part of DataLoader that depends only on the batch type.
 template <class B>
 class Loader {
  public:
@@ -95,21 +95,20 @@ class Loader {
 
   Loader(Index dataset_size, Sampler sampler, const LoaderOptions& options, Make make);
 
-  /// Batches in an epoch.
+  /// The number of batches per epoch.
   Index size() const { return batches_; }
   const Sampler& sampler() const { return sampler_; }
 
-  /// Sets the order and the augmentation of another epoch, from the next begin() on. Passes that are under way keep
-  /// theirs.
+  /// Sets the epoch for order and augmentation, from the next begin() on. Running passes don't change.
   void set_epoch(Index epoch);
 
-  /// Lets the next pass start at batch `batches`, to continue an earlier run; the pass after it is whole again. A pass
-  /// counts from its first ++ on: a program that reads only the first batch, by `*loader.begin()`, uses up nothing.
-  /// Throws UsageError for more batches than an epoch has.
+  /// Makes the next pass start at batch `batches`, to resume a run; later passes are complete again. A pass counts from
+  /// its first ++ on: reading only the first batch, by `*loader.begin()`, does not use up the skip. Throws UsageError
+  /// for more batches than an epoch has.
   void skip(Index batches);
 
-  /// Reads the batches of one pass one by one. Copies of an iterator are the same place; another begin() starts its
-  /// own.
+  /// Iterates over the batches of one pass. Copies of an iterator share the position; another begin() starts another
+  /// pass.
   class Iterator {
    public:
     using value_type = B;
@@ -123,8 +122,8 @@ class Loader {
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
 
-    /// For a loader around this one that reads ahead: from now on ++ uses up nothing, and `goes_on` tells that the
-    /// outer loader's reader has reached a second batch.
+    /// For an outer loader that reads ahead: ++ no longer counts as progress; the outer loader calls `goes_on` when its
+    /// reader reaches a second batch.
     void reads_ahead() const;
     void goes_on() const;
 
@@ -132,8 +131,8 @@ class Loader {
     std::shared_ptr<LoaderPass<B>> pass_;
   };
 
-  /// Starts a pass of its own, with its own workers. Warns once on stderr, on rank 0, if shuffled data repeat their
-  /// order because set_epoch is not called; reading a first batch is no epoch.
+  /// Starts a pass with its own workers. Warns once on stderr, on rank 0, if shuffled data repeats its order because
+  /// set_epoch is not called; reading only a first batch does not count as an epoch.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -150,30 +149,30 @@ class Loader {
   };
   friend struct LoaderPass<B>;
 
-  std::shared_ptr<const Plan> plan_;  // passes, which may outlive the loader, share it
+  std::shared_ptr<const Plan> plan_;  // shared with passes, which may outlive the loader
   Sampler sampler_;
   Index batches_ = 0;
-  std::shared_ptr<Index> skip_;  // the place to start at; passes that start there and continue set it to 0
-  int epochs_unset_ = 0;  // epochs begun since the loader was made, until set_epoch is called
-  /// The last one begun: `auto& batch = *loader.begin()` is valid until the next begin().
+  std::shared_ptr<Index> skip_;  // the start batch; passes that start there and continue reset it to 0
+  int epochs_unset_ = 0;  // epochs begun before the first call of set_epoch
+  /// The newest pass: `auto& batch = *loader.begin()` is valid until the next begin().
   std::shared_ptr<LoaderPass<B>> newest_;
-  std::weak_ptr<LoaderPass<B>> epoch_;    // the last one that epochs_unset_ counted
-  std::weak_ptr<LoaderPass<B>> at_skip_;  // the last one that started at skip_
+  std::weak_ptr<LoaderPass<B>> epoch_;    // the last pass that epochs_unset_ counted
+  std::weak_ptr<LoaderPass<B>> at_skip_;  // the last pass that started at skip_
 };
 
 template <class D, class Collate>
 inline constexpr bool loads_images = LabelledImages<D>&& std::is_same_v<Collate, DefaultCollate>;
 
-/// The batches of a loader of other data than images: the result of `collate`.
+/// A batch of data other than images: the result of `collate`.
 template <class D, class Collate>
 auto make_batch(const D& dataset, const Collate& collate, const LoaderOptions& options, const Sampler& sampler,
                 Index b) {
   constexpr bool whole = collates_whole<Collate>();
   const auto share = sampler.share(b, options.batch), all = sampler.whole(b, options.batch);
   const auto first = sampler.share_begin(b, options.batch), count = static_cast<Index>(share.size());
-  // An empty share has the shapes of the batch's first sample.
+  // An empty share takes its shapes from the batch's first sample.
   const auto read = whole ? all : share.empty() ? all.first(1) : share;
-  const Index place = whole || share.empty() ? -first : 0;  // of the samples that are read, from the share's begin on
+  const Index place = whole || share.empty() ? -first : 0;  // of the first sample read, relative to the share
   std::vector<SampleOf<D>> samples;
   samples.reserve(read.size());
   for (std::size_t i = 0; i < read.size(); ++i) {
@@ -199,13 +198,13 @@ struct BatchOf<D, Collate> {
 
 }  // namespace detail
 
-/// Batches of `dataset`, in the order and the shares of `sampler`. The loader keeps a reference to the dataset, which
-/// must outlive it. Each pass of `for (auto& [images, labels] : loader)` is an epoch: always the same one, unless
-/// `set_epoch` is called. Threads live from begin() to the end of the epoch, to the next begin() or to the loader's
-/// destruction. An exception of a worker is rethrown to the caller at its batch.
+/// Batches of `dataset`, with the order and shares of `sampler`. The dataset must outlive the loader. Each pass of `for
+/// (auto& [images, labels] : loader)` is an epoch, always the same one unless `set_epoch` is called. Threads live from
+/// begin() to the end of the epoch, the next begin() or the loader's destruction. A worker's exception is rethrown to
+/// the caller at its batch.
 ///
-/// A batch of images is a `Batch`. A batch of other data is the result of `collate`, which several threads call:
-/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...], or your own function of a
+/// A batch of images is a `Batch`. Other data gives the result of `collate`, which several threads call:
+/// DefaultCollate's tuple, so that `for (auto& [x, y] : loader)` has tensors [samples, ...], or your function of a
 /// std::vector of samples, this rank's share. For an empty share that function gets one sample, and its tensors are cut
 /// to length 0 along the first axis.
 template <Dataset D, class Collate = DefaultCollate>
@@ -217,7 +216,7 @@ class DataLoader : public detail::Loader<typename detail::BatchOf<D, Collate>::t
   DataLoader(const D& dataset, Sampler sampler, LoaderOptions options = {}, Collate collate = {})
       : Base(dataset.size(), std::move(sampler), options, make_of(dataset, options, std::move(collate))),
         dataset_(&dataset) {}
-  // Refused: the dataset would be destroyed at once.
+  // Deleted, since a temporary dataset would be destroyed at once.
   DataLoader(const D&&, Sampler, LoaderOptions = {}, Collate = {}) = delete;
 
   const D& dataset() const { return *dataset_; }

@@ -1,5 +1,5 @@
 #pragma once
-/// How DataLoader makes batches of images, and its checks.
+/// Makes batches of images, and checks options.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -56,7 +56,7 @@ CHORUS_INLINE Batch ImageSource::make(const Sampler& sampler, Index b) const {
     for (Index view = 1; view < options.views; ++view)
       std::ranges::copy(first.pixels, image_of(view, i).pixels.begin());
     for (Index view = 0; view < options.views; ++view) {
-      // No dataset has 2^48 samples: each view draws like a sample of another one.
+      // Each view draws as another sample would; no dataset has 2^48 samples.
       const Index stream = sampler.stream(b, options.batch, static_cast<Index>(i));
       RandomStream random(seed, Purpose::augment, stream + (view << 48), sampler.epoch());
       for (const auto& transform : options.transforms) transform(image_of(view, i), random);

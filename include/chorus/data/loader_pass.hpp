@@ -1,5 +1,5 @@
 #pragma once
-/// How a loader hands out the batches of a pass.
+/// One pass of a loader.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -13,10 +13,10 @@
 
 namespace chorus::data::detail {
 
-/// One pass over a loader's data. Everything that it reads is its own, or never changes.
+/// One pass over a loader's data. Everything that it reads is its own, or immutable.
 template <class B>
 struct LoaderPass {
-  /// A batch, and its place for a trace.
+  /// A batch, and its position for traces.
   struct Made {
     B batch;
     Index number, samples, global_size;
@@ -24,16 +24,16 @@ struct LoaderPass {
 
   std::shared_ptr<const typename Loader<B>::Plan> plan;
   Sampler sampler;
-  std::shared_ptr<Index> skip = {};  // where this pass started, until it goes on
+  std::shared_ptr<Index> skip = {};  // where this pass started, until it continues
   bool went_on = false;              // by ++: until then only the first batch was read
-  bool in_loop = false;              // somebody has compared with the end
+  bool in_loop = false;              // the iterator was compared with the end
   bool reads_ahead = false;
-  bool aside = false;  // within another pass of the loader
+  bool aside = false;  // inside of another pass of the loader
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
   void advance() {
-    current.reset();  // its memory is free for the next batch
+    current.reset();  // frees its memory for the next batch
     trace::Span span(trace::Lane::loader, "loader", "next batch");
     if (running) current = running->next();
     if (span && current)
@@ -63,7 +63,7 @@ Loader<B>::Loader(Index dataset_size, Sampler sampler, const LoaderOptions& opti
 
 template <class B>
 void Loader<B>::set_epoch(Index epoch) {
-  // If epochs are counted, a loop that ended in its first batch is an epoch.
+  // If epochs are counted, a loop that ended in its first batch counts as an epoch.
   if (epochs_unset_ < 0 && newest_ && newest_->skip && newest_->in_loop && newest_->sampler.epoch() != epoch)
     Iterator(newest_).goes_on();
   epochs_unset_ = -1;
@@ -80,17 +80,17 @@ template <class B>
 typename Loader<B>::Iterator Loader<B>::begin() {
   check<UsageError>(plan_ != nullptr, "DataLoader: this loader was moved from");
   const auto epoch = epoch_.lock();
-  // A pass inside another one is no second epoch; neither is a pass after one that read only the first batch.
+  // A pass inside of another one does not count as an epoch, nor does a pass after one that read only the first batch.
   const bool inside = epoch && epoch->current && epoch.use_count() > (epoch == newest_ ? 2 : 1);
   const bool after_look = epoch && epoch->current && !epoch->went_on;
-  // A loop within the first batch of the pass that starts at the skipped place is whole.
+  // A loop inside of the first batch of the pass that starts at the skipped place is complete.
   const auto at_skip = at_skip_.lock();
   const bool within = at_skip && at_skip->in_loop && at_skip->skip == skip_ &&
                       at_skip.use_count() > 1 + (at_skip == newest_) + (at_skip == epoch);
   const bool goes_on = skip_ && *skip_ > 0 && !within;
   if (!inside && !after_look && epochs_unset_ >= 0 && epochs_unset_ < 2 && ++epochs_unset_ == 2)
     warn_of_one_order(sampler_);
-  if (newest_ && newest_.use_count() == 1 + (epoch == newest_) + (at_skip == newest_)) {  // no iterator has it
+  if (newest_ && newest_.use_count() == 1 + (epoch == newest_) + (at_skip == newest_)) {  // no iterator refers to it
     newest_->running.reset();
     newest_->sampler = sampler_;
     newest_->skip.reset();

@@ -1,5 +1,5 @@
 #pragma once
-/// How Mnist reads its files.
+/// Reads MNIST's files.
 
 #include <string>
 #include <utility>
@@ -12,13 +12,13 @@
 namespace chorus::data {
 
 namespace detail {
-/// The path of one of the files in `place` itself; nothing if it is missing.
+/// The path of one of the files directly in `place`; empty if it is missing.
 inline std::string mnist_file_in(const std::string& place, Split split, const char* suffix) {
   const std::string dashes = cat(split == Split::train ? "train" : "t10k", suffix);
   std::string dot = dashes;
   dot[dot.rfind("-idx")] = '.';
   const std::string names[] = {dashes, dot, dashes + ".gz", dot + ".gz"};
-  std::string something;  // of an entry that is no file
+  std::string something;  // a folder without the file
   for (const auto& name : names) {
     const std::string path = cat(place, "/", name);
     if (!file_exists(path)) continue;
@@ -32,7 +32,7 @@ inline std::string mnist_file_in(const std::string& place, Split split, const ch
 }  // namespace detail
 
 CHORUS_INLINE std::string Mnist::find(const std::string& folder, Split split, const char* suffix) {
-  // Images and labels come from one place: another place may hold another dataset's.
+  // Images and labels come from one place, since another may hold another dataset's.
   for (const char* inside : {"", "/raw", "/MNIST/raw"}) {
     const std::string place = folder + inside;
     if (!detail::mnist_file_in(place, split, images).empty() || !detail::mnist_file_in(place, split, labels).empty())

@@ -1,5 +1,5 @@
 #pragma once
-/// Opens a folder of images of any known dataset.
+/// Opens an image dataset by its folder.
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/cifar10.hpp>
@@ -11,7 +11,7 @@
 namespace chorus::data {
 
 /// The dataset in `folder`: MNIST if one of its files for `split` exists, else CIFAR-10. Throws FileError with the
-/// expected names if the folder has neither, and everything that `Mnist` and `Cifar10` throw.
+/// expected names if the folder has neither, and the errors of `Mnist` and `Cifar10`.
 inline ImageDataset open_images(const std::string& folder, Split split = Split::train) {
   require_folder("open_images", folder);
   if (!Mnist::find(folder, split, Mnist::images).empty() || !Mnist::find(folder, split, Mnist::labels).empty())

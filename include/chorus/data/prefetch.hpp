@@ -1,5 +1,5 @@
 #pragma once
-/// Items made ahead of time on background threads and handed out in order.
+/// Makes items in advance on background threads and returns them in order.
 
 #include <algorithm>
 #include <chorus/core/blocked_signals.hpp>
@@ -15,8 +15,8 @@
 
 namespace chorus::data {
 
-/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items before the next one to be
-/// taken; with 0 workers, on the caller's thread. A thread can't be stopped from outside: `make` has to return.
+/// Calls `make(i)` for i = first, ..., count - 1 on `workers` threads, at most `ahead` items in advance; with 0
+/// workers, on the caller's thread. A running `make` cannot be stopped, so it must return.
 template <class Item>
 class Prefetch {
  public:
@@ -34,11 +34,11 @@ class Prefetch {
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// The next item; none after the last. Rethrows the exception of its `make`, and has no item after that.
+  /// The next item; none after the last. Rethrows its `make`'s exception and has no items after that.
   std::optional<Item> next() {
     if (taken_ >= count_) return std::nullopt;
     if (threads_.empty()) {
-      const Index i = std::exchange(taken_, count_);  // the end, if make_ throws
+      const Index i = std::exchange(taken_, count_);  // ends the iteration if make_ throws
       std::optional<Item> item = make_(i);
       taken_ = i + 1;
       return item;
@@ -97,7 +97,7 @@ class Prefetch {
   Index count_;
   std::mutex mutex_;
   std::condition_variable room_, ready_;
-  Index claimed_, taken_;  // the next item to be made, and to be handed out
+  Index claimed_, taken_;  // the next item to make, and to return
   std::vector<Slot> slots_;
   std::vector<std::thread> threads_;
 };

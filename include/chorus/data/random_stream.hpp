@@ -1,5 +1,5 @@
 #pragma once
-/// Random numbers of one sample: a Philox stream named by (key, place, lap). It is the same on any rank or thread.
+/// The random numbers of one sample: a Philox stream with the key (key, place, lap), the same on any rank and thread.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/philox.hpp>
@@ -7,7 +7,7 @@
 
 namespace chorus::data {
 
-/// The purpose of a stream. Streams of different purposes under one seed are independent.
+/// The purpose of a stream. Streams of different purposes are independent under one seed.
 enum class Purpose : std::uint64_t {
   shuffle = 0x7368756666'6c6500ull,
   augment = 0x6175676d65'6e7400ull,
@@ -16,7 +16,7 @@ enum class Purpose : std::uint64_t {
   split = 0x73706c69'7400ull,
 };
 
-/// A stream of random words: for augmentation `place` is the sample's index in the dataset and `lap` the epoch.
+/// A stream of random words. For augmentation `place` is the sample's index in the dataset and `lap` the epoch.
 class RandomStream {
  public:
   RandomStream(std::uint64_t seed, Purpose purpose, Index place, Index lap)
@@ -40,13 +40,13 @@ class RandomStream {
     return high << 32 | low;
   }
 
-  /// In [0, 1).
+  /// Uniform in [0, 1).
   float uniform() { return unit_float(word()); }
-  /// In [low, high).
+  /// Uniform in [low, high).
   float uniform(float low, float high) { return low + (high - low) * uniform(); }
 
-  /// A whole number in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`. The
-  /// probabilities of two values differ by at most 2^-32.
+  /// A uniform integer in [0, count), for 0 < count < 2^32: the upper part of a 64-bit random number times `count`.
+  /// Probabilities differ by at most 2^-32.
   Index below(Index count) {
     const auto n = static_cast<std::uint64_t>(count);
     const std::uint64_t high = word(), low = word();

@@ -1,6 +1,6 @@
 #pragma once
-/// The samples of a rank and their order: one order per (seed, epoch), cut into global batches, each of which is cut
-/// into shares.
+/// The order of samples and each rank's share: one order per (seed, epoch), split into global batches, and these into
+/// shares.
 
 #include <algorithm>
 #include <chorus/core/dtype.hpp>
@@ -13,66 +13,65 @@
 
 namespace chorus::data {
 
-/// The share of the samples that a sampler gives, and their order.
+/// Options of Sampler: the rank's share and the order.
 struct SamplerOptions {
   int rank = 0;
   int world_size = 1;
   bool shuffle = true;
   std::uint64_t seed = 0;
-  /// Repeat samples so that all shares of a batch have one size.
+  /// Repeat samples so that all shares of a batch have the same size.
   bool padding = false;
-  /// The batch is cut into that many shares, of which each rank takes whole ones; 0: one for each rank.
+  /// The number of shares of a batch, which ranks hold as whole shares; 0: one per rank.
   int shares = 0;
   /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
 };
 
-/// The order of an epoch and each rank's share of it. It depends on seed and epoch alone, so that a global batch is the
-/// same set of samples for any number of ranks: with one seed, training on 1, 2 or 3 ranks sees the same data.
+/// The order of an epoch and each rank's share of it. It depends only on seed and epoch, so that global batches are the
+/// same for any number of ranks: with one seed, training on 1, 2 or 3 ranks sees the same data.
 ///
-/// Of a global batch of n samples each rank gets a contiguous share of n / world_size; the first n % world_size ranks
-/// get one more. A batch with fewer samples than ranks leaves some with an empty share, which has weight 0.
+/// Each rank gets a contiguous share of n / world_size samples of a global batch of n; the first n % world_size ranks
+/// get one more. If a batch has fewer samples than there are ranks, some shares are empty, with weight 0.
 ///
-/// With `padding` each share has ceil(n / world_size) samples, and where the data end, the epoch's first samples come
-/// again: the sets of PyTorch's DistributedSampler. It needs no uneven shares, but it counts some samples twice:
-/// gradients are a little off, and an accuracy measured over padded shares is wrong. Measure without it.
+/// With `padding` each share has ceil(n / world_size) samples; at the end of the data the epoch's first samples repeat,
+/// as in PyTorch's DistributedSampler. Some samples then count twice: gradients are slightly off, and an accuracy over
+/// padded shares is wrong. Evaluate without padding.
 class Sampler {
  public:
-  /// Throws UsageError where the size is negative, the rank isn't in [0, world_size), or there are fewer shares than
-  /// ranks; padded ones there are not.
+  /// Throws UsageError if the size is negative, if the rank is not in [0, world_size), if `shares` is neither 0 nor in
+  /// [world_size, most_shares], or for other shares with padding.
   explicit Sampler(Index dataset_size, SamplerOptions options = {});
 
-  /// Sets the order of another epoch; without a call every epoch has the order of epoch 0. All ranks must pass the
-  /// same.
+  /// Sets the epoch of the order; by default every epoch has the order of epoch 0. All ranks must set the same.
   void set_epoch(Index epoch);
 
   Index dataset_size() const { return size_; }
   Index epoch() const { return epoch_; }
   const SamplerOptions& options() const { return options_; }
 
-  /// The samples of the epoch in order, of all ranks; valid until the epoch changes.
+  /// All ranks' samples of the epoch, in order; valid until the epoch changes.
   std::span<const Index> order() const& { return std::span(*order_).first(static_cast<std::size_t>(length_)); }
   std::span<const Index> order() const&& = delete;
 
-  /// Number of batches of `batch` samples over all ranks. Throws UsageError for a batch of less than 1 sample.
+  /// Number of global batches of `batch` samples. Throws UsageError for a batch of less than 1 sample.
   Index global_batches(Index batch, bool drop_last = false) const;
 
-  /// Number of samples of global batch `b`, over all ranks and without padding.
+  /// Number of samples of global batch `b`, over all ranks, without padding.
   Index global_size(Index b, Index batch) const { return std::min(batch, length_ - b * batch); }
 
-  /// The place in global batch `b` at which this rank's share begins.
+  /// Where this rank's share begins in global batch `b`.
   Index share_begin(Index b, Index batch) const { return boundary(global_size(b, batch), options_.rank); }
 
   /// This rank's samples of global batch `b`; valid until the epoch changes.
   std::span<const Index> share(Index b, Index batch) const&;
   std::span<const Index> share(Index, Index) const&& = delete;  // would refer to a destroyed sampler
 
-  /// All ranks' samples of global batch `b`; this rank's begin at `share_begin`. Valid as long.
+  /// All ranks' samples of global batch `b`; this rank's begin at `share_begin`. Valid until the epoch changes.
   std::span<const Index> whole(Index b, Index batch) const&;
   std::span<const Index> whole(Index, Index) const&& = delete;
 
-  /// The key of the random numbers of the i-th sample of this rank's share: the sample, or, if an order may repeat a
-  /// sample, its place in the epoch.
+  /// The key of random numbers for the i-th sample of this rank's share: the sample's index, or its position in the
+  /// epoch if samples may repeat.
   Index stream(Index b, Index batch, Index i) const;
 
  protected:
@@ -83,8 +82,7 @@ class Sampler {
  private:
   void check_batch(Index batch) const;
 
-  /// The place in a global batch of `count` samples at which the share of `rank` begins and that of the rank before
-  /// ends.
+  /// Where the share of `rank` begins, and the previous one ends, in a global batch of `count` samples.
   Index boundary(Index count, int rank) const;
 
   std::span<const Index> part(Index b, Index batch, int first_rank, int last_rank) const;
@@ -95,10 +93,10 @@ class Sampler {
   Draw draw_ = {};  // set if the order is neither the dataset's nor a permutation
   bool repeats_ = false;
   Index epoch_ = 0;
-  std::shared_ptr<const std::vector<Index>> order_;  // never changed: copies, which may be of another epoch, share it
+  std::shared_ptr<const std::vector<Index>> order_;  // immutable: shared with copies, which may be of another epoch
 };
 
-/// PyTorch's name for a sampler with a rank and a world size; a world of one is no special case.
+/// PyTorch's name for a sampler with a rank and a world size.
 using DistributedSampler = Sampler;
 
 }  // namespace chorus::data

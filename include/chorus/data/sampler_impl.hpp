@@ -1,5 +1,5 @@
 #pragma once
-/// How Sampler makes an order and cuts it.
+/// Makes an epoch's order and splits it.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -39,7 +39,7 @@ CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
 
 CHORUS_INLINE Index Sampler::global_batches(Index batch, bool drop_last) const {
   check_batch(batch);
-  return length_ / batch + (!drop_last && length_ % batch != 0);  // a batch of any size
+  return length_ / batch + (!drop_last && length_ % batch != 0);  // without overflow for any batch size
 }
 
 CHORUS_INLINE std::span<const Index> Sampler::share(Index b, Index batch) const& {
@@ -81,7 +81,7 @@ CHORUS_INLINE Index Sampler::boundary(Index count, int rank) const {
   const auto ranks = static_cast<std::size_t>(world), at = static_cast<std::size_t>(rank);
   if (options_.shares == 0) return chorus::share_begin(count, ranks, at);
   const auto shares = static_cast<std::size_t>(options_.shares);
-  const auto first = chorus::share_begin(options_.shares, ranks, at);  // of this rank
+  const auto first = chorus::share_begin(options_.shares, ranks, at);  // the first share of this rank
   return chorus::share_begin(count, shares, static_cast<std::size_t>(first));
 }
 
@@ -96,7 +96,7 @@ CHORUS_INLINE void Sampler::make_order() {
     order.resize(static_cast<std::size_t>(length_));
     std::iota(order.begin(), order.end(), Index{0});
   }
-  // Padding reads on past the end by at most world_size - 1 samples: the first ones again.
+  // Padding reads up to world_size - 1 samples beyond the end: the first ones again.
   if (options_.padding && length_ > 0)
     for (int i = 0; i + 1 < options_.world_size; ++i) order.push_back(order[static_cast<std::size_t>(i)]);
   order_ = std::make_shared<const std::vector<Index>>(std::move(order));

@@ -1,5 +1,5 @@
 #pragma once
-/// How the images are drawn.
+/// Draws the images.
 
 #include <algorithm>
 #include <array>
@@ -38,7 +38,7 @@ CHORUS_INLINE Normalize SyntheticImages::normalization_of(const ImageShape& shap
 
 CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t digit, const ImageShape& shape,
                                                std::span<float> ink) {
-  // The strokes of a seven-segment display between its six corners, two a row, from the top; and the strokes of each
+  // The strokes of a seven-segment display between its six corners, two per row from the top; and the strokes of each
   // digit.
   constexpr std::uint8_t strokes[7][2] = {{0, 1}, {1, 3}, {3, 5}, {4, 5}, {2, 4}, {0, 2}, {2, 3}};
   constexpr std::uint8_t digits[10] = {0b0111111, 0b0000110, 0b1011011, 0b1001111, 0b1100110,
@@ -63,7 +63,7 @@ CHORUS_INLINE void SyntheticImages::draw_digit(RandomStream& random, std::size_t
   for (std::size_t s = 0; s < 7; ++s)
     if ((digits[digit] >> s & 1) != 0)
       draw_stroke(corners[strokes[s][0]], corners[strokes[s][1]], thickness, shape, ink);
-  // A stray stroke, short and anywhere.
+  // A short stray stroke anywhere.
   const Point from{random.uniform(0, static_cast<float>(shape[2])), random.uniform(0, static_cast<float>(shape[1]))};
   const Point to{from.x + side * random.uniform(-0.1f, 0.1f), from.y + side * random.uniform(-0.1f, 0.1f)};
   draw_stroke(from, to, thickness, shape, ink);
@@ -102,7 +102,7 @@ CHORUS_INLINE void SyntheticImages::colour(RandomStream& random, const ImageShap
     for (Index y = 0; y < shape[1]; ++y)
       for (Index x = 0; x < shape[2]; x += at_once) {
         const int count = static_cast<int>(std::min(at_once, shape[2] - x));
-        std::uint16_t bits[at_once];  // a random word is the noise of two pixels: sums of two bytes each
+        std::uint16_t bits[at_once];  // one random word is the noise of two pixels: sums of two bytes
         for (int i = 0; i < count; i += 2) {
           const std::uint32_t word = random.word();
           bits[i] = static_cast<std::uint16_t>(word);

@@ -1,5 +1,5 @@
 #pragma once
-/// Texts: files and their lines, and windows of a long row of tokens for language models.
+/// Text files and their lines, and windows of a token sequence for language models.
 
 #include <algorithm>
 #include <chorus/core/error.hpp>
@@ -15,7 +15,7 @@
 
 namespace chorus::data {
 
-/// All of a file. Throws FileError with the path if it can't be read.
+/// Reads a whole file. Throws FileError with the path if it can't be read.
 inline std::string read_text(const std::string& path) {
   InputFile file(path);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
@@ -23,7 +23,7 @@ inline std::string read_text(const std::string& path) {
   return text;
 }
 
-/// A file's lines, without their ends ("\n" or "\r\n"); for `VectorDataset{read_lines(path)}`. Throws FileError.
+/// The lines of a file, without "\n" or "\r\n", for `VectorDataset{read_lines(path)}`. Throws FileError.
 inline std::vector<std::string> read_lines(const std::string& path) {
   const std::string text = read_text(path);
   std::vector<std::string> lines;
@@ -36,7 +36,7 @@ inline std::vector<std::string> read_lines(const std::string& path) {
   return lines;
 }
 
-/// Windows of `window` tokens that don't overlap. A sample is the pair of a window and of each token's successor; in a
+/// Non-overlapping windows of `window` tokens. A sample is the pair of a window and of each token's successor; in a
 /// batch both are [samples, window].
 class TokenWindows {
  public:

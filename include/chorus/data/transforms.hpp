@@ -1,6 +1,6 @@
 #pragma once
-/// Changes of an image between the dataset and the batch. Random transforms draw from the sample's own stream, keyed by
-/// (seed, epoch, sample): a sample looks the same on every rank, device and worker.
+/// Image transforms between dataset and batch. Random transforms draw from the sample's own stream, keyed by (seed,
+/// epoch, sample): a sample looks the same on every rank, device and worker.
 
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ namespace chorus::data {
 /// {channels, height, width}.
 using ImageShape = std::array<Index, 3>;
 
-/// One image being prepared, channel after channel, row after row; pixels in [0, 1] until they are normalised.
+/// An image in preparation, in the order channel, row, column; pixels are in [0, 1] until normalised.
 struct Image {
   std::span<float> pixels;
   ImageShape shape;
@@ -28,7 +28,7 @@ struct Image {
   }
 };
 
-/// Changes an image in place. Several threads call it at once. Any function object of this form will do.
+/// Changes an image in place. Called on several threads concurrently. Any function object of this form works.
 using Transform = std::function<void(const Image&, RandomStream&)>;
 
 /// (pixel - mean) / stddev, per channel.
@@ -38,7 +38,7 @@ struct Normalize {
   void operator()(const Image& image, RandomStream&) const;
 };
 
-/// Mirrors left and right.
+/// Flips horizontally.
 struct RandomHorizontalFlip {
   float probability = 0.5f;
 
@@ -49,7 +49,7 @@ struct RandomHorizontalFlip {
   }
 };
 
-/// Pads all sides with `padding` zeros and cuts a window of the old size at a random place: a shift of up to `padding`.
+/// Pads all sides with `padding` zeros and crops a random window of the old size: a shift by up to `padding`.
 struct RandomCrop {
   Index padding = 4;
 
@@ -58,7 +58,7 @@ struct RandomCrop {
     check<ShapeError>(padding >= 0 && padding <= std::min(height, width),
                       "RandomCrop: expected a padding from 0 to the ", "image's size, got ", padding, " for ", height,
                       " x ", width);
-    // Output row y is input row y + down, moved left by `right`; both in [-padding, padding].
+    // Output row y is input row y + down, shifted left by `right`; both are in [-padding, padding].
     const Index down = random.below(2 * padding + 1) - padding, right = random.below(2 * padding + 1) - padding;
     const auto kept = static_cast<std::size_t>(width - std::abs(right));
     for (Index c = 0; c < channels; ++c)

@@ -1,5 +1,5 @@
 #pragma once
-/// How pixels are normalised.
+/// Normalises pixels.
 
 #include <chorus/data/transforms.hpp>
 #include <cstddef>

@@ -1,5 +1,5 @@
 #pragma once
-/// A sampler that draws samples by weights, for example rare classes more often.
+/// A sampler with weights, for example to draw rare classes more often.
 
 #include <algorithm>
 #include <bit>
@@ -17,18 +17,18 @@ namespace chorus::data {
 
 /// Options of WeightedRandomSampler.
 struct WeightedOptions {
-  Index num_samples = 0;    ///< samples in an epoch; 0: as many as the dataset has
-  bool replacement = true;  ///< a sample may come several times in an epoch
+  Index num_samples = 0;    ///< samples per epoch; 0: the dataset's size
+  bool replacement = true;  ///< whether a sample may repeat in an epoch
 };
 
-/// An epoch of samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler: `DataLoader
-/// loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends on seed, epoch and
-/// weights alone. It is cut into shares like the other sampler's order: any number of ranks under any policy sees the
-/// same global batches if all have the same weights.
+/// Draws an epoch's samples with probabilities proportional to `weights`, like PyTorch's WeightedRandomSampler:
+/// `DataLoader loader{train, WeightedRandomSampler{net.sampler(train), weights}, {...}}`. The order depends only on
+/// seed, epoch and weights. It is split into shares like the other sampler's order: with equal weights, any number of
+/// ranks under any policy sees the same global batches.
 class WeightedRandomSampler : public Sampler {
  public:
-  /// `weights`: one for each sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
-  /// above 0 and no sample may repeat.
+  /// `weights`: one per sample, at least 0. Throws UsageError for other weights, or if fewer than num_samples are
+  /// positive and samples may not repeat.
   WeightedRandomSampler(Sampler shares, const std::vector<double>& weights, const WeightedOptions& options = {})
       : Sampler(std::move(shares)) {
     const Index count = options.num_samples == 0 ? dataset_size() : options.num_samples;
@@ -40,8 +40,8 @@ class WeightedRandomSampler : public Sampler {
   }
 
  private:
-  /// Node n of a binary tree has the sum of nodes 2 n and 2 n + 1; the leaves are the weights as whole numbers, so that
-  /// sums have no rounding, and every machine draws the same.
+  /// A binary tree: node n is the sum of nodes 2 n and 2 n + 1; the leaves are the weights as integers, so that sums
+  /// are exact and every machine draws the same.
   std::vector<std::uint64_t> tree(const std::vector<double>& weights, Index at_least) const {
     check<UsageError>(std::cmp_equal(weights.size(), dataset_size()), "WeightedRandomSampler: expected ",
                       dataset_size(), " weights, one for each sample, got ", weights.size());
@@ -84,7 +84,7 @@ class WeightedRandomSampler : public Sampler {
     return order;
   }
 
-  /// The upper half of word * total: a whole number in [0, total).
+  /// The upper half of word * total: an integer in [0, total).
   static std::uint64_t scaled(std::uint64_t word, std::uint64_t total) {
     const std::uint64_t low = word & 0xFFFFFFFFu, high = word >> 32;
     const std::uint64_t a = low * (total & 0xFFFFFFFFu), b = low * (total >> 32), c = high * (total & 0xFFFFFFFFu);

@@ -21,7 +21,7 @@ struct BatchNormOptions {
   double momentum = 0.1;
 };
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 template <class T, class D>
 struct BatchNorm {

@@ -24,7 +24,7 @@ namespace operations {
 // Which side of the transform is real.
 enum class Fourier : std::uint8_t { complex, from_real, to_real };
 
-// The tape's record, beside the backward function: see ops/higher_order.hpp.
+// The tape's record, in addition to the backward function: see ops/higher_order.hpp.
 template <Fourier Kind>
 struct FourierTransform {
   static constexpr const char* name = Kind == Fourier::complex ? "fft" : Kind == Fourier::from_real ? "rfft" : "irfft";

@@ -11,7 +11,7 @@
 /// if an input is one.
 ///
 /// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
-/// nodes keep the operation and its inputs, beside the backward function. `grad` walks the nodes and calls
+/// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
 /// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
 /// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
 /// own gradient uses Dual numbers of Dual numbers.

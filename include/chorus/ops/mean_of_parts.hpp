@@ -31,7 +31,7 @@ class BatchParts {
     double value() const { return over == 0 ? 0 : sum / over; }
   };
   /// Adds this process's parts and those of all others. All processes must call it. Throws UsageError on all of them if
-  /// one has other samples than its parts of the batch.
+  /// the samples of one are not those of its parts of the batch.
   virtual Mean add_up(std::span<const double> sums, std::span<const double> overs) const = 0;
 };
 

@@ -12,7 +12,7 @@
 
 namespace chorus {
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";

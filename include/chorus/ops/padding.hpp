@@ -11,7 +11,7 @@ struct Padding2d {
   Index left = 0, right = 0, top = 0, bottom = 0;
 };
 
-// The tape's record of this operation, beside its backward function: see ops/higher_order.hpp.
+// The tape's record of this operation, in addition to its backward function: see ops/higher_order.hpp.
 namespace operations {
 struct Pad2d {
   static constexpr const char* name = "pad2d";

@@ -11,7 +11,7 @@
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct Reshape {
   static constexpr const char* name = "reshape";

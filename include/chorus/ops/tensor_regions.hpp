@@ -137,7 +137,7 @@ auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group(
       [](const auto& dy) { return dy; }, detail::as_recorded(x));
 }
 
-/// This member's part of an axis of x, which all members have. Gradients are gathered.
+/// This member's part of an axis of x; every member has the whole x. The backward pass gathers the gradients.
 template <Operand X>
 auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
   if (group == nullptr) return detail::as_recorded(x);

@@ -13,7 +13,7 @@
 
 namespace chorus {
 
-// The tape's record of these operations, beside their backward functions: see ops/higher_order.hpp.
+// The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
 namespace operations {
 struct ConvTranspose2d {
   static constexpr const char* name = "conv_transpose2d";

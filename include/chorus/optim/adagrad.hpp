@@ -1,5 +1,5 @@
 #pragma once
-/// Adagrad (Duchi, Hazan, Singer 2011), as PyTorch computes it.
+/// Adagrad (Duchi, Hazan, Singer 2011), as in PyTorch.
 
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/optimizer.hpp>

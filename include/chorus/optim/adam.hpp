@@ -1,5 +1,5 @@
 #pragma once
-/// Adam (Kingma, Ba 2015), AMSGrad (Reddi et al. 2018) and AdamW (Loshchilov, Hutter 2019), as PyTorch computes them.
+/// Adam (Kingma, Ba 2015), AMSGrad (Reddi et al. 2018) and AdamW (Loshchilov, Hutter 2019), as in PyTorch.
 
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/optimizer.hpp>
@@ -14,8 +14,8 @@ struct AdamOptions {
   bool amsgrad = false;
 };
 
-/// m and v are decaying means of g and g²; p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps). Weight decay
-/// is added to the gradient.
+/// m and v are exponential moving averages of g and g²; p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
+/// Weight decay is added to the gradient.
 template <Device D>
 class Adam : public Optimizer<D> {
  public:
@@ -63,7 +63,7 @@ class Adam : public Optimizer<D> {
   bool decoupled_;
 };
 
-/// Adam whose weight decay shrinks the parameter itself: p -= lr weight_decay p.
+/// Adam with decoupled weight decay: p -= lr weight_decay p.
 template <Device D>
 class AdamW final : public Adam<D> {
  public:

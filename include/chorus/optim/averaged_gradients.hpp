@@ -1,5 +1,5 @@
 #pragma once
-/// Refuses gradients that belong to one process alone: with them the parameters of the processes would drift apart.
+/// Rejects local gradients, with which the parameters of the processes would diverge.
 
 #include <chorus/core/error.hpp>
 #include <chorus/nn/module.hpp>
@@ -14,7 +14,7 @@ namespace chorus::optim::detail {
                    "outside no_sync, or call zero_grad");
 }
 
-/// Throws UsageError for a gradient that a policy has marked: see ParameterOn::grad_local.
+/// Throws UsageError for a gradient marked as local: see ParameterOn::grad_local.
 template <Device D>
 void check_averaged(const nn::NamedParameter<D>& named) {
   if (named.parameter->grad_local()) [[unlikely]]

@@ -19,9 +19,9 @@
 
 namespace chorus::optim {
 
-/// How an average follows the parameters.
+/// The weights of an average.
 struct AverageRule {
-  /// The weight of the old average in an update. Below 0, all updates have the same weight.
+  /// The weight of the old average in an update. Negative: all updates have equal weights.
   double decay = -1;
   double keep(std::int64_t updates) const {
     return decay >= 0 ? decay : static_cast<double>(updates) / static_cast<double>(updates + 1);
@@ -36,11 +36,11 @@ inline AverageRule exponential(double decay) {
 inline AverageRule equal_weights() { return {}; }
 
 namespace detail {
-/// The averages that models hold at the moment, by the parameter or buffer that each replaces. Each average keeps the
-/// displaced numbers: the trained ones, or those of another average below it.
+/// The averages that models hold now, by the parameter or buffer that each replaces. Each average stores the values it
+/// displaced: the trained ones, or those of another average below it.
 class HeldAverages {
  public:
-  /// Where a displaced number is now.
+  /// Where displaced values are stored.
   using Place = void*;
 
   static HeldAverages& all() {
@@ -52,8 +52,8 @@ class HeldAverages {
     held_[number].push_back(displaced);
     ++count_;
   }
-  /// Removes the average that holds the displaced number. Returns the place of its own number: an average above it may
-  /// have displaced that one. Null if it is in the model.
+  /// Removes the average that holds the displaced values. Returns where its own values are, since an average above it
+  /// may have displaced them; null if they are in the model.
   Place remove(const void* number, Place displaced) {
     const std::lock_guard lock(mutex_);
     auto& stack = held_.at(number);
@@ -77,7 +77,7 @@ class HeldAverages {
 };
 }  // namespace detail
 
-/// A policy.
+/// A policy: holds a model.
 template <class Net>
 concept HoldsModel = requires(Net& net) {
   net.module();
@@ -86,13 +86,13 @@ concept HoldsModel = requires(Net& net) {
 
 /// Options of ParameterAverage.
 struct ParameterAverageOptions {
-  /// Average the buffers, too. Otherwise the average has the buffers of the last update, as in PyTorch's AveragedModel.
-  /// Buffers of integers are never averaged.
+  /// Average the buffers, too. By default the average takes the last update's buffers, as PyTorch's AveragedModel.
+  /// Integer buffers are never averaged.
   bool use_buffers = false;
 };
 
-/// A second set of a model's parameters that follows them. It starts as a copy. The workers of a ParameterServer fetch
-/// a step's parameters in the next forward pass; there the average is one step behind the server's.
+/// A running average of a model's parameters. It starts as a copy. A ParameterServer's workers fetch a step's
+/// parameters in the next forward pass, so there the average is one step behind the server's.
 ///
 ///   optim::ParameterAverage average{net.parameters(), optim::exponential(0.999)};
 ///   ...                                  // after each optimizer.step():
@@ -100,14 +100,14 @@ struct ParameterAverageOptions {
 ///   ...
 ///   optim::AveragedScope use{average};   // the model computes with the averages while this lives
 ///
-/// Batch norm's running statistics still belong to the trained parameters. `update_bn(net, loader)` inside of the scope
-/// computes them anew. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has buffers of
-/// its own, which come and go with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
+/// Batch norm's running statistics still belong to the trained parameters; `update_bn(net, loader)` inside of the scope
+/// recomputes them. An average of the net, `ParameterAverage average{net, optim::equal_weights()}`, has its own
+/// buffers, which are swapped with the averages. A scope with the net, `AveragedScope use{average, net}`, restores the
 /// trained buffers.
 template <Device D>
 class ParameterAverage {
  public:
-  /// Throws UsageError where there are no parameters.
+  /// Throws UsageError if there are no parameters.
   ParameterAverage(std::vector<nn::NamedParameter<D>> parameters, AverageRule rule) : rule_(rule) {
     check<UsageError>(!parameters.empty(), "ParameterAverage: expected at least one parameter");
     for (auto& named : parameters) {
@@ -115,7 +115,7 @@ class ParameterAverage {
       add({named.name, named.handle.shared(), &parameter, &parameter, {}});
     }
   }
-  /// An average of all parameters and buffers of `net`, a policy.
+  /// Averages all parameters and buffers of `net`, a policy.
   template <HoldsModel Net>
   ParameterAverage(Net& net, AverageRule rule, const ParameterAverageOptions& options = {})
       : ParameterAverage(net.parameters(), rule) {
@@ -132,8 +132,8 @@ class ParameterAverage {
   ParameterAverage(const ParameterAverage&) = delete;
   ParameterAverage& operator=(const ParameterAverage&) = delete;
 
-  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds averages, these or others,
-  /// and for `equal_weights` in a step that is captured.
+  /// average = keep average + (1 - keep) parameter. Throws UsageError while the model holds this or another average,
+  /// and for `equal_weights` in a captured step.
   void update() {
     check<UsageError>(!swapped_, "ParameterAverage: can't update while the model holds the averages");
     check<UsageError>(
@@ -164,8 +164,8 @@ class ParameterAverage {
     }
   }
 
-  /// Exchanges the model's numbers and the averages. Both stay at their addresses, which captured steps know. If the
-  /// model holds several averages, one above the other, they may leave in any order.
+  /// Swaps the model's values and the averages. Addresses don't change, since captured steps know them. If the model
+  /// holds several averages, they may be removed in any order.
   void swap() {
     for (Entry& entry : entries_) {
       const auto device = entry.where();
@@ -191,7 +191,7 @@ class ParameterAverage {
   std::int64_t updates() const { return updates_; }
 
   D device() const { return entries_.front().where(); }
-  /// The averages and their number, for checkpoints: `average.conv1.weight`.
+  /// The averages and the number of updates, for checkpoints: `average.conv1.weight`.
   std::vector<StateTensor> state() {
     check<UsageError>(!swapped_, "ParameterAverage: can't save its state while the model holds the averages");
     std::vector<StateTensor> out;
@@ -210,7 +210,7 @@ class ParameterAverage {
   }
 
  private:
-  /// The place of a parameter or of a buffer.
+  /// A parameter or buffer and its average.
   struct Entry {
     std::string name;
     Ref<Node> owner;
@@ -219,7 +219,7 @@ class ParameterAverage {
     Storage<D> average;
 
     const void* number() const { return owner.get(); }
-    // Another process has these numbers: there is no state here.
+    // Whether the values are here, or in another process, which then has the state.
     bool is_here() const { return numbers->is_here(); }
     void* value() const { return is_here() ? numbers->memory() : nullptr; }
     D where() const { return numbers->where(); }
@@ -247,9 +247,9 @@ ParameterAverage(std::vector<nn::NamedParameter<D>>, AverageRule) -> ParameterAv
 template <HoldsModel Net>
 ParameterAverage(Net&, AverageRule, const ParameterAverageOptions& = {}) -> ParameterAverage<typename Net::device_type>;
 
-/// While it lives, the model computes with the averages. No optimizer may step meanwhile: it would step the averages,
-/// and the step would be lost. Scopes of several averages may be nested; the innermost one holds. Throws UsageError if
-/// the model holds this average already.
+/// While it lives, the model computes with the averages. No optimizer may step meanwhile: the step would change the
+/// averages and be lost. Scopes of several averages may be nested; the innermost one counts. Throws UsageError if the
+/// model already holds this average.
 template <Device D>
 class AveragedScope {
  public:
@@ -257,7 +257,7 @@ class AveragedScope {
     check_free();
     average_.swap();
   }
-  /// Afterwards the buffers of `net`, a policy, have their old numbers, whatever passes with the averages did to them.
+  /// Also restores the buffers of `net`, a policy, at the end, whatever passes with the averages changed.
   template <HoldsModel Net>
   AveragedScope(ParameterAverage<D>& average, Net& net) : average_(average) {
     check_free();

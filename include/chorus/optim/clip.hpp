@@ -1,5 +1,5 @@
 #pragma once
-/// Gradient clipping, by the norm of all gradients or number by number.
+/// Gradient clipping by norm and by value.
 
 #include <array>
 #include <chorus/kernels/functors.hpp>
@@ -10,8 +10,8 @@
 
 namespace chorus::optim {
 
-/// Limits every number of all gradients to [-limit, limit]; what is not a number stays so, as in PyTorch. Throws
-/// UsageError unless the limit is positive.
+/// Clips every element of all gradients to [-limit, limit]; NaN stays NaN, as in PyTorch. Throws UsageError unless the
+/// limit is positive.
 template <Device D>
 void clip_grad_value(const std::vector<nn::NamedParameter<D>>& parameters, double limit) {
   check<UsageError>(limit > 0, "clip_grad_value: the limit must be positive, got ", limit);

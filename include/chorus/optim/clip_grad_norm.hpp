@@ -1,5 +1,5 @@
 #pragma once
-/// Gradient clipping by the norm of all gradients.
+/// Gradient clipping by total norm.
 
 #include <algorithm>
 #include <cmath>
@@ -42,13 +42,13 @@ double square_sum(const std::vector<nn::NamedParameter<D>>& parameters) {
   });
   return squares;
 }
-/// The first parameter whose gradient is not finite; null where there is none.
+/// The first parameter whose gradient is not finite; null if there is none.
 template <Device D>
 [[gnu::cold]] const nn::NamedParameter<D>* first_not_finite(const std::vector<nn::NamedParameter<D>>& parameters) {
   for (const auto& named : parameters) {
     bool finite = true;
     for_each_grad(std::vector{named}, [&](auto& parameter, auto* grad) {
-      if constexpr (std::is_same_v<D, Cpu>)  // squares of finite doubles may be infinite
+      if constexpr (std::is_same_v<D, Cpu>)  // squares of finite doubles may overflow
         finite = std::all_of(grad, grad + parameter.count(), [](auto x) { return std::isfinite(x); });
       else
         finite = std::isfinite(kernels::square_sum(parameter.where(), parameter.count(), grad));
@@ -61,7 +61,7 @@ template <Device D>
   fail<NonFiniteError>("clip_grad_norm: expected a finite norm of the gradients, got ", norm,
                        "; the first non-finite gradient belongs to ", first);
 }
-/// Throws NonFiniteError, which has the norm and the parameter, for a norm that is not finite.
+/// Throws NonFiniteError, with the norm and the parameter, if the norm is not finite.
 template <Device D>
 void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double norm,
                   const char* none = "several together") {
@@ -69,12 +69,12 @@ void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double n
   const auto* first = first_not_finite(parameters);
   raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
-/// The common norm of all gradients.
+/// The norm of all gradients as one vector.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
   double norm = std::sqrt(square_sum(parameters));
   if constexpr (std::is_same_v<D, Cpu>)
-    if (std::isinf(norm) && first_not_finite(parameters) == nullptr) {  // squares of doubles
+    if (std::isinf(norm) && first_not_finite(parameters) == nullptr) {  // squares of doubles may overflow
       norm = 0;
       for_each_grad(parameters, [&](auto& parameter, auto* grad) {
         for (Index i = 0; i < parameter.count(); ++i) norm = std::hypot(norm, static_cast<double>(grad[i]));
@@ -82,7 +82,8 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
     }
   return norm;
 }
-/// The ranks that have these parameters together, in the order of the parameters; none where this process has all.
+/// The groups of ranks that share these parameters, without duplicates, in parameter order; empty if this process has
+/// all.
 template <Device D>
 std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedParameter<D>>& parameters) {
   std::vector<std::shared_ptr<ModelRanks>> all;
@@ -91,7 +92,7 @@ std::vector<std::shared_ptr<ModelRanks>> ranks_of(const std::vector<nn::NamedPar
       all.push_back(ranks);
   return all;
 }
-/// The norm where ranks have the parameters together: each number counts once, and all ranks get the same bits.
+/// The norm of parameters that ranks share: each element counts once, and all ranks get the same bits.
 template <Device D>
 [[gnu::cold]] double grad_norm_of(const std::vector<nn::NamedParameter<D>>& parameters,
                                   const std::shared_ptr<ModelRanks>& ranks) {
@@ -102,7 +103,7 @@ template <Device D>
   double squares = square_sum(own);
   ranks->sum({&squares, 1});
   if (!std::isinf(squares)) return std::sqrt(squares);
-  const double norm = grad_norm(own);  // squares of doubles
+  const double norm = grad_norm(own);  // squares of doubles may overflow
   double largest = norm;
   ranks->max({&largest, 1});
   if (std::isinf(largest)) return largest;
@@ -111,8 +112,8 @@ template <Device D>
   return largest * std::sqrt(squares);
 }
 
-/// Multiplies gradients, if need be, so that a common norm of `norm` becomes at most `max_norm`. A norm that is not a
-/// number makes all gradients so.
+/// Scales gradients down, if necessary, so that their total norm `norm` becomes at most `max_norm`. A NaN norm makes
+/// all gradients NaN.
 template <Device D>
 void scale_down(const std::vector<nn::NamedParameter<D>>& parameters, double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
@@ -128,20 +129,19 @@ inline void check_max_norm(double max_norm) {
 
 /// Options of clip_grad_norm.
 struct ClipGradNormOptions {
-  /// Throw NonFiniteError, before any gradient is changed, where the norm is infinite or not a number.
+  /// Throw NonFiniteError, before any gradient is changed, if the norm is infinite or NaN.
   bool error_if_nonfinite = false;
 };
 
-/// Scales all gradients down so that their common Euclidean norm is at most `max_norm`; returns the norm before.
-/// Squares are added up in double, so that those of floats don't overflow. Under DistributedDataParallel to be called
-/// after backward, when all ranks hold the same gradients. Where each rank has a part of the parameters the norm is one
-/// device's, too, and all ranks call it, with the same of `net.parameters()`. In a step that is captured by Graphed it
-/// returns NaN, since there the device alone knows the norm.
+/// Scales all gradients down so that their total Euclidean norm is at most `max_norm`; returns the original norm.
+/// Squares are summed in double, so that those of floats don't overflow. Under DistributedDataParallel call it after
+/// backward, when all ranks have the same gradients. With sharded parameters the norm equals that on one device, and
+/// all ranks must call it with the same `net.parameters()`. In a step captured by Graphed it returns NaN, since only
+/// the device knows the norm.
 ///
-/// Where the norm is not a number, neither is any gradient afterwards, and where it is infinite finite gradients are 0
-/// and the others not a number, as in PyTorch: a fault shows in all weights, and isn't hidden by clipping. With
-/// `{.error_if_nonfinite = true}` it is a NonFiniteError instead, that has the norm and the first such parameter's
-/// name; UsageError in a step that is captured.
+/// If the norm is NaN, all gradients become NaN; if it is infinite, finite gradients become 0 and others NaN, as in
+/// PyTorch. A fault then shows in all weights and is not hidden by clipping. With `{.error_if_nonfinite = true}` it
+/// throws NonFiniteError instead, with the norm and the first such parameter's name, and UsageError in a captured step.
 template <Device D>
 double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {}) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Steps of optimizers as element-wise functions, so that they run on every device.
+/// Optimizer steps as element-wise functions, which run on every device.
 
 #include <array>
 #include <chorus/kernels/pointwise.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// GradScaler multiplies the loss before backward, so that gradients are not too small for half, and skips steps whose
+/// GradScaler multiplies the loss before backward, so that gradients don't underflow in half, and skips steps whose
 /// gradients overflowed (Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 
 #include <algorithm>
@@ -24,8 +24,8 @@
 namespace chorus::optim {
 
 namespace detail {
-/// The gradients that contain one scaler's losses and are not yet divided. Several scalers of the same parameters take
-/// turns: gradients with two scales can't be told apart.
+/// Tracks the gradients that contain a scaler's losses and are not yet unscaled. Several scalers of the same parameters
+/// must take turns, since gradients with two scales cannot be separated.
 template <Device D>
 class ScaledGradients {
  public:
@@ -36,14 +36,14 @@ class ScaledGradients {
     std::erase_if(all(), [](const auto& book) { return book.expired(); });
     all().push_back(own_);
   }
-  /// A loss is multiplied.
+  /// Called when a loss is scaled.
   void begin() {
     for (auto& entry : own_->parameters) entry.forgotten = entry.parameter->times_forgotten();
     own_->open = true;
   }
-  /// The gradients are divided, or discarded.
+  /// Called when the gradients are unscaled or cleared.
   void end() { own_->open = false; }
-  /// Whether some of the same gradients contain another scaler's losses now.
+  /// Whether some of these gradients now contain another scaler's losses.
   bool are_anothers() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
@@ -63,10 +63,10 @@ class ScaledGradients {
  private:
   struct Entry {
     const ParameterOn<D>* parameter;
-    std::uint32_t forgotten;  // when the loss was multiplied
+    std::uint32_t forgotten;  // the clear count when the loss was scaled
   };
   struct Book {
-    std::vector<Entry> parameters;  // by address
+    std::vector<Entry> parameters;  // sorted by address
     std::atomic<bool> open{false};
   };
   static bool before(const Entry& a, const Entry& b) { return std::less<>()(a.parameter, b.parameter); }
@@ -93,33 +93,31 @@ concept SharedOut = requires(Optimizer& optimizer, std::int32_t* found) {
 ///   scaler.step(optimizer);
 ///
 /// A net has one scaler, or several that take turns: each steps before the next one scales a loss. Several optimizers
-/// take one step together, `scaler.step(a, b)`: gradients are divided by the scale once, and either all optimizers step
-/// or none.
+/// can share a step, `scaler.step(a, b)`: gradients are unscaled once, and either all optimizers step or none.
 ///
-/// The gradients after their reduction over all devices decide whether a step is skipped. Sums keep infinity and NaN,
-/// and all ranks hold the same bits, so all decide alike without a message. Under a hook, ranks may have different
-/// averages. Then they have to ask each other: `GradScaler scaler{net}`. Ranks that have parts of a model, and ranks of
-/// a ShardedOptimizer, which may have averaged only their own part of the gradients, always ask each other.
+/// Whether a step is skipped depends on the gradients after their all-reduce. Sums keep infinity and NaN, and all ranks
+/// have the same bits, so they decide alike without communication. With a communication hook, ranks may have different
+/// averages and must communicate: `GradScaler scaler{net}`. Ranks with parts of a model, and ranks of a
+/// ShardedOptimizer, which may have averaged only their part of the gradients, always communicate.
 ///
-/// A communication hook with error feedback keeps a remainder for later steps, in the scale of its gradients. A scaler
-/// of the net, `GradScaler scaler{net}`, multiplies the remainder when the scale changes, but not on GPUs. There, and
-/// if the scaler was made of parameters, the remainder at each change counts once by the wrong factor: half if the
-/// scale has doubled.
+/// A communication hook with error feedback keeps an error for later steps, in the scale of its gradients. A scaler of
+/// the net, `GradScaler scaler{net}`, rescales the error when the scale changes, except on GPUs. There, and for a
+/// scaler of parameters, the error is used once with the wrong factor after each change: one half if the scale doubled.
 ///
-/// On GPUs the scale lies in device memory. A step that Graphed captures examines its gradients there and skips itself
-/// there: the host never waits. An eager step waits, to tell whether it has stepped.
+/// On GPUs the scale is in device memory. A step captured by Graphed checks its gradients and skips itself on the
+/// device; the host never waits. An eager step waits, since it returns whether it stepped.
 template <Device D>
 class GradScaler {
  public:
-  /// Throws UsageError for options that make no sense.
+  /// Throws UsageError for invalid options.
   explicit GradScaler(std::vector<nn::NamedParameter<D>> parameters, const GradScalerOptions& options = {})
       : parameters_(std::move(parameters)),
         scale_(parameters_, checked(options)),
         gradients_(parameters_),
         least_(std::min(options.min_scale, options.init_scale)),
         most_(options.max_scale) {}
-  /// A scaler of all parameters of `net`. If any rank has to skip a step, all ranks skip it. They ask each other as
-  /// long as `net` lives; afterwards that throws UsageError. Throws UsageError under a NonFinite policy, too.
+  /// A scaler for all parameters of `net`. If one rank has to skip a step, all ranks skip it. Ranks communicate through
+  /// `net`; after its destruction this throws UsageError. Throws UsageError also under a NonFinite policy.
   template <class Net>
   requires requires { Net::distributed; }
   explicit GradScaler(Net& net, const GradScalerOptions& options = {}) : GradScaler(net.parameters(), options) {
@@ -136,8 +134,8 @@ class GradScaler {
       };
   }
 
-  /// The loss times the scale. If gradients were unscaled since the last loss, but not stepped by `step` (the program
-  /// skipped the step, or took it itself), the scale first changes as if they had been stepped.
+  /// The loss times the scale. If gradients were unscaled since the last loss but not stepped by `step` (the program
+  /// skipped the step, or took it itself), first updates the scale as if they had been.
   template <Operand X>
   auto scale(const X& loss) {
     if (std::exchange(unscaled_, false)) change([&] { scale_.leave(finite_); });
@@ -146,9 +144,10 @@ class GradScaler {
     return scale_.multiply(loss);
   }
 
-  /// Divides all gradients by the scale, once a step. Returns whether all are finite. For programs that clip or examine
-  /// gradients before the step. In a captured step it returns true: only the device will know. Throws UsageError if no
-  /// parameter has a gradient, unless it asks other ranks, and if it was called since the last `step` or `scale`.
+  /// Divides all gradients by the scale, once per step. Returns whether all are finite; true in a captured step, since
+  /// only the device knows. For programs that clip or inspect gradients before the step. Throws UsageError if no
+  /// parameter has a gradient and ranks don't communicate, and if it was already called since the last `step` or
+  /// `scale`.
   bool unscale() {
     check_can_unscale();
     for (const auto& named : parameters_) named.parameter->check_grad_whole();
@@ -158,11 +157,11 @@ class GradScaler {
                       "gradients use GradScaler scaler{net}");
     begin_unscale();
     by_parameters_ = true;
-    finite_ = false;  // unless all ranks can be asked
+    finite_ = false;  // if asking the ranks fails
     return finite_ = scale_.unscale(parameters_, agree);
   }
-  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its own part. All
-  /// ranks call it, and all return the same.
+  /// The same for the gradients of a ShardedOptimizer, of which each rank may have averaged only its part. All ranks
+  /// must call it; all return the same.
   template <SharedOut Sharded>
   bool unscale(Sharded& optimizer) {
     check_can_unscale();
@@ -174,13 +173,13 @@ class GradScaler {
     if (optimizer.in_parts())
       optimizer.with_parts(unscale);
     else
-      unscale(parameters_);  // whole gradients may be examined elsewhere, too
+      unscale(parameters_);  // whole gradients may be used elsewhere, too
     return finite_;
   }
 
-  /// Steps with the unscaled gradients. If one is not finite, it skips the step and lowers the scale. Returns whether
-  /// it has stepped; true in a captured step. Throws UsageError if the last step had another optimizer, and `scale` was
-  /// not called in between.
+  /// Steps with the unscaled gradients. If one is not finite, skips the step and lowers the scale. Returns whether it
+  /// stepped; true in a captured step. Throws UsageError if the last step had other optimizers and `scale` was not
+  /// called in between.
   template <std::derived_from<Optimizer<D>>... Optimizers>
   requires(sizeof...(Optimizers) > 0) bool step(Optimizers&... optimizers) {
     note_step({static_cast<const Optimizer<D>*>(&optimizers)...});
@@ -191,8 +190,8 @@ class GradScaler {
     return finite;
   }
 
-  /// The same for a ShardedOptimizer; all ranks step, or all skip the step. Throws UsageError after `unscale()` if
-  /// ranks have parts of the averages: only `unscale(optimizer)` finds those.
+  /// The same for a ShardedOptimizer; all ranks step or all skip. Throws UsageError after `unscale()` if ranks have
+  /// parts of the averages, which only `unscale(optimizer)` checks.
   template <SharedOut Sharded>
   bool step(Sharded& optimizer) {
     check<UsageError>(!unscaled_ || !by_parameters_ || !optimizer.in_parts(),
@@ -216,14 +215,14 @@ class GradScaler {
     std::int64_t good_steps = 0;
   };
   State state() const { return {scale_.scale(), scale_.good_steps()}; }
-  /// The memory of the net's hook is unchanged: the same checkpoint restores it. Files of earlier versions had no
-  /// bounds: a scale beyond the options' bounds becomes the nearest within them.
+  /// Does not rescale the hook's error, which the same checkpoint restores. Old files had no bounds: the scale is
+  /// clamped to the options' bounds.
   void set_state(const State& state) {
     check<UsageError>(is_scale(state.scale) && state.good_steps >= 0, "GradScaler: a state with scale ", state.scale,
                       " and ", state.good_steps, " good steps");
     scale_.set(std::clamp(state.scale, least_, most_), state.good_steps);
   }
-  /// The same for a checkpoint's file.
+  /// The same state in a checkpoint file's format.
   static constexpr std::string_view kept_as = "loss_scale";
   std::array<double, 2> kept() const { return {state().scale, static_cast<double>(state().good_steps)}; }
   static bool can_keep(const std::array<double, 2>& kept) {
@@ -246,7 +245,7 @@ class GradScaler {
     return options;
   }
 
-  // Lets `step()` change the scale, and multiplies the values that are kept in its unit.
+  // Runs `step()`, which may change the scale, and rescales values that depend on it.
   template <class Step>
   void change(const Step& step) {
     if (!follow_) return step();
@@ -255,7 +254,7 @@ class GradScaler {
     if (const double after = scale_.scale(); after != before) follow_(after / before);
   }
 
-  // Asks the ranks that share the parameters; does nothing if each rank has all of them.
+  // Asks the ranks that share the parameters; empty if each rank has all of them.
   detail::AgreeOnFound among_ranks() const {
     auto all = detail::ranks_of(parameters_);
     if (all.empty()) return {};
@@ -280,7 +279,7 @@ class GradScaler {
                       "between two calls of unscale()");
     detail::check_averaged(parameters_);
   }
-  // The same optimizer may step again: under `join`, a rank without batches has no loss to scale.
+  // The same optimizers may step again: with `join`, a rank without batches has no loss to scale.
   void note_step(std::initializer_list<const void*> optimizers) {
     check<UsageError>(
         stepped_.empty() || std::equal(stepped_.begin(), stepped_.end(), optimizers.begin(), optimizers.end()),
@@ -299,7 +298,7 @@ class GradScaler {
   detail::ScaledGradients<D> gradients_;
   double least_, most_;
   detail::AgreeOnFound agree_;
-  std::function<void(double factor)> follow_;  // multiplies the hook's memory
+  std::function<void(double factor)> follow_;  // rescales the hook's error
   std::vector<const void*> stepped_;           // since the last `scale`
   bool unscaled_ = false, by_parameters_ = false, finite_ = true;
 };

@@ -1,6 +1,6 @@
 #pragma once
-/// Optimizers for large batches that scale each parameter's step by the ratio of its norm to its step's: LARS, LAMB.
-/// They need whole parameters: an optimizer of slices (ShardedOptimizer) cannot hold them.
+/// Optimizers for large batches that scale each parameter's step by a ratio of norms: LARS, LAMB. They need whole
+/// parameters, so they don't work in an optimizer of slices (ShardedOptimizer).
 
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/square_sum.hpp>
@@ -20,7 +20,7 @@ template <Device D>
   return parameters;
 }
 
-/// An array of one parameter's size beside the state.
+/// A temporary array of one parameter's size.
 template <class T, Device D>
 class StepMemory {
  public:
@@ -40,7 +40,7 @@ double norm(D device, Index count, const T* x) {
 /// Options of Lars.
 struct LarsOptions {
   double lr = 0.1, momentum = 0.9, weight_decay = 0;
-  /// The part of a parameter's norm that a step may have at a learning rate of 1.
+  /// The norm of a step relative to the parameter's norm, at a learning rate of 1.
   double trust = 0.001, eps = 1e-8;
 };
 
@@ -51,7 +51,7 @@ template <Device D>
 class Lars final : public Optimizer<D> {
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
@@ -117,7 +117,7 @@ template <Device D>
 class Lamb final : public Optimizer<D> {
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters, so a part of a parameter can't be stepped alone.
+  /// A step depends on norms of whole parameters.
   static constexpr bool needs_whole_parameters = true;
 
   /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part

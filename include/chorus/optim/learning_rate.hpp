@@ -5,25 +5,25 @@
 
 namespace chorus::optim {
 
-/// The learning rate, in a class of its own, so that schedules need to know nothing else.
+/// The learning rate, in a class of its own, so that schedules depend on nothing else.
 class HasLearningRate {
  public:
   explicit HasLearningRate(double lr) : lr_(lr), start_(lr) { check_rate(lr); }
   double lr() const { return lr_; }
-  /// Sets the rate. Until the first schedule is made, schedules start from it. Afterwards they do not, as in PyTorch,
-  /// which keeps `initial_lr`. A schedule that is set to an epoch then sets its own rate again; a schedule that steps
-  /// continues from this one.
+  /// Sets the rate. Schedules start from it only if it is set before the first one is created, like PyTorch's
+  /// `initial_lr`. Later, a schedule that is set to an epoch sets its own rate again; a schedule that steps continues
+  /// from this rate.
   void set_lr(double lr) {
     resume_lr(lr);
     reduction_ = 1;
     if (!scheduled_) start_ = lr;
   }
-  /// For checkpoints: a schedule that is made later starts from the earlier rate, as in the first part of the run.
+  /// For checkpoints: a schedule created later still starts from the original rate, as in the first part of the run.
   void resume_lr(double lr) {
     check_rate(lr);
     lr_ = lr;
   }
-  /// The rate from which all later schedules start: PyTorch's `initial_lr`.
+  /// The rate from which later schedules start: PyTorch's `initial_lr`.
   void set_start_lr(double lr) {
     check_rate(lr);
     start_ = lr;
@@ -32,9 +32,9 @@ class HasLearningRate {
 
   // For schedules; an optimizer may have several.
 
-  /// Tells that a schedule is made: from now on `start_lr` stays, whoever sets the rate.
+  /// Called when a schedule is created: `start_lr` no longer follows `set_lr`.
   void begin_schedule() { scheduled_ = true; }
-  /// Lowers the rate below a schedule's formula, now and in later epochs, by the same factor.
+  /// Reduces the rate relative to a schedule's formula, now and in later epochs, by the same factor.
   void reduce_lr(double lr) {
     reduction_ *= lr / lr_;
     resume_lr(lr);

@@ -1,5 +1,5 @@
 #pragma once
-/// GradScaler's scale, and how it changes.
+/// GradScaler's scale and its updates.
 
 #include <chorus/kernels/loss_scale.hpp>
 #include <chorus/kernels/copy.hpp>
@@ -15,15 +15,15 @@
 
 namespace chorus::optim {
 
-/// PyTorch's defaults.
+/// Options of GradScaler, with PyTorch's defaults.
 struct GradScalerOptions {
   double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  /// Consecutive steps without an overflow after which the scale grows.
+  /// The number of consecutive steps without overflow after which the scale grows.
   int growth_interval = 2000;
-  /// The scale never becomes smaller than this, however many steps are skipped: after many bad batches gradients can
-  /// still be divided by it. An `init_scale` below it is itself the least scale.
+  /// The minimum of the scale, however many steps are skipped, so that gradients can still be divided by it. If
+  /// `init_scale` is smaller, it is the minimum.
   double min_scale = 0x1p-10;
-  /// The scale never becomes larger than this. It is the largest float, as in PyTorch: a loss can be multiplied by it.
+  /// The maximum of the scale. By default the largest float, as in PyTorch, so that a loss can be multiplied by it.
   double max_scale = std::numeric_limits<float>::max();
 };
 
@@ -33,10 +33,10 @@ inline kernels::LossScaleRule rule_of(const GradScalerOptions& options) {
   return {options.growth_factor, options.backoff_factor, options.growth_interval, options.min_scale, options.max_scale};
 }
 
-/// Replaces a number by the largest of all ranks. It lies on the gradients' device.
+/// Replaces a number, on the gradients' device, by the maximum over all ranks.
 using AgreeOnFound = std::function<void(std::int32_t* found)>;
 
-/// The host keeps the scale, examines the gradients, and decides.
+/// The scale on the host, which also checks the gradients.
 template <Device D>
 class LossScale {
  public:
@@ -50,7 +50,7 @@ class LossScale {
 
   /// Divides the gradients by the scale. Returns whether those of all ranks are finite.
   bool unscale(const std::vector<nn::NamedParameter<D>>& parameters, const AgreeOnFound& agree) {
-    // The square of an undivided finite number may be infinite, so the division comes first.
+    // The square of a finite number may overflow before the division, so the division comes first.
     for_each_grad(parameters, [this]<class T>(auto& parameter, T* grad) {
       kernels::scale(parameter.where(), parameter.count(), static_cast<T>(1 / state_.scale), grad);
     });
@@ -63,13 +63,13 @@ class LossScale {
     return found == 0;
   }
 
-  /// Steps all optimizers if `finite`; then changes the scale.
+  /// Steps all optimizers if `finite`; then updates the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (finite) (optimizers.step(), ...);
     rule_(state_, finite);
   }
-  /// Changes the scale as in a step.
+  /// Updates the scale as in a step.
   void leave(bool finite) { rule_(state_, finite); }
 
   double scale() const { return state_.scale; }

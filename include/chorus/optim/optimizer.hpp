@@ -1,5 +1,5 @@
 #pragma once
-/// The common part of all optimizers: the parameters, their state, and a walk over both in long ranges.
+/// The base of all optimizers: the parameters, their state, and iteration over both in long ranges.
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@
 namespace chorus::optim {
 
 namespace detail {
-/// The state at `data`, beside the numbers of a parameter that are in this process.
+/// The state at `data` for this process's part of a parameter.
 template <Device D>
 StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data) {
   const auto extents = parameter.extents();
@@ -42,23 +42,23 @@ StateTensor beside(const ParameterOn<D>& parameter, std::string name, void* data
 }
 }  // namespace detail
 
-/// The common part of all optimizers: parameters in groups, a learning rate, zero_grad, the state for checkpoints.
+/// The base of all optimizers: parameter groups, a learning rate, zero_grad, the state for checkpoints.
 template <Device D>
 class Optimizer : public HasLearningRate {
  public:
-  /// `numbers`: other inputs of a step, which ranks that step one net compare. Throws UsageError if there are no
+  /// `numbers`: other options of the step, which ranks that step one net compare. Throws UsageError if there are no
   /// parameters.
   Optimizer(std::vector<nn::NamedParameter<D>> parameters, double lr, std::initializer_list<double> numbers = {});
   virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// Changes every parameter that has a gradient; the others stay as they are. Throws UsageError, and changes none, if
-  /// a gradient belongs to one process alone: see ParameterOn::grad_local.
+  /// Updates every parameter that has a gradient. Throws UsageError and changes nothing if a gradient is local to one
+  /// process: see ParameterOn::grad_local.
   virtual void step() = 0;
 
-  /// For GPUs: `step()` for a step that is captured as a graph. The device skips a replay if `*unwanted`, in its
-  /// memory, is not 0 before it. Skipped replays do not count as steps. Needs `prepare_to_skip` before the capture.
+  /// For GPUs: `step()` in a captured graph. The device skips a replay if `*unwanted`, in its memory, is nonzero.
+  /// Skipped replays don't count as steps. Needs `prepare_to_skip` before the capture.
   void step_unless(const std::int32_t* unwanted)
     requires(!std::is_same_v<D, Cpu>)
   {
@@ -78,16 +78,16 @@ class Optimizer : public HasLearningRate {
     replayed_.prepare(device());
   }
 
-  /// For GradScaler when it skips a step: the policy of these parameters may have to know.
+  /// Called by GradScaler when it skips a step: the parameters' policy may have to know.
   void leave_out_step() { tell_ranks(0, /*stepped=*/false); }
 
-  /// Forgets all gradients.
+  /// Clears all gradients.
   void zero_grad() {
     for (const Entry& entry : entries_) entry.named.parameter->set_grad_arrived(false);
   }
 
-  /// All state for checkpoints, made by the first step or by this call; none for parameters of another process. Numbers
-  /// of steps are tensors of one integer.
+  /// All state for checkpoints, created by the first step or by this call; none for parameters of another process. Step
+  /// counts are tensors of one integer.
   std::vector<StateTensor> state() {
     make_state();
     replayed_.settle();
@@ -105,9 +105,9 @@ class Optimizer : public HasLearningRate {
     return out;
   }
 
-  /// Options for the parameters that `chosen(NamedParameter)` selects (see IsBiasOrNorm and NameBegins). If several
-  /// calls select a parameter, the last one holds. For other options, use several optimizers. Throws UsageError if no
-  /// parameter is selected or an option is negative.
+  /// Sets options for the parameters that `chosen(NamedParameter)` selects (see IsBiasOrNorm and NameBegins). If
+  /// several calls select a parameter, the last one counts. For other options, use several optimizers. Throws
+  /// UsageError if no parameter is selected or an option is negative.
   template <class Chosen>
   void set_group(const Chosen& chosen, const GroupOptions& options) {
     check<UsageError>(options.lr_scale >= 0 && options.weight_decay.value_or(0) >= 0,
@@ -122,18 +122,18 @@ class Optimizer : public HasLearningRate {
     numbers_ = Ledger::mixed(Ledger::mixed(numbers_, options.lr_scale), options.weight_decay.value_or(-1));
     check<UsageError>(any, "optimizer: the group has no parameters");
   }
-  /// Weight decay acts on weights alone, not on biases and the parameters of normalisation.
+  /// Applies weight decay to weights only, not to biases and normalisation parameters.
   void no_decay_on_biases_and_norms() { set_group(IsBiasOrNorm{}, {.weight_decay = 0}); }
 
   D device() const { return entries_.front().named.parameter->where(); }
 
-  /// For an optimizer that is made of several: one of them tells the ranks of their step.
+  /// For an optimizer made of several: only one of them reports their step to the ranks.
   void keep_quiet() { quiet_ = true; }
 
  protected:
   static constexpr std::size_t max_slots = 3;
 
-  /// Neighbouring parameters of one dtype that have gradients and the same number of steps.
+  /// Adjacent parameters of one dtype that have gradients and the same number of steps.
   struct Range {
     DType dtype;
     Index count;
@@ -142,15 +142,15 @@ class Optimizer : public HasLearningRate {
     std::array<void*, max_slots> state;
     std::int64_t steps;  // earlier steps
     GroupOptions group;
-    std::size_t axes;             // of the first parameter, even if this is a part of it
-    const std::int64_t* counted;  // where the host counts its steps, this one included
+    std::size_t axes;             // of the first parameter, even if only a part of it is here
+    const std::int64_t* counted;  // the host's counter of steps, including this one
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
   };
   double lr_of(const Range& range) const { return lr() * range.group.lr_scale; }
 
-  /// A step's scalars as kernels take them. In a captured step they lie in device memory: each replay finds its own
-  /// learning rate and number there.
+  /// A step's scalars for kernels. In a captured step they are in device memory, where each replay finds its learning
+  /// rate and step number.
   template <class S>
   auto scalars(const S& now, [[maybe_unused]] const Range& range) {
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
@@ -168,7 +168,7 @@ class Optimizer : public HasLearningRate {
       return now;
   }
 
-  /// Throws UsageError in a step that is captured as a graph: replays would repeat this step's scalars.
+  /// Throws UsageError in a captured step: replays would reuse this step's scalars.
   void refuse_capture([[maybe_unused]] const char* name) const {
 #if CHORUS_USE_CUDA
     if constexpr (std::is_same_v<D, Cuda>)
@@ -176,13 +176,13 @@ class Optimizer : public HasLearningRate {
 #endif
   }
 
-  /// The names of each parameter's state, with its dtype and shape, initially 0.
+  /// The names of each parameter's state tensors, which have its dtype and shape and start at 0.
   virtual std::span<const std::string_view> slots() const = 0;
 
   struct Walk {
-    bool each_alone = false;  ///< a range is one parameter
+    bool each_alone = false;  ///< each range is one parameter
   };
-  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients, then counts the step.
+  /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients; then counts the step.
   template <class Update>
   void for_each_range(const Update& update) {
     for_each_range({}, update);
@@ -190,7 +190,7 @@ class Optimizer : public HasLearningRate {
   template <class Update>
   void for_each_range(const Walk& walk, const Update& update) {
     const trace::Span span(trace::Lane::optimizer, "optimizer", "optimizer step");
-    for (const Entry& entry : entries_) {  // before any is stepped
+    for (const Entry& entry : entries_) {  // before any parameter is updated
       entry.named.parameter->check_grad_whole();
       detail::check_averaged(entry.named);
       if (walk.each_alone)
@@ -221,7 +221,7 @@ class Optimizer : public HasLearningRate {
       range.count = 0;
     };
     bool any = false;
-    std::uint64_t hash_of_steps = 0;  // the earlier steps of its first parameter
+    std::uint64_t hash_of_steps = 0;  // of the first parameter's earlier steps
     for (Entry& entry : entries_) {
       auto& parameter = *entry.named.parameter;
       if (!parameter.grad_arrived() || !parameter.wants_grad()) continue;
@@ -254,14 +254,14 @@ class Optimizer : public HasLearningRate {
  private:
   struct Entry {
     nn::NamedParameter<D> named;
-    std::size_t number;  // in the order in which the parameters were given
+    std::size_t number;  // index in the given order
     std::int64_t steps = 0;
-    std::size_t state_begin = 0;  // bytes
+    std::size_t state_begin = 0;  // in bytes
     GroupOptions group = {};
   };
 
-  // No gradients arrived, so no parameter changes. This is usually a mistake; with a slice of the parameters, as a rank
-  // of ZeRO has, it need not be.
+  // No gradients arrived, so no parameter changes. This is usually a mistake, except for a slice of the parameters, as
+  // a ZeRO rank has.
   [[gnu::noinline, gnu::cold]] void warn_of_no_gradient() {
     const auto sent = [](const Entry& entry) { return entry.named.parameter->grad_sent(); };
     const auto elsewhere = [](const Entry& entry) { return !entry.named.parameter->is_here(); };
@@ -277,7 +277,7 @@ class Optimizer : public HasLearningRate {
                                    : ": no parameter requires a gradient"));
   }
 
-  // Reports the step to the policies of these parameters; a skipped step if ranks may differ in it.
+  // Reports the step to the policies of these parameters. A skipped step is reported if ranks might decide differently.
   void tell_ranks(std::uint64_t hash_of_steps, bool stepped) {
     if (!std::exchange(knows_type_, true))
       for (const char* name = typeid(*this).name(); *name != '\0'; ++name)
@@ -300,7 +300,7 @@ class Optimizer : public HasLearningRate {
     if (made_) return move_state();
     made_ = true;
     std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state lies together, like its parameters
+    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state is contiguous, like its parameters
       sort_by_address(type);
       for (Entry& entry : entries_)
         if (entry.named.parameter->dtype() == type) {
@@ -328,7 +328,7 @@ class Optimizer : public HasLearningRate {
     }
   }
 
-  // A dtype's parameters are reordered: they may lie in another order now than when they were given.
+  // Sorts a dtype's parameters by address, which may differ from the order in which they were given.
   [[gnu::cold]] void sort_by_address(DType type) {
     std::vector<std::size_t> places;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -346,8 +346,8 @@ class Optimizer : public HasLearningRate {
     return static_cast<std::byte*>(state_[slot].data()) + entry.state_begin;
   }
 
-  // Elements up to the possible beginning of a neighbour. Farther elements, as of a large parameter, are a range of
-  // their own.
+  // The number of elements up to a possible next parameter. A parameter that starts farther away, as large ones may,
+  // begins a new range.
   static std::size_t occupied(const Range& range) {
     return padded_count<D>(static_cast<std::size_t>(range.count), size_of(range.dtype));
   }

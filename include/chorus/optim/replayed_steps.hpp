@@ -1,11 +1,11 @@
 #pragma once
-/// An optimizer's record of its steps in captured graphs.
+/// Counts an optimizer's steps in captured graphs.
 
 #include <chorus/core/device.hpp>
 
 namespace chorus::optim::detail {
 
-/// Only GPUs have them.
+/// Only GPUs have captured graphs.
 template <Device D>
 class ReplayedSteps {
  public:

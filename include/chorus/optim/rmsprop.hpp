@@ -1,5 +1,5 @@
 #pragma once
-/// RMSprop (Tieleman, Hinton 2012), as PyTorch computes it.
+/// RMSprop (Tieleman, Hinton 2012), as in PyTorch.
 
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/elementwise.hpp>
@@ -11,7 +11,7 @@ namespace chorus::optim {
 /// Options of RmsProp; defaults are PyTorch's.
 struct RmsPropOptions {
   double lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
-  /// Divides by the deviation of the gradient instead of its root mean square.
+  /// Divide by the gradient's standard deviation instead of its root mean square.
   bool centered = false;
 };
 
@@ -44,8 +44,8 @@ struct CenteredStep {
 };
 }  // namespace detail
 
-/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum along that direction. Weight decay is
-/// added to the gradient.
+/// v = alpha v + (1 - alpha) g²; p -= lr g / (sqrt(v) + eps), or with momentum in that direction. Weight decay is added
+/// to the gradient.
 template <Device D>
 class RmsProp final : public Optimizer<D> {
  public:

@@ -1,6 +1,5 @@
 #pragma once
-/// Learning rates that change with the epoch. They are closed formulas of the epoch, so that a resumed run sets the
-/// same rate.
+/// Learning rate schedules. They are closed formulas of the epoch, so that a resumed run has the same rate.
 
 #include <algorithm>
 #include <array>
@@ -14,21 +13,21 @@
 
 namespace chorus::optim {
 
-/// A schedule gives the rate of an epoch from the rate at the start; `step` moves the optimizer to the next epoch. The
-/// caller decides on the length of an epoch: OneCycle is usually stepped after each batch.
+/// A schedule computes an epoch's rate from the initial rate; `step` moves the optimizer to the next epoch. The caller
+/// decides what an epoch is: OneCycle is usually stepped after each batch.
 ///
-/// An optimizer may have several schedules. All start from its rate when the first one was made
-/// (HasLearningRate::start_lr). `set_epoch` sets this schedule's own rate, whoever set the rate before. Schedules that
-/// follow each other, as under PyTorch's SequentialLR, are set to the epochs of their own part.
+/// An optimizer may have several schedules. All start from its rate at the creation of the first one
+/// (HasLearningRate::start_lr). `set_epoch` sets this schedule's own rate, whatever the rate was. For schedules in
+/// sequence, as with PyTorch's SequentialLR, set each to the epochs of its own part.
 ///   if (epoch < 5) warm.set_epoch(epoch); else decay.set_epoch(epoch - 5);
-/// `step` continues from the present rate. If another schedule or set_lr has changed it, `step` multiplies it by the
-/// formula's ratio of this epoch to the last: schedules that are all stepped in each epoch act together, as under
-/// PyTorch's ChainedScheduler. OneCycle and your own formulas always set their own rate, like OneCycleLR and LambdaLR.
-/// A reduction by ReduceOnPlateau always remains.
+/// `step` continues from the current rate. If another schedule or set_lr changed it, `step` multiplies it by the
+/// formula's ratio of this epoch to the last. Schedules that are all stepped in each epoch thus combine, as with
+/// PyTorch's ChainedScheduler. OneCycle and user formulas always set their own rate, as OneCycleLR and LambdaLR. A
+/// reduction by ReduceOnPlateau always persists.
 template <class Formula>
 class Schedule {
  public:
-  /// Throws UsageError if the options of the formula are invalid.
+  /// Throws UsageError if the formula's options are invalid.
   Schedule(HasLearningRate& optimizer, Formula formula)
       : optimizer_(optimizer), formula_(std::move(formula)), start_(optimizer.start_lr()) {
     go_on(start_, rate(0));
@@ -49,12 +48,12 @@ class Schedule {
 
  private:
   void set(double rate) { optimizer_.resume_lr(rate * optimizer_.reduction()); }
-  // From one rate of the formula to the next.
+  // Moves from one rate of the formula to the next.
   void go_on(double from, double to) {
     if constexpr (requires { formula_.lowest(); }) {
       const double now = optimizer_.lr(), lowest = formula_.lowest(), above = from - lowest;
       if (now == from) return optimizer_.resume_lr(to);
-      constexpr double rounding = 1e-12;  // a cosine's lowest point is not quite 0
+      constexpr double rounding = 1e-12;  // a cosine's minimum is not exactly 0
       const bool at_lowest = std::abs(above) <= rounding * std::abs(start_ - lowest);
       return optimizer_.resume_lr(at_lowest ? now + (to - from) * optimizer_.reduction()  // as PyTorch's cosine
                                             : lowest + (now - lowest) * ((to - lowest) / above));
@@ -68,9 +67,9 @@ class Schedule {
   int epoch_ = 0;
 };
 
-// A formula that multiplies has a `lowest()`: it multiplies the distance of the rate from that.
+// A multiplicative formula has a `lowest()`: it multiplies the rate's distance from that value.
 
-/// Multiplied by `gamma` every `step_size` epochs.
+/// Multiplies the rate by `gamma` every `step_size` epochs.
 struct StepDecay {
   int step_size = 30;
   double gamma = 0.1;
@@ -81,7 +80,7 @@ struct StepDecay {
   static double lowest() { return 0; }
 };
 
-/// Multiplied by `gamma` at each milestone.
+/// Multiplies the rate by `gamma` at each milestone.
 struct MultiStepDecay {
   std::vector<int> milestones;
   double gamma = 0.1;
@@ -92,15 +91,15 @@ struct MultiStepDecay {
   static double lowest() { return 0; }
 };
 
-/// Multiplied by `gamma` every epoch.
+/// Multiplies the rate by `gamma` every epoch.
 struct ExponentialDecay {
   double gamma = 0.95;
   double operator()(double start, int epoch) const { return start * std::pow(gamma, epoch); }
   static double lowest() { return 0; }
 };
 
-/// The rate times a factor that changes linearly from `start_factor` to `end_factor` in `total` epochs and then stays:
-/// a warm-up.
+/// A warm-up: multiplies the rate by a factor that changes linearly from `start_factor` to `end_factor` in `total`
+/// epochs and then stays.
 struct LinearRamp {
   double start_factor = 1.0 / 3, end_factor = 1;
   int total = 5;
@@ -112,8 +111,8 @@ struct LinearRamp {
   static double lowest() { return 0; }
 };
 
-/// Half a cosine from the start to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without restarts).
-/// Afterwards the rate continues along the cosine, as in PyTorch.
+/// Half a cosine from the initial rate to `eta_min` in `t_max` epochs (SGDR, Loshchilov, Hutter 2017, without
+/// restarts). Afterwards the rate continues along the cosine, as in PyTorch.
 struct CosineAnnealing {
   int t_max = 10;
   double eta_min = 0;
@@ -124,8 +123,8 @@ struct CosineAnnealing {
   double lowest() const { return eta_min; }
 };
 
-/// In the first `steps` epochs the rate grows linearly from start_factor times the start to the start. Then it follows
-/// `then`, whose epoch 0 is the next one: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
+/// A linear warm-up from start_factor times the initial rate to the initial rate in the first `steps` epochs. Then it
+/// follows `then`, starting at its epoch 0: `Warmup{{.t_max = 90}, 5}` for CosineAnnealing.
 template <class Formula>
 struct Warmup {
   Formula then;
@@ -147,8 +146,8 @@ Warmup(Formula, int) -> Warmup<Formula>;
 template <class Formula>
 Warmup(Formula, int, double) -> Warmup<Formula>;
 
-/// The linear scaling rule (Goyal et al. 2017): a batch k times as large needs a rate k times as large, after a warm-up
-/// of about 5 epochs. Throws UsageError unless all are positive.
+/// The linear scaling rule (Goyal et al. 2017): k times the batch needs k times the rate, after a warm-up of about 5
+/// epochs. Throws UsageError unless all are positive.
 inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
   check<UsageError>(base_lr > 0 && base_batch > 0 && batch > 0, "scaled_lr: expected positive numbers, got ", base_lr,
                     ", ", base_batch, " and ", batch);
@@ -157,29 +156,29 @@ inline double scaled_lr(double base_lr, Index base_batch, Index batch) {
 
 /// How a measure is compared with the best one.
 enum class ThresholdMode {
-  rel,  ///< it has to be better by `threshold` times the best one's size
-  abs,  ///< it has to be better by `threshold`
+  rel,  ///< must be better by `threshold` times |best|
+  abs,  ///< must be better by `threshold`
 };
 
 /// Options of ReduceOnPlateau.
 struct ReduceOnPlateauOptions {
   double factor = 0.1;
-  /// Epochs without improvement that are tolerated.
+  /// The number of tolerated epochs without improvement.
   int patience = 10;
-  /// An improvement is a loss below best - threshold |best|, or a score above best + threshold |best|. For measures
-  /// above 0 this is PyTorch's rule. Below 0 it is not: PyTorch's rule would take a worse measure for a better one.
+  /// An improvement is a loss below best - threshold |best|, or a score above best + threshold |best|. This is
+  /// PyTorch's rule for positive measures; for negative ones PyTorch's rule would accept a worse measure.
   double threshold = 1e-4;
   bool larger_is_better = false;
-  /// Epochs after a reduction that are not counted.
+  /// The number of epochs after a reduction that are not counted.
   int cooldown = 0;
   double min_lr = 0;
   ThresholdMode threshold_mode = ThresholdMode::rel;
-  /// A smaller reduction is skipped.
+  /// Smaller reductions are skipped.
   double eps = 1e-8;
 };
 
 /// Multiplies the rate by `factor` when a measure has stopped improving, like PyTorch's ReduceLROnPlateau. All ranks
-/// must pass the same measure. It acts together with schedules of the same optimizer and with another ReduceOnPlateau:
+/// must pass the same measure. It combines with schedules of the same optimizer and with other ReduceOnPlateau objects:
 /// their rates are multiplied by its reductions.
 class ReduceOnPlateau {
  public:
@@ -192,7 +191,7 @@ class ReduceOnPlateau {
                       ", and patience, threshold, cooldown, min_lr and eps of at least 0");
   }
 
-  /// An epoch's loss or score. NaN is no improvement. Neither is the infinite value that is the worst possible one.
+  /// Reports an epoch's loss or score. NaN, and the worst infinite value, are no improvement.
   void step(double measure) {
     if (!std::isnan(measure) && improves(measure)) {
       best_ = measure;
@@ -213,8 +212,8 @@ class ReduceOnPlateau {
   }
   double best() const { return best_; }
 
-  /// The state for a checkpoint: the rate, the best measure, the reduction of the rate, and the counters. The third is
-  /// negative if there is no best measure; files of earlier versions have 1 or 0 there.
+  /// The state for a checkpoint: the rate, the best measure, the rate's reduction, and the counters. The third is
+  /// negative if there is no best measure; old files have 1 or 0 there.
   static constexpr std::string_view kept_as = "plateau";
   std::array<double, 5> kept() const {
     const double reduction = optimizer_.reduction();
@@ -238,7 +237,7 @@ class ReduceOnPlateau {
   bool improves(double measure) const {
     const bool larger = options_.larger_is_better;
     if (!seen_) return measure != (larger ? -1 : 1) * std::numeric_limits<double>::infinity();
-    // PyTorch's best * (1 - threshold), which has the sign of the best.
+    // PyTorch's best * (1 - threshold), with the sign of the best.
     const bool absolute = options_.threshold_mode == ThresholdMode::abs;
     const double margin = std::copysign(options_.threshold, best_) * (larger ? 1 : -1);
     const double bound = absolute ? best_ + (larger ? 1 : -1) * options_.threshold : best_ * (1 + margin);
@@ -253,8 +252,8 @@ class ReduceOnPlateau {
 };
 
 /// From max_lr / div_factor up to max_lr in the first `pct_start` of `total` steps, then down to the first rate /
-/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without its cycling of the momentum).
-/// The optimizer's own rate has no influence. After the last step the rate stays.
+/// final_div_factor, both along half a cosine (Smith, Topin 2017, as in PyTorch, without momentum cycling). The
+/// optimizer's own rate has no influence. The rate stays constant after the last step.
 struct OneCycle {
   double max_lr = 0.1;
   int total = 100;

@@ -1,5 +1,5 @@
 #pragma once
-/// Stochastic gradient descent with momentum, as PyTorch computes it.
+/// Stochastic gradient descent with momentum, as in PyTorch.
 
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/optim/optimizer.hpp>
@@ -14,8 +14,8 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
-/// g += weight_decay p; m = momentum m + (1 - dampening) g (at first m = g); g = m, or g + momentum m for Nesterov;
-/// p -= lr g.
+/// g += weight_decay p; m = momentum m + (1 - dampening) g (m = g in the first step); g = m, or g + momentum m for
+/// Nesterov; p -= lr g.
 template <Device D>
 class Sgd final : public Optimizer<D> {
  public:

@@ -1,5 +1,5 @@
 #pragma once
-/// What optimizers and communication hooks keep beside a parameter, as checkpoints see it.
+/// The state of optimizers and communication hooks, as checkpoints see it.
 
 #include <chorus/core/dtype.hpp>
 #include <cstddef>
@@ -14,15 +14,15 @@ struct PartOfParameter;
 
 namespace chorus::optim {
 
-/// State that an optimizer keeps for a parameter, under the name by which checkpoints know it: `momentum.conv1.weight`.
+/// An optimizer's state for a parameter, with its name in checkpoints: `momentum.conv1.weight`.
 struct StateTensor {
   std::string name;
   DType dtype;
-  std::vector<Index> shape;  ///< of the whole
+  std::vector<Index> shape;  ///< of the whole tensor
   void* data;
   bool on_host = false;
-  /// Where this process has only a part of it, as a parameter: elements [part_begin, part_begin + *part_count) of what
-  /// `part` leaves it, or of the whole.
+  /// If this process has only a part: elements [part_begin, part_begin + *part_count) of the shard described by `part`,
+  /// or of the whole.
   std::size_t part_begin = 0;
   std::optional<std::size_t> part_count = {};
   std::shared_ptr<const PartOfParameter> part = {};

@@ -1,5 +1,5 @@
 #pragma once
-/// Batch norm's running statistics for parameters that no training pass has used, such as averages.
+/// Recomputes batch norm's running statistics for parameters that were not trained directly, such as averages.
 
 #include <chorus/autograd/variable.hpp>
 #include <chorus/nn/batch_norm.hpp>
@@ -16,8 +16,7 @@ namespace chorus::optim {
 
 namespace detail {
 
-/// Puts a model into training mode, with batch norms that take the mean over all batches; afterwards everything is as
-/// before.
+/// Puts a model into training mode, with cumulative averages in its batch norms; restores everything at the end.
 class BatchNormPasses {
  public:
   explicit BatchNormPasses(nn::Module& model) {
@@ -49,13 +48,13 @@ class BatchNormPasses {
   BatchNormPasses(const BatchNormPasses&) = delete;
   BatchNormPasses& operator=(const BatchNormPasses&) = delete;
 
-  /// The batch norms whose statistics this process has.
+  /// The batch norms whose statistics are in this process.
   const auto& norms() const { return norms_; }
-  /// Whether the model has one, in any process.
+  /// Whether the model has one in any process.
   bool any() const { return any_; }
 
  private:
-  // Another stage of a pipeline may have it.
+  // Whether its buffers are here and not in another pipeline stage.
   static bool is_here(nn::Module& norm) {
     struct Look final : nn::detail::Walker {
       bool here = true;
@@ -84,7 +83,7 @@ const auto& input_of(const Batch& batch) {
     return std::get<0>(batch);
 }
 
-/// Replaces each rank's statistics by the mean over all ranks, weighted by their batches.
+/// Replaces each rank's statistics by the mean over ranks, weighted by their number of batches.
 template <class Net>
 void average_statistics(Net& net, const BatchNormPasses& passes) {
   std::vector<double> numbers;
@@ -106,19 +105,19 @@ void average_statistics(Net& net, const BatchNormPasses& passes) {
 
 }  // namespace detail
 
-/// Computes the running statistics of all batch norms in `net`, a policy or a model, anew: the means over all batches
-/// of `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part
-/// goes to the net, or a function that calls the net any number of times:
+/// Recomputes the running statistics of all batch norms in `net`, a policy or a model: the means over all batches of
+/// `passes`, with equal weights (torch.optim.swa_utils.update_bn). `passes` is a loader, whose batches' first part is
+/// the net's input, or a function that calls the net any number of times:
 ///   optim::AveragedScope use{average, net};
 ///   optim::update_bn(net, loader);
 ///   optim::update_bn(net, [&] { for (auto& [x, mask, y] : loader) net(x, mask); });
-/// Meanwhile the net is in training mode and records no gradients. Afterwards its modules are in training or evaluation
-/// as before, with their old momenta.
+/// Meanwhile the net is in training mode and records no gradients. Afterwards the modes and momenta of its modules are
+/// restored.
 ///
-/// All ranks make the call, each with its share of the batches. The statistics are then the mean over all ranks' own
-/// statistics, the same on all ranks. Under DataParallel they belong to the first device's shares, as in training. With
-/// SyncBatchNorm they belong to whole batches, under each policy. Without batch norms that keep statistics nothing
-/// happens. Without batches they are those of new layers.
+/// All ranks must call it, each with its share of the batches. The result is the mean over all ranks' statistics, the
+/// same on all ranks. Under DataParallel statistics are those of the first device's shares, as in training; with
+/// SyncBatchNorm those of whole batches, under every policy. Does nothing without batch norms that have running
+/// statistics. Without batches the statistics are those of new layers.
 template <class Net, class Passes>
 void update_bn(Net& net, Passes&& passes) {
   auto& model = [&]() -> auto& {

@@ -1,5 +1,5 @@
 #pragma once
-/// Device memory: blocks are kept and reused, so that the second step of a training loop needs no memory from the
+/// Device memory: freed blocks are cached, so that from its second step on a training loop needs no memory from the
 /// system.
 
 #include <array>
@@ -36,7 +36,7 @@ struct MemoryScope : detail::Replaced<trace::Memory> {
   }
 };
 
-/// The source of a device's memory: the only part of the allocator that differs between kinds of device. A null pointer
+/// The system's allocation function, the only part of the allocator that depends on the kind of device. A null pointer
 /// means that no memory is left.
 inline void* system_allocate(Cpu, std::size_t bytes) {
   constexpr std::size_t huge_page = std::size_t{2} << 20;
@@ -51,19 +51,19 @@ inline void system_free(Cpu, void* data) { std::free(data); }
 template <Device D>
 struct Home;
 
-/// A block of device memory, owned by the handles that count it, then by its allocator's free list.
+/// A reference-counted block of device memory. Without references it returns to its allocator's free list.
 template <Device D>
 struct Block {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // writes in place, for numbers without a home
+  std::atomic<std::uint32_t> writes{0};  // number of in-place writes, for storage without a home
   trace::Memory kind{};
   D device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
-  std::shared_ptr<void> lent;    // the owner of `data`, if it is not the allocator's
-  std::unique_ptr<Home<D>> home;  // for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;       // distance of the numbers from their first place, in bytes
+  std::shared_ptr<void> lent;    // owner of `data`, if not the allocator
+  std::unique_ptr<Home<D>> home;  // set for storage with an identity
+  std::ptrdiff_t moved = 0;       // offset of the data from its first address, in bytes
 };
 
 namespace detail {
@@ -79,12 +79,12 @@ template <Device D>
 }
 }  // namespace detail
 
-/// Whether new memory of this kind stays. An optimizer's state is made in the middle of the first step. It must not
-/// take the block of an activation, which the second step needs again. Such blocks have free lists of their own.
+/// Whether memory of this kind is permanent. An optimizer's state is allocated in the middle of the first step and must
+/// not take an activation's block, which the second step needs again. Permanent blocks have separate free lists.
 constexpr bool stays(trace::Memory kind) { return kind == trace::Memory::optimizer || kind == trace::Memory::buckets; }
 
-/// Keeps freed blocks by size class, four classes an octave, so at most a quarter of a block is unused. Each device has
-/// one. It is never destroyed, since tensors in static storage may outlive it. Thread-safe.
+/// Caches freed blocks in size classes, four per octave, so that at most a quarter of a block is unused. One per
+/// device; never destroyed, since tensors in static storage may outlive it. Thread-safe.
 template <Device D>
 class CachingAllocator {
  public:
@@ -95,7 +95,7 @@ class CachingAllocator {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 64 bytes, contents undefined. Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 64 bytes, uninitialised. Throws Error if the device is out of memory.
   Block<D>* allocate(D device, std::size_t bytes) {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const trace::Memory kind = MemoryScope::current();
@@ -114,7 +114,7 @@ class CachingAllocator {
     return block;
   }
 
-  /// A block of memory that something else owns.
+  /// A block for memory with another owner.
   Block<D>* adopt(D device, std::shared_ptr<void> memory, std::size_t bytes) {
     auto* block = new Block<D>;
     block->device = device;
@@ -141,7 +141,7 @@ class CachingAllocator {
   /// See set_memory_limit.
   void set_limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
-  /// Gives all unused blocks back to the system.
+  /// Returns all unused blocks to the system.
   void empty_cache() noexcept {
     std::lock_guard lock(mutex_);
     for (auto& lists : free_)
@@ -153,7 +153,7 @@ class CachingAllocator {
         }
   }
 
-  /// How often the system was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the system; constant in a steady training loop.
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
  private:
@@ -184,14 +184,14 @@ class CachingAllocator {
   std::atomic<std::size_t> limit_{no_limit};
 };
 
-/// Limits this process's memory on `device`: from now on an operation throws Error if more than `bytes` would be in
-/// use. It shows whether a program fits a smaller device, or a rank's part of the machine.
+/// Limits this process's memory on `device`: operations throw Error if more than `bytes` would be in use. It shows
+/// whether a program fits on a smaller device, or into a rank's part of the machine.
 template <Device D>
 void set_memory_limit(D device, std::size_t bytes) {
   CachingAllocator<D>::of(device).set_limit(bytes);
 }
 
-/// A counted handle to a block. Copies share it.
+/// A reference-counted handle to a block.
 template <Device D>
 class Storage {
  public:
@@ -199,7 +199,7 @@ class Storage {
   Storage(D device, std::size_t bytes) : block_(CachingAllocator<D>::of(device).allocate(device, bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
   }
-  /// Takes `memory` of that many bytes, aligned to 64, and keeps it alive.
+  /// Wraps `memory` of that many bytes, aligned to 64, and keeps it alive.
   Storage(D device, std::shared_ptr<void> memory, std::size_t bytes)
       : block_(CachingAllocator<D>::of(device).adopt(device, std::move(memory), bytes)) {
     block_->owners.store(1, std::memory_order_relaxed);
@@ -216,7 +216,7 @@ class Storage {
     if (block_ != nullptr && block_->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) release(block_);
   }
 
-  /// A home for the `bytes` at `data` within `memory`: see Home.
+  /// A home for the `bytes` at `data` in `memory`: see Home.
   static Storage home_in(Storage memory, void* data, std::size_t bytes) {
     Storage out;
     out.block_ = new Block<D>;
@@ -227,7 +227,7 @@ class Storage {
     out.block_->home.reset(new Home<D>{std::move(memory), {}});
     return out;
   }
-  /// Moves the numbers: from now on everyone with a handle to this home finds them at `data`, within `memory`.
+  /// Moves the home: all handles to it now refer to `data` in `memory`. Copies no bytes.
   void move_home(Storage memory, void* data) const { move_home(*block_, std::move(memory), data); }
   static void move_home(Block<D>& home, Storage memory, void* data) {
     home.moved += static_cast<std::byte*>(data) - static_cast<std::byte*>(home.data);
@@ -235,34 +235,34 @@ class Storage {
     home.device = memory.device();
     home.home->memory = std::move(memory);
   }
-  /// The distance, in bytes, from the numbers' place when the handle was made to their place now.
+  /// The distance in bytes that the data has moved since the home was created.
   std::ptrdiff_t moved() const { return block_ == nullptr ? 0 : block_->moved; }
-  /// The memory of a home; other storage itself.
+  /// The memory of a home; for other storage itself.
   const Storage& memory() const { return block_ != nullptr && block_->home ? block_->home->memory : *this; }
 
-  /// For a home: how often its numbers have been written; otherwise null.
+  /// The write counter of a home; otherwise null.
   Writes* writes() const { return block_ != nullptr && block_->home ? &block_->home->writes : nullptr; }
-  /// Grows whenever the numbers of a home change; for other storage only by `wrote`.
+  /// Grows with each change of a home's data; for other storage only with `wrote`.
   std::uint64_t version() const {
     auto* const known = writes();
     if (known == nullptr) return block_ == nullptr ? 0 : block_->writes.load(std::memory_order_relaxed);
     return present() ? known->version(block_->data, block_->bytes) : known->counted();
   }
-  /// The numbers have been written in place.
+  /// Records an in-place write.
   void wrote() const {
     if (auto* const known = writes())
       known->add();
     else if (block_ != nullptr)
       block_->writes.fetch_add(1, std::memory_order_relaxed);
   }
-  /// Hands out a pointer to the numbers of a home, through which the caller may write. Only host memory is watched.
+  /// Called when the program gets a pointer to a home's data, through which it may write. Only host memory is watched.
   void watch() const {
     if constexpr (std::is_same_v<D, Cpu>)
       if (auto* const known = writes()) known->watch(block_->data, block_->bytes);
   }
 
-  /// Library code is about to write into the numbers. `settle` follows the writes: earlier writes of the program
-  /// through a pointer are found now.
+  /// Called before library code writes: detects earlier writes of the program through a pointer. `settle` is called
+  /// after the library's write.
   void look() const {
     if (auto* const known = writes(); known != nullptr && known->watched()) [[unlikely]]
       version();
@@ -272,19 +272,19 @@ class Storage {
       known->settle(block_->data, block_->bytes);
   }
 
-  /// An operation is about to read the numbers. If a home has a Residence and its numbers are absent, they are fetched.
+  /// Called before an operation reads the data. If a Residence manages the home and the data is absent, it is fetched.
   void touch() const {
     if (block_ != nullptr && block_->home && block_->home->residence) [[unlikely]]
       block_->home->residence->touch(block_->home->unit);
   }
-  /// Whether the numbers are present. Only a home with a Residence may lack them.
+  /// Whether the data is present. It can only be absent if the home has a Residence.
   bool present() const {
     return block_ == nullptr || !block_->home || !block_->home->residence ||
            block_->home->residence->present(block_->home->unit);
   }
-  /// Whether a process may have only a part of the numbers.
+  /// Whether this process may hold only a part of the data.
   bool in_parts() const { return block_ != nullptr && block_->home && block_->home->residence; }
-  /// For a home: the residence that fetches its numbers, by the number of their unit.
+  /// For a home: the residence that fetches its data, and the index of its unit.
   void set_residence(std::shared_ptr<Residence> residence, std::size_t unit) const {
     block_->home->residence = std::move(residence);
     block_->home->unit = unit;
@@ -294,7 +294,7 @@ class Storage {
   void* data() const { return block_ == nullptr ? nullptr : block_->data; }
   std::size_t bytes() const { return block_ == nullptr ? 0 : block_->bytes; }
   D device() const { return block_ == nullptr ? D{} : block_->device; }
-  /// The block itself. For library code.
+  /// The block, for library code.
   Block<D>* block() const { return block_; }
   int owners() const { return block_ == nullptr ? 0 : block_->owners.load(std::memory_order_relaxed); }
 
@@ -304,15 +304,14 @@ class Storage {
   Block<D>* block_ = nullptr;
 };
 
-/// The identity of numbers that belong to something, such as a parameter, its gradient or a buffer. The numbers lie in
-/// `memory`, possibly in a part of it, and may move within it or to other memory. Tensors that were made before still
-/// find them.
+/// Storage with an identity: that of a parameter, its gradient or a buffer. The data is in `memory`, or in a part of
+/// it, and may move within it or to other memory. Existing tensors follow.
 template <Device D>
 struct Home {
   Storage<D> memory;
   Writes writes;
-  std::shared_ptr<Residence> residence = nullptr;  // set if a process may have only a part of the numbers
-  std::size_t unit = 0;                            // the unit of the numbers there
+  std::shared_ptr<Residence> residence = nullptr;  // set if the process may hold only a part of the data
+  std::size_t unit = 0;                            // the index of the unit
 };
 
 template <Device D>

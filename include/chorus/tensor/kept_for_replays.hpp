@@ -1,5 +1,5 @@
 #pragma once
-/// Memory that a captured step reads, and whose owner may release it before the last replay.
+/// Keeps memory alive for replays of a captured step.
 
 #include <chorus/tensor/allocator.hpp>
 #if CHORUS_USE_CUDA
@@ -9,7 +9,7 @@
 
 namespace chorus::detail {
 
-/// In a capture: keeps `storage` as long as the captured graph may be replayed.
+/// In a capture: keeps `storage` as long as the graph may be replayed.
 template <Device D>
 void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
 #if CHORUS_USE_CUDA

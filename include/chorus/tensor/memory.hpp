@@ -1,5 +1,5 @@
 #pragma once
-/// Copies of bytes between devices: the functions that a kind of device needs for the creation and reading of tensors.
+/// Byte copies and zeroing: the functions that each kind of device provides.
 
 #include <cstddef>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace chorus {
 
-/// Copies bytes between two places of one kind of device; the ranges don't overlap.
+/// Copies bytes between non-overlapping ranges.
 inline void copy_bytes(Cpu, void* to, Cpu, const void* from, std::size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }

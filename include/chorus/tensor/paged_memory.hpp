@@ -1,5 +1,5 @@
 #pragma once
-/// PagedMemory: addresses that stay, with pages that come and go.
+/// PagedMemory: host memory with fixed addresses whose pages can be released.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,14 +14,14 @@
 
 namespace chorus {
 
-/// A zeroed block of the host's memory. Ranges of it can be returned to the system: tensors in them keep their
-/// addresses. Returned ranges count as not allocated on device `slot`; a later write brings pages of zeros. Only whole
-/// pages are returned: those at the ends of a range stay.
+/// A zeroed block of host memory. Ranges can be released to the system; tensors in them keep their addresses. Released
+/// ranges count as free on device `slot`; a later access finds zeros. Only whole pages are released, not those at the
+/// ends of a range.
 ///
-/// It is made for a Storage, which counts the whole block as allocated while it lives.
+/// Made for a Storage, which counts the whole block as allocated while it lives.
 class PagedMemory {
  public:
-  /// Throws Error if the system has no such addresses left.
+  /// Throws Error if the system has no address space left.
   PagedMemory(std::size_t bytes, int slot, trace::Memory kind)
       : bytes_(round_up(bytes == 0 ? 1 : bytes)), slot_(slot), kind_(kind) {
     void* const data =
@@ -38,14 +38,14 @@ class PagedMemory {
 
   std::byte* data() const { return data_; }
 
-  /// Returns the pages within bytes [begin, end); their contents are lost. The pages are in use until then.
+  /// Releases the pages within bytes [begin, end); their contents are lost. They must be counted as in use before.
   void give_back(std::size_t begin, std::size_t end) {
     const auto inner = pages_within(begin, end);
     if (inner == 0) return;
     madvise(data_ + round_up(begin), inner, MADV_DONTNEED);
     count(-static_cast<std::int64_t>(inner));
   }
-  /// These pages are in use again.
+  /// Counts these pages as in use again.
   void take(std::size_t begin, std::size_t end) { count(static_cast<std::int64_t>(pages_within(begin, end))); }
 
   static std::size_t page() {
@@ -68,10 +68,10 @@ class PagedMemory {
   int slot_;
   trace::Memory kind_;
   std::byte* data_ = nullptr;
-  std::int64_t absent_ = 0;  // bytes that a Storage counts although they are absent
+  std::int64_t absent_ = 0;  // bytes that are released although the Storage counts them
 };
 
-/// Memory of zeros without pages, which counts as not allocated; and its pages.
+/// Zeroed memory without pages, which counts as free; and its PagedMemory.
 [[gnu::cold]] inline std::pair<Storage<Cpu>, std::shared_ptr<PagedMemory>> untouched_pages(std::size_t bytes) {
   const int slot = trace_slot(Cpu{});
   auto pages = std::make_shared<PagedMemory>(bytes, slot, MemoryScope::current());

@@ -1,5 +1,5 @@
 #pragma once
-/// Tensors as text: nested brackets, long axes shortened. And shapes.
+/// Tensors as text (nested brackets, long axes shortened) and shapes as text.
 
 #include <array>
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace chorus {
 
-/// `[[1, 2], [3, 4]]`. For an axis of over 8 entries the first and last 3 are shown.
+/// `[[1, 2], [3, 4]]`. Axes of more than 8 entries show the first and last 3.
 template <Scalar T, int Rank>
 void append(std::string& out, const Tensor<T, Rank, Cpu>& tensor) {
   if (!tensor.defined()) {
@@ -39,8 +39,8 @@ Stream& operator<<(Stream& stream, const Tensor<T, Rank, Cpu>& tensor) {
 
 }  // namespace chorus
 
-/// A shape, `[2, 3]`. It is an array of integers and no type of chorus: the operator is in the global namespace, and a
-/// program's own operator for all arrays still serves the others.
+/// Prints a shape, `[2, 3]`. A shape is a std::array, not a type of chorus, so the operator is in the global namespace.
+/// A program's own operator for arrays still handles other arrays.
 template <class Stream, std::size_t Rank>
 requires(Rank <= 8) && requires(Stream& stream, const char* text) { stream << text; }
 Stream& operator<<(Stream& stream, const std::array<chorus::Index, Rank>& shape) {

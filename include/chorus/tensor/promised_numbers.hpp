@@ -1,6 +1,6 @@
 #pragma once
-/// PromisedNumbers: initial numbers that are not drawn yet. Each is a pure function of its place, so that a process can
-/// draw only the part that it keeps.
+/// PromisedNumbers: initial values that have not been drawn yet. Each is a pure function of its position, so that a
+/// process can draw only the part that it keeps.
 
 #include <sys/mman.h>
 
@@ -18,8 +18,8 @@
 
 namespace chorus {
 
-/// Tensors with addresses but without numbers. While one is current in a thread, the functions of nn::init return such
-/// tensors, and parameters that move take the promise along.
+/// Tensors with addresses but without values. While one is current in a thread, nn::init returns such tensors, and
+/// moving a parameter moves its promise.
 class PromisedNumbers {
  public:
   /// Draws elements [first, first + count) into `out`.
@@ -28,7 +28,7 @@ class PromisedNumbers {
 
   static PromisedNumbers*& current();
 
-  /// A tensor whose numbers `draw` gives. If it is small, the numbers are drawn now.
+  /// A tensor whose values `draw` will compute. Small tensors are drawn at once.
   template <class T, int Rank>
   Tensor<T, Rank, Cpu> promise(const Shape<Rank>& shape, Draw<T> draw) {
     const auto count = numel(shape);
@@ -46,12 +46,12 @@ class PromisedNumbers {
     return {std::move(storage), data, shape, row_major(shape)};
   }
 
-  /// If numbers at `from` are promised, they are now promised at `to`.
+  /// If values at `from` are promised, they are now promised at `to`.
   bool move(const void* from, void* to);
-  /// The promised numbers at `from` are no longer needed here.
+  /// The promised values at `from` are no longer needed here.
   void forget(const void* from);
-  /// The same for a part of them: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it,
-  /// with the draw of the whole. Returns the part's memory; none if nothing is promised at `from`.
+  /// Promises a part instead: `draw_part(draw, out, first, count)` draws elements [first, first + count) of it with the
+  /// whole's draw. Returns the part's memory; none if nothing is promised at `from`.
   using DrawAny = std::function<void(void* out, std::size_t first, std::size_t count)>;
   template <class DrawPart>
   std::optional<Storage<Cpu>> replace(const void* from, std::size_t bytes, std::size_t count, DrawPart draw_part) {
@@ -62,18 +62,18 @@ class PromisedNumbers {
     forget(from);
     return add(bytes, count, std::move(draw));
   }
-  /// Draws elements [first, first + count) of the numbers that are promised at `at` into `out`; false if none are
+  /// Draws elements [first, first + count) of the values promised at `at` into `out`. Returns false if none are
   /// promised.
   bool draw(const void* at, void* out, std::size_t first, std::size_t count);
   bool promised(const void* at) { return find(at) != nullptr; }
 
-  /// Draws all numbers that are still promised, at their places.
+  /// Draws all values that are still promised, in place.
   void keep_the_rest();
 
-  /// Throws UsageError if a program has written or read the numbers at `at` while they were promised: its change would
-  /// be lost. `name` names their owner.
+  /// Throws UsageError if the program wrote or read the values at `at` while they were promised: the change would be
+  /// lost. `name` is their owner.
   void check_untouched(const void* at, const std::string& name);
-  /// The same for all promised numbers.
+  /// The same for all promised values.
   void check_untouched() const;
 
  private:
@@ -81,7 +81,7 @@ class PromisedNumbers {
     const void* at;
     std::size_t bytes, count;
     DrawAny draw;
-    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor itself may be gone
+    std::shared_ptr<PagedMemory> memory;  // until they move: the tensor may be gone
   };
   Promise* find(const void* at);
   Storage<Cpu> add(std::size_t bytes, std::size_t count, DrawAny draw);

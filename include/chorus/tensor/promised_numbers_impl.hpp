@@ -1,5 +1,5 @@
 #pragma once
-/// The drawing of promised numbers.
+/// Draws promised values.
 
 #include <sys/mman.h>
 

@@ -1,19 +1,19 @@
 #pragma once
-/// Residence: fetches numbers of which a process may hold only a part, when they are needed.
+/// Residence: fetches sharded values when they are needed.
 
 #include <cstddef>
 
 namespace chorus {
 
-/// The owner of such numbers: the policy that cuts parameters into units. A home (see Storage) knows its residence and
-/// its unit, and tells it whenever an operation, forward or backward, is about to read the numbers.
+/// The owner of sharded values: the policy that splits parameters into units. A home (see Storage) has a residence and
+/// a unit index, and calls it before an operation, in forward or backward, reads the values.
 class Residence {
  public:
   virtual ~Residence() = default;
-  /// The numbers of a unit are about to be read: they are present when it returns. Throws UsageError with advice if
-  /// they cannot be fetched now.
+  /// Called before a unit's values are read; they are present on return. Throws UsageError with advice if they cannot
+  /// be fetched now.
   virtual void touch(std::size_t unit) = 0;
-  /// Whether they are present.
+  /// Whether the unit's values are present.
   virtual bool present(std::size_t unit) const = 0;
 };
 

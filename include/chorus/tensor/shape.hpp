@@ -1,5 +1,5 @@
 #pragma once
-/// Extents and strides. The rank is a type, the sizes are values.
+/// Shapes and strides. The rank is part of the type, the sizes are values.
 
 #include <array>
 #include <cstddef>
@@ -22,7 +22,7 @@ constexpr Index numel(std::span<const Index> shape) {
   return count;
 }
 
-/// Strides, in elements, of a dense row-major tensor.
+/// The strides, in elements, of a contiguous row-major tensor.
 template <std::size_t N>
 constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   std::array<Index, N> strides{};
@@ -34,7 +34,7 @@ constexpr std::array<Index, N> row_major(const std::array<Index, N>& shape) {
   return strides;
 }
 
-/// The axis counted from the front; negative axes count from the back, as in PyTorch.
+/// The axis as an index from the front. Negative axes count from the back, as in PyTorch.
 inline std::size_t normalize_axis(std::string_view operation, Index axis, int rank) {
   check<ShapeError>(axis >= -rank && axis < rank, operation, ": axis ", axis, " does not exist in a tensor of rank ",
                     rank);

@@ -1,5 +1,5 @@
 #pragma once
-/// Sizes of memory blocks: four classes an octave, so that at most a quarter of a block is unused and few sizes exist.
+/// Size classes of memory blocks: four per octave, so that at most a quarter of a block is unused and few sizes exist.
 
 #include <bit>
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace chorus {
 
-/// The number of a class, below `size_classes`, and the size of its blocks.
+/// The index of a class, below `size_classes`, and the size of its blocks.
 struct SizeClass {
   std::size_t list, bytes;
 };
 inline constexpr std::size_t size_classes = 256;
 
-/// The class for a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
+/// The class of a request. Sizes are Smallest * {1, 2, 3, 4}, then Smallest * {5, 6, 7, 8} / 4 * 2^octave, all
 /// multiples of Smallest, a power of two.
 template <std::size_t Smallest>
 constexpr SizeClass size_class(std::size_t bytes) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Tensor: a shared, strided view of device memory. Copying a Tensor copies the handle, not the numbers.
+/// Tensor: a shared, strided view of device memory. Copying a Tensor copies the handle, not the data.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,8 +19,8 @@
 
 namespace chorus {
 
-/// Numbers of type `T` in `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes,
-/// strides and the device's index are values. Views (slice, select, permute, expand, reshape of dense memory) share
+/// Elements of type `T` along `Rank` axes on a `D`. Scalar type, rank and kind of device are part of the type; sizes,
+/// strides and the device's index are values. Views (slice, select, permute, expand, view of contiguous memory) share
 /// memory.
 template <Scalar T, int Rank, Device D = Cpu>
 class Tensor {
@@ -34,31 +34,31 @@ class Tensor {
   /// An undefined tensor: no memory, no device.
   Tensor() = default;
 
-  /// A view of `storage`, from element `data` on. For library code.
+  /// A view of `storage` that starts at `data`. For library code.
   Tensor(Storage<D> storage, T* data, const Shape<Rank>& shape, const Shape<Rank>& strides)
       : storage_(std::move(storage)), data_(shifted(data, -storage_.moved())), shape_(shape), strides_(strides) {}
 
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) noexcept = default;
-  /// `y = x`: from now on the name `y` stands for x's memory; its old numbers stay unchanged.
+  /// `y = x`: `y` now refers to x's memory; the old data is unchanged.
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
-  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: assignment to a handle without a name copies the numbers of
-  /// `y`, a Tensor that broadcasts or a number, as in PyTorch. All handles to the memory see them, as after `x[0] +=
-  /// y`. Throws ShapeError if `y` doesn't broadcast. Throws UsageError if one is undefined, if the handle has one place
-  /// for several elements, or if no other handle has its memory, so that the numbers would be lost (as with a sum).
+  /// `x[0] = y`, `x.slice(1, 0, 2) = y`, `p.grad() = 0`: assignment to a temporary handle copies data, as in PyTorch.
+  /// `y` is a number or a Tensor that broadcasts. All handles to the memory see the change, as after `x[0] += y`.
+  /// Throws ShapeError if `y` doesn't broadcast. Throws UsageError if one is undefined, if the handle is expanded, or
+  /// if no other handle shares its memory, so that the data would be lost (as with a sum).
   template <class Y>
   Tensor operator=(const Y& y) && {
     write_through(*this, y);
     return *this;
   }
-  /// Assignments of other values to a name, and assignments to a read-only value, don't compile.
-  void operator=(const Tensor&) const& = delete;  // parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do
+  /// Other assignments to a name, and assignments to a constant, don't compile.
+  void operator=(const Tensor&) const& = delete;  // use parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y
   template <class Y>
   requires(!std::is_convertible_v<const Y&, Tensor>) void operator=(const Y& y) const& { refuse_assignment(*this, y); }
 
-  /// Dense, contents undefined, by default on `default_device`, as below. Throws ShapeError if a size is negative or
-  /// their product too large for any memory.
+  /// Contiguous and uninitialised, on `default_device` unless given. Throws ShapeError if a size is negative or their
+  /// product is too large.
   static Tensor empty(const Shape<Rank>& shape, D device = default_device<D>()) {
     constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
     Index count = 1;
@@ -78,7 +78,7 @@ class Tensor {
     return out;
   }
 
-  /// Dense, with the given numbers in row-major order. Throws ShapeError if their count doesn't fit the shape.
+  /// Contiguous, with the given values in row-major order. Throws ShapeError if their number doesn't match the shape.
   static Tensor from(std::span<const T> values, const Shape<Rank>& shape, D device = default_device<D>()) {
     Tensor out = empty(shape, device);
     check<ShapeError>(static_cast<Index>(values.size()) == out.numel(), "Tensor::from: expected ", out.numel(),
@@ -112,7 +112,7 @@ class Tensor {
   std::size_t bytes() const { return static_cast<std::size_t>(numel()) * sizeof(T); }
   T* data() const { return shifted(data_, storage_.moved()); }
 
-  /// True if the elements lie in row-major order without gaps.
+  /// Whether the elements are in row-major order without gaps.
   bool is_contiguous() const {
     Index expected = 1;
     for (std::size_t axis = Rank; axis-- > 0;) {
@@ -137,7 +137,7 @@ class Tensor {
     return data()[offset];
   }
 
-  /// The number in a tensor of one element, copied to the host.
+  /// The value of a one-element tensor, copied to the host.
   T item() const {
     check<UsageError>(defined(), "item: the tensor is undefined");
     check<ShapeError>(numel() == 1, "item: expected a tensor of one element, got shape ", shape_);
@@ -157,7 +157,7 @@ class Tensor {
     return out;
   }
 
-  /// Index `at` of an axis, which disappears; a view.
+  /// Index `at` of an axis, which is removed; a view.
   Tensor<T, Rank - 1, D> select(Index axis, Index at) const
     requires(Rank > 0)
   {
@@ -178,7 +178,7 @@ class Tensor {
     return select(0, at);
   }
 
-  /// The axes in another order; a view. `axes` names each axis once.
+  /// Reorders the axes; a view. `axes` names each axis once.
   Tensor permute(const Shape<Rank>& axes) const {
     Tensor out = *this;
     Shape<Rank> seen{};
@@ -198,7 +198,7 @@ class Tensor {
     return out;
   }
 
-  /// Another shape over the same memory, which must be dense. One size may be -1: it is computed.
+  /// A new shape for the same memory, which must be contiguous. One size may be -1 and is computed.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> view(std::array<Index, NewRank> shape) const {
     check<ShapeError>(is_contiguous(), "view: a tensor of shape ", shape_, " and strides ", strides_,
@@ -207,7 +207,7 @@ class Tensor {
     return {storage_, data(), shape, row_major(shape)};
   }
 
-  /// Repeats axes of size 1, and new axes in front, without copying: their stride is 0.
+  /// Repeats axes of size 1, and adds leading axes, without copying: their stride is 0.
   template <std::size_t NewRank>
   Tensor<T, static_cast<int>(NewRank), D> expand(const std::array<Index, NewRank>& shape) const {
     static_assert(NewRank >= static_cast<std::size_t>(Rank), "expand: expected a rank of at least the tensor's");
@@ -222,7 +222,7 @@ class Tensor {
     return {storage_, data(), shape, strides};
   }
 
-  /// The numbers in row-major order, on the host.
+  /// The elements in row-major order, on the host.
   std::vector<T> to_vector() const
     requires(!std::is_same_v<T, bool>)
   {
@@ -255,7 +255,7 @@ class Tensor {
   }
 
   Storage<D> storage_;
-  T* data_ = nullptr;  // its place when this handle was made: see Home
+  T* data_ = nullptr;  // the address when this handle was made: see Home
   Shape<Rank> shape_{};
   Shape<Rank> strides_{};
 };
@@ -272,7 +272,7 @@ template <class X>
 concept AnyTensor = detail::is_tensor<std::remove_cvref_t<X>>;
 
 namespace detail {
-/// Throws UsageError if one is undefined: the shape of a tensor without axes would claim one element.
+/// Throws UsageError if one is undefined. An undefined tensor without axes would claim one element by its shape.
 template <AnyTensor... Xs>
 void check_defined(const char* operation, const Xs&... xs) {
   int i = 0;
@@ -284,7 +284,7 @@ template <Device D>
   fail<DeviceError>(operation, ": operand ", i, " is on ", other, ", and operand 0 on ", first,
                     ": to_device(x, device) copies it, and Tensor::zeros(shape, x.device()) creates it there");
 }
-/// Throws DeviceError if operands are on several devices.
+/// Throws DeviceError if operands are on different devices.
 template <AnyTensor First, AnyTensor... Rest>
 void check_same_device([[maybe_unused]] const char* operation, const First& first, const Rest&... rest) {
   [[maybe_unused]] int i = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// Writes: how often the numbers of a parameter or a buffer have been written.
+/// Writes: counts the writes to the values of a parameter or buffer.
 
 #include <atomic>
 #include <cstddef>
@@ -13,31 +13,31 @@
 
 namespace chorus {
 
-/// Copies on other devices, copies in another type and what backward has saved are good as long as the numbers are the
-/// ones that they were made of. Library code says when it writes (`add`). A program may do so through a pointer: once
-/// it has got one (`watch`), every look at the version compares a fingerprint of the numbers with the last one.
-/// Several threads may look at the same time.
+/// Copies on other devices, copies in another type and tensors saved for backward are valid while the values don't
+/// change. Library code reports its writes (`add`). A program may write through a pointer: once it has one (`watch`),
+/// each query of the version compares a fingerprint of the values with the last one. Several threads may query at the
+/// same time.
 class Writes {
  public:
-  /// The name of the parameter or buffer in its model; empty where none is known.
+  /// The name of the parameter or buffer in its model; empty if unknown.
   std::string name;
-  /// Where the numbers are that this process has no memory for any more, for who asks for them; empty where they are
-  /// here.
+  /// Where the values are, if this process no longer holds them: an error message for code that needs them. Empty if
+  /// they are here.
   std::string elsewhere;
   void check_here() const {
     if (!elsewhere.empty()) [[unlikely]]
       fail<UsageError>(elsewhere);
   }
 
-  /// The program has written, by a call that says so.
+  /// Records an explicit write by the program, such as `assign`.
   void add_by_hand() {
     add();
     by_hand_.fetch_add(1, std::memory_order_relaxed);
   }
   std::uint64_t by_hand() const { return by_hand_.load(std::memory_order_relaxed); }
-  /// How often a look has found that somebody has written through a pointer.
+  /// Number of detected writes through a pointer.
   std::uint64_t found() const { return found_.load(std::memory_order_relaxed); }
-  /// Library code has written into numbers that are watched: what is found from now on is the program's.
+  /// Called after library code wrote into watched values, so that only the program's writes are detected later.
   void settle(const void* numbers, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
@@ -45,26 +45,26 @@ class Writes {
 
   void add() { version_.fetch_add(1, std::memory_order_relaxed); }
   bool watched() const { return watched_.load(std::memory_order_relaxed); }
-  /// What `version` is if nobody has written through a pointer.
+  /// The version without a check for writes through a pointer.
   std::uint64_t counted() const { return version_.load(std::memory_order_relaxed); }
-  /// Grows with the numbers' changes.
+  /// Grows with each change of the values.
   std::uint64_t version(const void* numbers, std::size_t bytes) {
     if (watched()) [[unlikely]]
       look(numbers, bytes);
     return counted();
   }
-  /// Somebody is about to get a pointer to the numbers.
+  /// Called before the program gets a pointer to the values.
   void watch(const void* numbers, std::size_t bytes) {
     if (watched()) return;
     const std::lock_guard lock(mutex_);
     fingerprint_ = fingerprint(numbers, bytes);
     watched_.store(true, std::memory_order_relaxed);
   }
-  /// Nobody has a pointer any more.
+  /// Nobody holds a pointer any more.
   void end_watch() { watched_.store(false, std::memory_order_relaxed); }
 
-  /// Of numbers in the host's memory. One change of a number always changes it; of several, all but one in 2^32. With
-  /// as many lanes that a register's product need not wait for the one before: as fast as memory is read.
+  /// A fingerprint of values in host memory. A change of one value always changes it; other changes are missed with
+  /// probability 2^-32. It uses enough lanes to hide the multiplication's latency: as fast as memory is read.
   static std::uint64_t fingerprint(const void* numbers, std::size_t bytes);
 
  private:

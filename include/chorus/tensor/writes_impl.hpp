@@ -1,5 +1,5 @@
 #pragma once
-/// How a change of numbers is found.
+/// Detects changes of values.
 
 #include <chorus/tensor/writes.hpp>
 #include <cstddef>
@@ -16,7 +16,7 @@ CHORUS_INLINE std::uint64_t Writes::fingerprint(const void* numbers, std::size_t
   const auto* from = static_cast<const std::byte*>(numbers);
   for (; bytes >= block; bytes -= block, from += block)
     for (std::size_t lane = 0; lane < lanes; ++lane) {
-      std::uint32_t word;  // a copy of a whole block would be a call
+      std::uint32_t word;  // copying a whole block would be a function call
       std::memcpy(&word, from + lane * sizeof word, sizeof word);
       sums[lane] = (sums[lane] ^ word) * odd;
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// A file that a log appends to while training goes on.
+/// A log file that is appended to during training.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
@@ -17,15 +17,15 @@ class LogFile {
  public:
   enum class Sharing { may_be_shared, alone };
 
-  /// Replaces the file at `path`, or writes to the pipe or the device that it is; an empty path makes one that takes no
-  /// bytes. `alone`: refuses a file that another process writes `alone`, and keeps what is in it until `clear`. `log`,
-  /// for messages, lives on. Throws FileError, as all calls do.
+  /// Replaces the file at `path`, or writes to it if it is a pipe or a device; an empty path gives a file that ignores
+  /// writes. `alone`: fails if another process writes the file `alone`, and keeps the content until `clear`. `log`, for
+  /// messages, must outlive it. Throws FileError, as do all calls.
   LogFile(const char* log, std::string path, Sharing sharing = Sharing::may_be_shared);
   explicit operator bool() const { return file_ != nullptr; }
 
   void write(std::string_view bytes);
   void flush();
-  /// Empties a regular file that is written alone. Where another one has taken its place, that one.
+  /// Empties a regular file that is written alone; if another file has replaced it, that one.
   void clear();
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// How a line gets into a file whole.
+/// Writes whole lines to a file.
 
 #include <sys/file.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// The metrics log: how a training run went, as JSON lines (https://jsonlines.org), CSV or curves for TensorBoard.
+/// The metrics log of a training run: JSON lines (https://jsonlines.org), CSV, or curves for TensorBoard.
 
 #include <chorus/core/config.hpp>
 #include <chorus/core/dtype.hpp>
@@ -14,49 +14,49 @@
 
 namespace chorus {
 
-/// What a finished run reports. Per-device lists have an entry for each device or, under DDP, rank.
+/// The final report of a run. Per-device lists have an entry per device or, under DDP, per rank.
 struct RunSummary {
   std::string policy = {};
   int devices = 1;
-  /// Left out where there are none.
+  /// Omitted if 0.
   int canonical_shares = 0;
   double samples_per_second = 0;
   std::vector<std::uint64_t> bytes_sent_per_device = {};
   std::vector<std::uint64_t> peak_memory_bytes_per_device = {};
-  /// Left out where it is empty.
+  /// Omitted if empty.
   std::string parameters_sha256 = {};
 };
 
-/// Where a run's events go; an empty path: not there.
+/// The destinations of a run's events; empty paths are not written.
 struct MetricsFiles {
-  std::string json_lines = {};   ///< all of them, a line each
-  std::string csv = {};          ///< epochs, a row each: epoch,train_loss,test_accuracy,seconds
-  std::string tensorboard = {};  ///< a folder: curves for TensorBoard
+  std::string json_lines = {};   ///< all events, one per line
+  std::string csv = {};          ///< one row per epoch: epoch,train_loss,test_accuracy,seconds
+  std::string tensorboard = {};  ///< a folder for TensorBoard's curves
 };
 
-/// Writes the events of a run to files. As JSON lines:
+/// Writes a run's events to files. As JSON lines:
 ///
 ///     {"event":"step","step":0,"loss":2.3}
 ///     {"event":"epoch","epoch":0,"train_loss":1.9,"test_accuracy":0.61,"seconds":4.2}
 ///     {"event":"done","policy":"ddp","devices":2,"canonical_shares":4,"samples_per_second":...,
 ///      "bytes_sent_per_device":[...],"peak_memory_bytes_per_device":[...],"parameters_sha256":"..."}
 ///
-/// For TensorBoard the losses of steps are `loss/step`, those of epochs `loss/train`, and accuracies `accuracy/test`.
-/// An epoch is on disk when `epoch` returns. Only one process of a run writes: the others give no path.
+/// TensorBoard gets step losses as `loss/step`, epoch losses as `loss/train`, and accuracies as `accuracy/test`. An
+/// epoch is on disk when `epoch` returns. Only one process of a run may write; others pass no paths.
 class MetricsLog {
  public:
-  /// Replaces the files, but for TensorBoard's, which gets a new one in its folder. Throws FileError.
+  /// Replaces the files; for TensorBoard adds a new file to its folder. Throws FileError.
   explicit MetricsLog(const MetricsFiles& files);
-  /// JSON lines alone.
+  /// Only JSON lines.
   explicit MetricsLog(std::string path) : MetricsLog(MetricsFiles{.json_lines = std::move(path)}) {}
 
-  /// The loss of a training step, counted from 0 over the whole run.
+  /// The loss of a training step; steps are counted from 0 over the whole run.
   void step(Index step, double loss);
 
-  /// An epoch's mean training loss, the accuracy after it in [0, 1], and how long it took.
+  /// An epoch's mean training loss, the accuracy after it in [0, 1], and its duration.
   void epoch(int epoch, double train_loss, double test_accuracy, double seconds);
 
-  /// The last line.
+  /// Writes the last line.
   void done(const RunSummary& run);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// How metrics become lines of JSON, and TensorBoard's events.
+/// Writes metrics as JSON lines, CSV and TensorBoard events.
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>

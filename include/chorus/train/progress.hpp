@@ -17,13 +17,13 @@ namespace chorus {
 struct ProgressOptions {
   bool enabled = true;  ///< false: only count epochs, as all processes but one do
   int epochs = 1;       ///< epochs of the whole run
-  int first_epoch = 0;  ///< where a resumed run goes on
+  int first_epoch = 0;  ///< the first epoch of a resumed run
   std::FILE* out = stderr;
 };
 
-/// A range of epoch numbers that tells how they go. On a terminal one line is redrawn at most ten times a second;
-/// elsewhere a plain line is written every ten seconds. An epoch's end always writes one. Loss and samples a second
-/// appear when the loop calls `step`; a loop that doesn't gets a line of time per epoch.
+/// A range of epoch numbers that shows progress. On a terminal one line is redrawn at most ten times per second;
+/// elsewhere a plain line is written every ten seconds, and always at an epoch's end. Loss and throughput appear if the
+/// loop calls `step`; otherwise there is one line with the time per epoch.
 class Progress {
  public:
   explicit Progress(ProgressOptions options);
@@ -50,12 +50,12 @@ class Progress {
     int epoch_;
   };
 
-  /// Each begins with the first epoch. What is drawn is that of the one that was last begun or moved on.
+  /// Each iterator starts with the first epoch. The line shows the iterator that was last begun or incremented.
 
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
-  /// Tells that the batch number `step` of the `steps` in this epoch is done, with its mean `loss` over `samples`.
+  /// Reports that batch `step` of `steps` in this epoch is done, with its mean `loss` over `samples`.
   void step(double loss, Index samples, Index step, Index steps);
 
  private:
@@ -74,12 +74,12 @@ class Progress {
   // The mean loss of the epoch so far, and the throughput.
   std::string rates() const;
 
-  // What is left of the run, if each epoch takes as long as this one will and this one has run for `elapsed` seconds.
+  // The remaining time of the run, if each epoch takes as long as this one, which has run for `elapsed` seconds.
   std::string eta(double epoch_seconds, double elapsed) const;
 
   void write(const std::string& line, bool final);
 
-  // An exception left the loop: what it prints starts on a line of its own.
+  // After an exception the line is ended, so that the error message starts on a new line.
   void clear();
 
   ProgressOptions options_;
@@ -91,7 +91,7 @@ class Progress {
   Clock::time_point started_{}, drawn_{};
 };
 
-/// The epochs `first_epoch`, ..., `epochs - 1` of a run, shown by its main process alone.
+/// The epochs `first_epoch`, ..., `epochs - 1` of a run, shown by its main process only.
 template <class Run>
 Progress progress(Run& run, int epochs, int first_epoch = 0) {
   return Progress({.enabled = run.is_main(), .epochs = epochs, .first_epoch = first_epoch});

@@ -1,5 +1,5 @@
 #pragma once
-/// How Progress draws.
+/// Draws the progress line.
 
 #include <algorithm>
 #include <chrono>
@@ -85,7 +85,7 @@ CHORUS_INLINE std::string Progress::eta(double epoch_seconds, double elapsed) co
 }
 
 CHORUS_INLINE void Progress::write(const std::string& line, bool final) {
-  const detail::HeldSignal held(SIGXFSZ);  // it may be a file
+  const detail::HeldSignal held(SIGXFSZ);  // out may be a file
   std::fprintf(options_.out, "%s%s%s", terminal_ ? "\r\x1b[K" : "", line.c_str(), final ? "\n" : "");
   std::fflush(options_.out);
   line_open_ = !final;

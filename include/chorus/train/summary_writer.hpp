@@ -1,5 +1,5 @@
 #pragma once
-/// Curves for TensorBoard: event files, as PyTorch's SummaryWriter writes them.
+/// Curves for TensorBoard: event files, as in PyTorch's SummaryWriter.
 
 #include <chorus/core/config.hpp>
 #include <chorus/train/log_file.hpp>
@@ -11,7 +11,7 @@ namespace chorus {
 
 namespace detail {
 
-/// An integer's bytes, the lowest first.
+/// An integer's bytes, lowest first.
 template <class Integer>
 std::string little_endian(Integer number) {
   std::string bytes;
@@ -19,8 +19,8 @@ std::string little_endian(Integer number) {
   return bytes;
 }
 
-/// A message of protocol buffers (https://protobuf.dev/programming-guides/encoding): fields, of which each is its
-/// number and type, then its value.
+/// A protocol buffers message (https://protobuf.dev/programming-guides/encoding): each field is its number and type,
+/// then its value.
 class ProtoMessage {
  public:
   ProtoMessage& varint(int field, std::uint64_t number);
@@ -36,26 +36,26 @@ class ProtoMessage {
   std::string bytes_;
 };
 
-/// CRC-32C (RFC 3720, B.4), masked as TFRecord files have it, so that a checksum of checksums tells something.
+/// CRC-32C (RFC 3720, B.4), masked as in TFRecord files, where checksums may cover other checksums.
 std::uint32_t masked_crc32c(std::string_view bytes);
 
 }  // namespace detail
 
-/// Writes scalars into an event file in the folder `log_dir`, which `tensorboard --logdir` reads. The format: records
-/// of a length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
+/// Writes scalars to an event file in the folder `log_dir`, which `tensorboard --logdir` reads. Format: records of a
+/// length, its checksum, an `Event` (tensorflow/core/util/event.proto), its checksum.
 class SummaryWriter {
  public:
-  /// Makes the folder; each writer has a file of its own there. An empty path makes a writer that writes nothing.
-  /// Throws FileError, as all calls do.
+  /// Makes the folder and adds a file for this writer. An empty path gives a writer that writes nothing. Throws
+  /// FileError, as do all calls.
   explicit SummaryWriter(const std::string& log_dir);
 
-  /// A point of the curve `tag`: "loss/train".
+  /// Adds a point to the curve `tag`, such as "loss/train".
   void add_scalar(std::string_view tag, double value, std::int64_t global_step);
-  /// What was added is on disk when this returns.
+  /// Writes all added points to disk.
   void flush() { file_.flush(); }
 
  private:
-  /// TensorBoard looks for "tfevents" in the name, and reads files in the order of their names.
+  /// TensorBoard looks for "tfevents" in the name and reads files in name order.
   static std::string path_in(const std::string& log_dir);
   /// Seconds since 1970.
   static double now();

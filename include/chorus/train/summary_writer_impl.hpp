@@ -1,5 +1,5 @@
 #pragma once
-/// How events are written as TensorBoard reads them.
+/// Writes TensorBoard's event files.
 
 #include <unistd.h>
 

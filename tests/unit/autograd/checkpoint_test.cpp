@@ -29,7 +29,7 @@ struct Outcome {
   std::uint32_t random_operations = 0;
 };
 
-// A parameter is used in two parts and between them, and each part drops elements.
+// Two parts and the code between them use one parameter, and each part has dropout.
 Outcome run(bool checkpointed, bool under_a_policy) {
   ch::manual_seed(5);
   Outcome out;

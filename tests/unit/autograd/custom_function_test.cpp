@@ -6,7 +6,7 @@
 
 namespace custom_function_test {
 
-// The product, by hand.
+// A product with a hand-written gradient.
 auto product(const auto& a, const auto& b) {
   return ch::custom_function(
       "product", [](const auto& x, const auto& y) { return x * y; },
@@ -15,7 +15,7 @@ auto product(const auto& a, const auto& b) {
       },
       a, b);
 }
-// The identity, whose gradient is turned round (domain-adversarial training), in Tensors only.
+// The identity with a reversed gradient (domain-adversarial training), for Tensors only.
 auto reverse_gradient(const auto& x) {
   return ch::custom_function(
       "reverse_gradient", [](const Tensor<1>& in) { return in; },

@@ -16,7 +16,7 @@ Dual<double, 1> variable(double value) {
   return x;
 }
 
-/// The derivative by Dual is that by central differences.
+/// Compares Dual's derivative with central differences.
 template <class F>
 void check_derivative(const F& f, std::initializer_list<double> points) {
   constexpr double h = 1e-5;

@@ -29,7 +29,7 @@ TEST_CASE("grad gives gradients by leaves and by values in between, and adds to 
   CHECK_FALSE(other.grad().defined());
   CHECK_FALSE(between.grad().defined());
   CHECK(hooks == 1);
-  // What follows on the same tape is untouched by it.
+  // Later calls on the same tape are not affected.
   CHECK(ch::grad(value, between, {.retain_graph = true}).item() == 6);
   CHECK(ch::grad(value, value, {.retain_graph = true}).item() == 1);
   value.backward();

@@ -8,7 +8,7 @@ namespace gradient_check_test {
 
 namespace ch = chorus;
 
-// x², with a gradient that is wrong by a factor.
+// x² with a gradient that is wrong by a factor.
 struct Wrong {
   double factor;
   template <class S>

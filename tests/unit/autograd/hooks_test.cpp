@@ -59,7 +59,7 @@ TEST_CASE("a backward pass inside of another leaves that one's counts: a leaf's 
         dx->add(dy);
       },
       square);
-  (again + again * p).backward();  // p^2 + p^3, and 5 p in between
+  (again + again * p).backward();  // p^2 + p^3 here, 5 p in the nested run
   CHECK(seen == std::vector<double>{9 + 5, 9 + 5 + 6 + 18});
 }
 
@@ -77,7 +77,7 @@ TEST_CASE("anomaly detection names the operation that made the first NaN or infi
   const ch::DetectAnomaly detect;
   CHECK(message_of<ch::NonFiniteError>([&] { ch::log(x) * 2; }) ==
         "anomaly: a NaN or an infinity in the output of 'log', of shape []");
-  // sqrt's slope at 0 is infinite, and 0 times it is NaN.
+  // sqrt has an infinite slope at 0, and 0 times it is NaN.
   const auto zero = leaf(0);
   const auto root = ch::sqrt(ch::square(zero)) + 1;
   CHECK(message_of<ch::NonFiniteError>([&] { root.backward(); }) ==

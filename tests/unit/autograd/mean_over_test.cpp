@@ -35,7 +35,7 @@ struct Mean {
   friend bool operator==(const Mean&, const Mean&) = default;
 };
 
-// Writes down the means of each run, and multiplies their gradients.
+// Records the means of each run, and scales their gradients.
 struct Watch : ch::BackwardWatch {
   std::vector<std::vector<Mean>> runs;
   std::vector<std::size_t> nodes;
@@ -56,7 +56,7 @@ struct Watch : ch::BackwardWatch {
   }
 };
 
-// The means behind a loss, as a policy finds them.
+// The means behind a loss, as a policy sees them.
 template <class Loss>
 std::vector<Mean> means_of(const Loss& loss) {
   const auto watch = std::make_shared<Watch>();
@@ -79,7 +79,7 @@ TEST_CASE("a loss over classes is a mean over the labels that count") {
   CHECK(means_of(ch::nll_loss(scores(), y)) == Means{{3, true}});
   CHECK(means_of(ch::nll_loss(scores(), y, {.reduction = Reduction::sum})).empty());
 
-  // Rows of a larger tensor of labels, apart from each other.
+  // Non-contiguous labels: columns of a larger tensor.
   const auto both = ch::Tensor<std::int64_t, 2>::from({0, -100, 1, -100, -100, -100, 1, 1}, {4, 2});
   CHECK(means_of(ch::cross_entropy(scores(), both.select(1, 0))) == Means{{3, true}});
   CHECK(means_of(ch::cross_entropy(scores(), both.select(1, 1))) == Means{{1, true}});
@@ -142,7 +142,7 @@ TEST_CASE("a plain mean to a scalar says so, and one along an axis does not") {
   CHECK(means_of(ch::mean(ch::sum(scores(), 1), 0)) == Means{{4, false}});
   CHECK(means_of(ch::sum(ch::mean(scores(), 1))).empty());
   CHECK(means_of(ch::sum(scores())).empty());
-  // Several in one run, the last first.
+  // Several means in one run, the last recorded first.
   const auto x = scores();
   const auto norm = ch::mean(ch::square(x));
   CHECK(means_of(ch::cross_entropy(x, labels({2, -100, 0, 1})) + norm) == Means{{3, true}, {12, false}});
@@ -177,7 +177,7 @@ TEST_CASE("a number that is not at hand is asked for once, and known from then o
   CHECK_FALSE(loss.node()->is_mean());
   CHECK(loss.node()->mean_over() == 0);
   CHECK(other.node()->mean_over() == 20);
-  other.node()->set_mean_later([] { return 1; });  // and forgotten
+  other.node()->set_mean_later([] { return 1; });  // replaced before it is called
 }
 
 TEST_CASE("a scale multiplies the gradient that comes into a node, in one run") {
@@ -214,7 +214,7 @@ TEST_CASE("a scale is gone when its run has ended, and the seed is not touched")
   watch.reset();
   x.zero_grad();
   loss.backward();
-  CHECK(x.grad()(0, 0) == Approx(1.0 / 12));  // the seed of the run that has failed is gone, too
+  CHECK(x.grad()(0, 0) == Approx(1.0 / 12));  // the seed of the failed run is gone, too
 }
 
 TEST_CASE("a watch is told once of each run of its thread, as long as it lives") {
@@ -223,7 +223,7 @@ TEST_CASE("a watch is told once of each run of its thread, as long as it lives")
   ch::watch_backward(watch);
   ch::watch_backward(watch);
   const auto run = [&] { ch::checkpoint([](const auto& in) { return ch::mean(ch::square(in)); }, x).backward(); };
-  run();  // with a run within
+  run();  // has a nested run
   CHECK(watch->runs == std::vector<Means>{{{12, false}}});
   CHECK(watch->nodes == std::vector<std::size_t>{2});
   CHECK(watch->threads == std::vector{std::this_thread::get_id()});
@@ -235,9 +235,9 @@ TEST_CASE("a watch is told once of each run of its thread, as long as it lives")
   CHECK(watch->runs.size() == 1);
 
   const auto other = std::make_shared<Watch>();
-  std::thread([ended = std::move(watch)] { CHECK(ended->runs.size() == 1); }).join();  // its life ends there
+  std::thread([ended = std::move(watch)] { CHECK(ended->runs.size() == 1); }).join();  // destroyed in that thread
   CHECK(watch == nullptr);
-  ch::watch_backward(other);  // in its place
+  ch::watch_backward(other);  // replaces it
   run();
   CHECK(other->runs.size() == 1);
 }
@@ -291,7 +291,7 @@ TEST_CASE("what a watch throws comes out of backward, which has changed nothing"
   CHECK(x.grad()(0, 0) == 1);
   CHECK(hooks == 0);
   watch->angry = false;
-  loss.backward();  // as if it were the first time
+  loss.backward();  // as the first run
   CHECK(x.grad()(0, 0) == 3);
   CHECK(hooks == 1);
 }

@@ -58,7 +58,7 @@ TEST_CASE("a bound parameter keeps value and gradient at their new place") {
 TEST_CASE("what is assigned to a part of a value or a gradient is written") {
   const ch::Parameter<float, 2> w{ch::Tensor<float, 2>::ones({2, 2})};
   auto square = [&] { return ch::sum(w * w); };
-  CHECK_THROWS_AS(w.grad() = 0, ch::UsageError);  // there is none
+  CHECK_THROWS_AS(w.grad() = 0, ch::UsageError);  // there is no gradient
   const auto loss = square();
   w.value()[0] = 3;
   CHECK(w.value().to_vector() == std::vector<float>{3, 3, 1, 1});
@@ -101,7 +101,7 @@ TEST_CASE("what is written through a pointer counts, once it has been written") 
   const auto& raw = p.on<ch::Cpu>();
   const auto first = raw.version();
   float* const numbers = p.value().data();
-  CHECK(raw.version() == first);  // looking is no writing
+  CHECK(raw.version() == first);  // reading is no write
   numbers[19] = 2;
   const auto second = raw.version();
   CHECK(second > first);
@@ -136,9 +136,9 @@ TEST_CASE("a gradient that is held stays what it is, wherever it lies") {
     ch::sum(p * 3).backward();
     CHECK(held.to_vector() == std::vector<float>{bound ? 6.f : 3.f, bound ? 6.f : 3.f});
     const auto both = p.grad();
-    held.data()[0] = 7;  // what a program writes into it is what an optimizer sees
+    held.data()[0] = 7;  // an optimizer sees what a program writes
     CHECK(p.grad()(0) == (bound ? 7 : 6));
-    p.on<ch::Cpu>().set_grad_arrived(false);  // as an optimizer's zero_grad
+    p.on<ch::Cpu>().set_grad_arrived(false);  // like an optimizer's zero_grad
     ch::sum(p * -1).backward();
     CHECK(both(1) == 6);
     CHECK(p.grad().to_vector() == std::vector<float>{-1, -1});

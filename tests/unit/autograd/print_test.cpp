@@ -1,4 +1,4 @@
-// What a program prints while it is being written: variables, parameters, shapes.
+// Prints variables, parameters and shapes.
 #include <chorus/autograd/print.hpp>
 
 #include <sstream>
@@ -19,7 +19,7 @@ TEST_CASE("variables, parameters and shapes are printed as their numbers") {
   CHECK(ch::cat(x, " and ", weight) == "[[1, 2.5], [-3, 4]] and [[1, 2.5], [-3, 4]]");
 }
 
-/// A program's own operator for arrays, of which a shape is one.
+/// A program's own operator for arrays; a shape is an array.
 struct Log {
   std::string text;
 };

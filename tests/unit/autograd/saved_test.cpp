@@ -1,5 +1,5 @@
-// What backward has saved has to be as it was: each operator that keeps numbers of a parameter or a buffer names it
-// where it has been written since; those that don't need the numbers don't mind.
+// Backward needs saved values unchanged: each operator that saves values of a parameter or buffer reports a later
+// write; operators that don't need the values accept it.
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/batch_norm.hpp>
@@ -39,7 +39,7 @@ struct Written {
   }
 };
 
-/// What backward says after the parameter has been written; empty where it does not mind.
+/// Backward's error after the parameter was written; empty if it succeeds.
 template <int Rank, class Function>
 std::string after_write(const Shape<Rank>& shape, const Function& f) {
   const Written<Rank> written(shape);
@@ -101,7 +101,7 @@ TEST_CASE("saved: what needs no old numbers does not mind") {
   const Variable<double, 2> x(numbers<2>({3, 2}), true);
   const auto constant = numbers<2>({3, 2});
   const Tensor<double, 1> none;
-  // The first layer: its input wants no gradient.
+  // A first layer: its input needs no gradient.
   CHECK(after_write<2>({4, 2}, [&](const auto& p) { return linear(constant, p); }).empty());
   CHECK(after_write<2>({2, 4}, [&](const auto& p) { return matmul(constant, p); }).empty());
   CHECK(after_write<4>({3, 2, 2, 2}, [&](const auto& p) { return conv2d(numbers<4>({1, 2, 4, 4}), p, none); }).empty());

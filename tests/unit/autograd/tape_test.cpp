@@ -201,7 +201,7 @@ TEST_CASE("a repeated step asks the system for no memory") {
     x.zero_grad();
     ch::sum(x * x + 3 / (x + 2)).backward();
   };
-  for (int i = 0; i < 2; ++i) step();  // from the second on, the gradient is there from the start
+  for (int i = 0; i < 2; ++i) step();  // from the second step on, the gradient exists from the start
   const auto& allocator = ch::CachingAllocator<ch::Cpu>::of(ch::Cpu{});
   const auto before = allocator.system_allocations();
   for (int i = 0; i < 5; ++i) step();

@@ -1,4 +1,4 @@
-// Variables of the environment: switches.
+// Switches in environment variables.
 #include <catch.hpp>
 #include <chorus/core/environment.hpp>
 #include <cstdlib>

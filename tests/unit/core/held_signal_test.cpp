@@ -1,4 +1,4 @@
-// Writes that fail with an error, where a signal would end the process.
+// Failing writes that return an error where a signal would kill the process.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace held_signal_test {
 
 using namespace chorus;
 
-/// What the child says by its status; or 128 + the signal that has ended it.
+/// The child's exit status, or 128 + the signal that killed it.
 template <class Body>
 int in_child(const Body& body) {
   std::fflush(nullptr);
@@ -29,7 +29,7 @@ int in_child(const Body& body) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/// Files of this process end at so many bytes.
+/// Limits the size of this process's files.
 void limit_files(rlim_t bytes) {
   const rlimit limits{bytes, bytes}, none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
@@ -56,7 +56,7 @@ TEST_CASE("HeldSignal: a write above the limit of files fails, and nobody hears 
             if (sigismember(&before, signal) != sigismember(&after, signal)) return 3;
           if (error != EFBIG || handled != 0) return 1;
           [[maybe_unused]] const auto n = write(file, "x", 1);
-          return handled == 1 ? 0 : 2;  // the program's own writes are as they were
+          return handled == 1 ? 0 : 2;  // the program's own writes are unaffected
         }) == 0);
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("standard output that can't be written is an error") {
   const auto message = [](const char* path, bool early) {
     if (std::freopen(path, "w", stdout) == nullptr) return std::string("?");
     std::printf("text\n");
-    if (early) std::fflush(stdout);  // the program has not looked
+    if (early) std::fflush(stdout);  // the program did not check the result
     return message_of<FileError>([] { detail::check_output(); });
   };
   CHECK(in_child([&] {

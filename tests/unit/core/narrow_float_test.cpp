@@ -21,7 +21,7 @@ static_assert(std::is_same_v<decltype(bf16(1) + half(2)), float>);
 static_assert(!std::is_convertible_v<double, bf16> && !std::is_convertible_v<int, half> &&
               std::is_convertible_v<float, half>);
 
-// The value of finite bits, from the definition of the formats.
+// The value of finite bits, by the definition of the format.
 template <int ExponentBits, int MantissaBits>
 double definition(std::uint16_t bits) {
   const int bias = (1 << (ExponentBits - 1)) - 1;
@@ -32,7 +32,7 @@ double definition(std::uint16_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-// All numbers decode as defined and come back, and what lies between two of them goes to the nearer, ties to even.
+// All numbers decode as defined and round-trip; values between two of them round to the nearer, ties to even.
 template <class T, int ExponentBits, int MantissaBits>
 void check_format() {
   const std::uint32_t infinity = ((1u << ExponentBits) - 1) << MantissaBits;
@@ -45,7 +45,7 @@ void check_format() {
       const float decoded = T::from_bits(static_cast<std::uint16_t>(bits));
       wrong += decoded == value && std::signbit(decoded) == (sign != 0) ? 0 : 1;
       expect(decoded, bits);
-      // Half way to the next one; from the largest one that is half way to where the next power of two would be.
+      // The midpoint to the next number; for the largest one, to the next power of two.
       const double next = std::copysign(std::abs(definition<ExponentBits, MantissaBits>(
                                             static_cast<std::uint16_t>(sign | (magnitude + 1)))), value);
       const float tie = static_cast<float>((value + next) / 2);

@@ -1,4 +1,4 @@
-// Text from outside in messages: a terminal shows it, and does not obey it.
+// Untrusted text in messages must not control the terminal.
 #include <unistd.h>
 
 #include <catch.hpp>

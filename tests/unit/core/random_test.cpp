@@ -7,7 +7,7 @@ namespace random_test {
 
 namespace ch = chorus;
 
-// Known answers from Random123 1.09, tests/kat_vectors, "philox4x32 10".
+// Known answers of Random123 1.09, tests/kat_vectors, "philox4x32 10".
 TEST_CASE("Philox gives the published numbers") {
   CHECK(ch::philox(0, {0, 0, 0, 0}) == ch::PhiloxWords{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(ch::philox(0xffffffffffffffff, {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}) ==

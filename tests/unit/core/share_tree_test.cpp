@@ -1,4 +1,4 @@
-// The tree of canonical shares beside its definition: all numbers of shares, all runs of devices, all cuts.
+// The tree of canonical shares compared with its definition: all numbers of shares, runs of devices, and splits.
 #include <algorithm>
 #include <bit>
 #include <catch.hpp>
@@ -23,8 +23,7 @@ constexpr std::size_t most = most_shares;
 std::string leaf(std::size_t share) { return std::to_string(share); }
 std::string node(const std::string& left, const std::string& right) { return "(" + left + " " + right + ")"; }
 
-/// By definition: a node of shares [begin, end) has its halves on both sides of the largest power of two that is less
-/// than their number.
+/// By definition, a node of shares [begin, end) is split at the largest power of two below their number.
 std::size_t split_of(std::size_t begin, std::size_t end) { return begin + std::bit_floor(end - begin - 1); }
 std::string tree_of(std::size_t begin, std::size_t end) {
   if (end - begin == 1) return leaf(begin);
@@ -37,7 +36,7 @@ double sum_of(const std::vector<double>& numbers, std::size_t begin, std::size_t
   return sum_of(numbers, begin, middle) + sum_of(numbers, middle, end);
 }
 
-/// What devices have of the tree, as text: it is pushed from left to right, as their sums are.
+/// A device's part of the tree as text, pushed from left to right like its sums.
 struct Text {
   std::vector<std::string> sums;
   ShareTree tree;
@@ -56,7 +55,7 @@ struct Text {
   }
 };
 
-/// A device adds up its run of shares; where it has all of them, until one sum is left.
+/// A device adds its run of shares; if it has all shares, down to a single sum.
 Text of_run(ShareRange run, std::size_t shares) {
   Text text;
   for (std::size_t share = run.begin; share < run.end; ++share) text.push({share, share + 1}, leaf(share));
@@ -127,7 +126,7 @@ TEST_CASE("share tree: while a device adds up its run it holds as many sums as l
           tree.push({share, share + 1}, [](std::size_t) {});
         }
         const std::size_t log2 = std::bit_width(shares - 1);  // rounded up
-        REQUIRE(held <= log2 + 1 + (run.begin % 2));          // it may begin within a pair
+        REQUIRE(held <= log2 + 1 + (run.begin % 2));          // the run may begin within a pair
         if (devices == shares) REQUIRE(held == 1);
       }
 }
@@ -142,7 +141,7 @@ TEST_CASE("share tree: numbers of shares are added with the bits of the definiti
     const double sum = add_shares(numbers);
     CHECK(std::bit_cast<std::uint64_t>(sum) == std::bit_cast<std::uint64_t>(sum_of(numbers, 0, shares)));
     order_shows = order_shows || sum != std::accumulate(numbers.begin(), numbers.end(), 0.0);
-    // Whoever has which of them.
+    // For every distribution of shares over devices.
     for (std::size_t devices = 1; devices <= shares; ++devices) {
       std::vector<double> sums;
       ShareTree tree;

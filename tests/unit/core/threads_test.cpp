@@ -29,7 +29,7 @@ TEST_CASE("helpers do work, and a loop inside of a loop stays on its thread") {
   const Threads scope(3);
   std::mutex mutex;
   std::set<std::thread::id> outer, crossed;
-  // Three tasks that wait for one another need three threads.
+  // Three tasks that wait for each other need three threads.
   std::atomic<int> arrived{0};
   parallel_for(3, [&](Index) {
     ++arrived;

@@ -37,7 +37,7 @@ TEST_CASE("memory is counted by device and kind, with its peak") {
   trace::allocated(device, trace::Memory::parameters, -100);
 }
 
-/// Keeps what it is told, as text; its clock ticks at each look.
+/// Stores all events as text; its clock ticks at each call.
 struct Heard final : trace::Listener {
   std::vector<std::string> all;
   std::int64_t ticks = 0;

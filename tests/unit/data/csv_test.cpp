@@ -17,7 +17,7 @@ class Table {
   explicit Table(const std::string& text)
       : path_(folder_.write("t.csv", {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()})) {}
   data::CsvTable read(const data::CsvOptions& options = {}) const { return data::read_csv(path_, options); }
-  /// The end of the message of a FileError, from the file's name on.
+  /// The message of a FileError, from the file's name on.
   template <class Action>
   std::string refused(Action action) const {
     const auto message = message_of<FileError>(action);

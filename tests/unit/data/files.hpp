@@ -1,5 +1,5 @@
 #pragma once
-/// A folder for a test's files, gone at its end, and the bytes of small datasets.
+/// A temporary folder for a test's files, and the bytes of small datasets.
 
 #include <unistd.h>
 
@@ -41,7 +41,7 @@ class TestFolder {
   std::string path_;
 };
 
-/// 0, 1, 2, ..., wrapping after `last`.
+/// 0, 1, 2, ..., starting again after `last`.
 inline Bytes counting(std::size_t count, int last = 255) {
   Bytes out(count);
   for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::uint8_t>(i % (static_cast<std::size_t>(last) + 1));
@@ -72,7 +72,7 @@ inline Bytes gzip(const Bytes& plain) {
 }
 #endif
 
-/// The message of the `Kind` that `action` threw; other exceptions pass.
+/// The message of the `Kind` that `action` throws; other exceptions propagate.
 template <class Kind, class Action>
 std::string message_of(Action action) {
   try {

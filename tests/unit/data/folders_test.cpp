@@ -188,7 +188,7 @@ TEST_CASE("what is no file is refused, and nothing waits") {
   const TestFolder folder;
   const auto images = folder.path() + "/train-images-idx3-ubyte";
   folder.write("train-labels-idx1-ubyte", idx({2}, counting(2)));
-  REQUIRE(::mkfifo(images.c_str(), 0600) == 0);  // opening it would wait for somebody who writes
+  REQUIRE(::mkfifo(images.c_str(), 0600) == 0);  // opening it would wait for a writer
   CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) == images + " is not a regular file");
   REQUIRE(::mkfifo((folder.path() + "/test_batch.bin").c_str(), 0600) == 0);
   CHECK(error_of([&] { data::Cifar10 cifar(folder.path(), Split::test); }) ==

@@ -42,7 +42,7 @@ TEST_CASE("malformed IDX files are refused with path, expected and got") {
   path = folder.write("zero", idx({0, 3, 4}, {}));
   CHECK(error_of(path, 3) == path + ": axis 0 has size 0: the file has no values");
 
-  // 2^32 * 2^32 * 2^32 would wrap to a small number.
+  // 2^32 * 2^32 * 2^32 would overflow to a small number.
   path = folder.write("wraps", idx({0x80000000u, 0x80000000u, 4}, counting(24)));
   CHECK(error_of(path, 3) == path + ": sizes [2147483648, 2147483648] are too large, the file has 40");
   path = folder.write("huge", idx({0xffffffffu, 1, 1}, counting(24)));
@@ -94,7 +94,7 @@ TEST_CASE("a compressed IDX file with any byte changed is refused or harmless") 
       } catch (const chorus::FileError&) {
         continue;
       }
-      CHECK(values == counting(24));  // the change was in gzip's time stamp, say
+      CHECK(values == counting(24));  // for example a change of gzip's time stamp
     }
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("malformed compressed IDX files are refused with path, expected and go
   }());
   CHECK(error_of(path, 3) == path + more);
 
-  // A small file can't make the reader allocate what it can't hold.
+  // A small file must not make the reader allocate more than it can hold.
   const Bytes bomb = gzip(idx({60000, 1000, 60}, {}));
   path = folder.write("bomb.gz", bomb);
   CHECK(error_of(path, 3) ==

@@ -20,7 +20,7 @@ using chorus::Index;
 using data::DataLoader;
 using data::Sampler;
 
-/// Sample i is an image of a single pixel i with label i; one of them throws.
+/// Sample i is a one-pixel image of value i with label i; one sample throws.
 struct Numbers {
   Index count;
   Index broken = -1;
@@ -134,7 +134,7 @@ TEST_CASE("a look at the loader takes nothing of the place to go on from") {
   auto kept = loader.begin();
   go_on([&](auto& other) { kept = other.begin(); });
 
-  // What was begun goes on from the new place alone, and a loop within the first batch is whole.
+  // A running pass continues from the new start only, and a loop inside of the first batch is complete.
   loader.skip(4);
   auto old = loader.begin();
   loader.skip(5);
@@ -145,13 +145,13 @@ TEST_CASE("a look at the loader takes nothing of the place to go on from") {
   }
   CHECK(labels_of(loader) == of_epoch(2));
 
-  // One that is left in its first batch has had it, in the next epoch.
+  // A pass that is left in its first batch has used up the skip when the next epoch begins.
   loader.skip(4);
   for ([[maybe_unused]] auto& batch : loader) break;
   loader.set_epoch(3);
   CHECK(labels_of(loader) == of_epoch(3));
 
-  // Around a loader that reads ahead its own reader counts.
+  // In a loader that reads ahead, the outer reader's progress counts.
   loader.skip(4);
   {
     auto ahead = loader.begin();
@@ -223,7 +223,7 @@ TEST_CASE("a later epoch reuses the memory of the first") {
   };
   auto& allocator = chorus::CachingAllocator<chorus::Cpu>::of(chorus::Cpu{});
   for (int i = 0; i < 3; ++i) epoch();
-  // At most: one batch in use, four waiting, two being made; images and labels, of whole and of last batches.
+  // At most: one batch in use, four waiting, two in preparation; images and labels, of whole and last batches.
   const auto before = allocator.system_allocations();
   for (int i = 0; i < 20; ++i) epoch();
   CHECK(allocator.system_allocations() - before < 8);
@@ -244,7 +244,7 @@ TEST_CASE("the dataset's normalisation is applied last, after the transforms") {
 
 TEST_CASE("augmentation depends on seed, epoch and sample, not on rank, worker or batch size") {
   const data::SyntheticImages images(60, 1);
-  // Sample -> augmented pixels, over all ranks.
+  // Maps samples to augmented pixels, over all ranks.
   const auto augmented = [&](int world, Index batch, int workers, Index epoch, std::uint64_t seed) {
     std::vector<std::vector<float>> out(60);
     for (int rank = 0; rank < world; ++rank) {
@@ -349,7 +349,7 @@ TEST_CASE("a look at a batch lasts until the next one") {
 TEST_CASE("views of a sample are augmented independently, and the same for any number of workers and ranks") {
   const data::SyntheticImages images(40, 1);
   const std::vector<data::Transform> crop{data::RandomCrop{}, data::RandomHorizontalFlip{}};
-  // Sample and view -> pixels, over all ranks.
+  // Maps samples and views to pixels, over all ranks.
   const auto augmented = [&](int world, int workers, int views) {
     std::vector<std::vector<float>> out(static_cast<std::size_t>(40 * views));
     for (int rank = 0; rank < world; ++rank) {
@@ -373,7 +373,7 @@ TEST_CASE("views of a sample are augmented independently, and the same for any n
   int same = 0;
   for (std::size_t i = 0; i < 40; ++i)
     same += three[i] == three[i + 40] || three[i + 40] == three[i + 80] || three[i] == three[i + 80];
-  CHECK(same < 4);  // of 81 places and 2 sides each
+  CHECK(same < 4);  // of 81 offsets and 2 flips each
 
   DataLoader plain{images, Sampler{40}, {.batch = 40, .views = 2}};
   for (auto& batch : plain) CHECK((batch.views[0].to_vector() == batch.views[1].to_vector()));
@@ -390,13 +390,13 @@ TEST_CASE("a seed of its own for the augmentation leaves the order as it is") {
   const auto own = loaded({}), same = loaded(9), other = loaded(10);
   CHECK(own.first == same.first);
   CHECK(own.first == other.first);
-  CHECK((own.second == same.second && own.second != other.second));  // too many to show
+  CHECK((own.second == same.second && own.second != other.second));  // too many to print
 }
 
 TEST_CASE("a second epoch in the order of the first is warned of, once, on rank 0") {
   const auto said = [](const data::SamplerOptions& options, bool sets) {
     return test::Ranks(1,
-                       [&](const chorus::comm::World&) {  // a process of its own
+                       [&](const chorus::comm::World&) {  // in a process of its own
                          return test::with_stderr([&] {
                            const Numbers numbers{20};
                            DataLoader loader{numbers, Sampler{20, options}, {.batch = 5}};

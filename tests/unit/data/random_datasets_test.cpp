@@ -1,4 +1,4 @@
-/// Folders of images with files whose bytes are changed at random: a dataset that makes sense, or a FileError with the
+/// Reads image folders whose files have randomly changed bytes: the result is a valid dataset, or a FileError with the
 /// path. CHORUS_RANDOM_SEEDS=FIRST-LAST tries other seeds.
 #include <catch.hpp>
 #include <chorus/data/open_images.hpp>
@@ -11,7 +11,7 @@ namespace random_datasets_test {
 using namespace chorus;
 using Draw = test::DrawFrom<0x696d6773>;
 
-/// What is wrong with a dataset; "" where nothing is. Looks at each image.
+/// Reads all images. Returns what is wrong with the dataset, or "".
 std::string wrong(const data::ImageDataset& images) {
   const auto shape = images.image_shape();
   std::vector<float> image(static_cast<std::size_t>(shape[0] * shape[1] * shape[2]));

@@ -1,6 +1,5 @@
-// Loaders of several ranks with options that seeds draw: together they give what one rank's gives, each sample once, in
-// whole epochs and in those that begin in the middle. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one, which
-// is shown), or =1000-2000.
+// Loaders of several ranks with random options: together they give the same samples as one rank, each once, in whole
+// epochs and in resumed ones. Other seeds: CHORUS_RANDOM_SEEDS=17 (a single one, which is printed), or =1000-2000.
 #include <catch.hpp>
 #include <chorus/data/loader.hpp>
 #include <chrono>
@@ -16,7 +15,7 @@ using namespace chorus;
 using data::DataLoader, data::Sampler, data::SamplerOptions;
 using Draw = test::DrawFrom<0x73686172>;
 
-/// Sample i is i, in all of its pixels; some take their time, and one may be unreadable.
+/// Sample i is i in all of its pixels; some are slow, and one may throw.
 struct Slow {
   Index count, broken;
   std::uint64_t seed;
@@ -39,7 +38,7 @@ struct Plan {
   SamplerOptions sampling;
   data::LoaderOptions loading;
   std::vector<Index> epochs, skips,
-      leaves;  ///< each epoch's number, first batch, and the batch behind which it is left
+      leaves;  ///< each epoch's number, first batch, and last batch before the loop is left
 
   std::string text() const {
     auto out =
@@ -75,7 +74,7 @@ Plan draw(std::uint64_t seed) {
   return p;
 }
 
-/// What a rank has seen of an epoch: a line a batch.
+/// A rank's view of an epoch: one entry per batch.
 struct Seen {
   std::vector<std::vector<std::int64_t>> labels;
   std::vector<std::vector<float>> pixels;
@@ -107,7 +106,7 @@ Seen epoch_of(const Plan& p, DataLoader<Slow>& loader, std::size_t turn) {
   return seen;
 }
 
-/// Those of all ranks, as one rank has them.
+/// Joins all ranks' shares as one rank would see them.
 Seen joined(const std::vector<Seen>& ranks) {
   Seen all;
   std::size_t batches = ranks[0].labels.size();
@@ -126,11 +125,11 @@ Seen joined(const std::vector<Seen>& ranks) {
   return all;
 }
 
-/// What is wrong with the loaders' epochs, or "".
+/// Returns what is wrong with the loaders' epochs, or "".
 std::string judge(const Plan& p) {
   const Slow dataset{p.size, p.broken, p.seed};
   std::vector<std::unique_ptr<DataLoader<Slow>>> loaders;
-  for (int rank = -1; rank < p.ranks; ++rank) {  // -1: one rank that has all, and no threads
+  for (int rank = -1; rank < p.ranks; ++rank) {  // -1: a single rank with all samples and no threads
     auto sampling = p.sampling;
     auto loading = p.loading;
     if (rank >= 0) sampling.rank = rank, sampling.world_size = p.ranks;
@@ -143,7 +142,7 @@ std::string judge(const Plan& p) {
     for (std::size_t i = 1; i < loaders.size(); ++i) seen.push_back(epoch_of(p, *loaders[i], turn));
     auto got = joined(seen);
     if (!expected.wrong.empty() || !got.wrong.empty()) return cat(turn, ": ", expected.wrong, got.wrong);
-    if (p.sampling.padding) {  // some samples more, which may be the broken one
+    if (p.sampling.padding) {  // additional samples, maybe the broken one
       for (std::size_t b = 0; b < got.labels.size() && b < expected.labels.size(); ++b)
         for (const auto label : expected.labels[b])
           if (std::find(got.labels[b].begin(), got.labels[b].end(), label) == got.labels[b].end())

@@ -73,15 +73,15 @@ TEST_CASE("padding gives equal shares: the sets of PyTorch's DistributedSampler"
   CHECK(share_sizes(65, 3, 1, 63, true) == std::vector<std::size_t>{1, 1, 1});
   CHECK(share_sizes(640, 3, 0, 64, true) == std::vector<std::size_t>{22, 22, 22});
 
-  // DistributedSampler(range(10), num_replicas=4, shuffle=False) has the indices 0..9, 0, 1; with batches of 4 over all
-  // ranks the last one is {8, 9, 0, 1}.
+  // DistributedSampler(range(10), num_replicas=4, shuffle=False) has the indices 0..9, 0, 1. With global batches of 4
+  // the last batch is {8, 9, 0, 1}.
   std::vector<Index> last;
   for (int rank = 0; rank < 4; ++rank)
     for (const Index sample : share(10, {.rank = rank, .world_size = 4, .shuffle = false, .padding = true}, 2, 4))
       last.push_back(sample);
   CHECK(last == std::vector<Index>{8, 9, 0, 1});
 
-  // Fewer samples than ranks: they come round more than once.
+  // With fewer samples than ranks they repeat several times.
   CHECK(share(2, {.rank = 4, .world_size = 5, .shuffle = false, .padding = true}, 0, 5) == std::vector<Index>{0});
   CHECK(share(1, {.rank = 4, .world_size = 5, .padding = true}, 0, 5) == std::vector<Index>{0});
 }

@@ -118,7 +118,7 @@ TEST_CASE("padding that belongs to each field") {
   CHECK(labels.to_vector() == std::vector<std::int64_t>{3, -100, -100, 5, 6, 7});
 }
 
-/// The sample's number, and one that augmentation draws.
+/// A sample is its index and a random number for augmentation.
 struct Drawing {
   Index size() const { return 7; }
   std::pair<Index, float> get(Index i, data::RandomStream& random) const { return {i, random.uniform()}; }
@@ -151,7 +151,7 @@ TEST_CASE("a collate function of one's own; what samples draw doesn't depend on 
     return out;
   };
   CHECK(drawn_by(1).size() == 7);
-  CHECK(drawn_by(1) == drawn_by(4));  // of which one has no share of the last batch
+  CHECK(drawn_by(1) == drawn_by(4));  // one of which has no share of the last batch
 
   const auto flat = [](const std::vector<std::pair<Index, float>>& samples) {
     return Tensor<float, 1>::ones({2 * static_cast<Index>(samples.size())});
@@ -226,7 +226,7 @@ TEST_CASE("a weighted sampler draws by weights, and shares one order out among t
   std::sort(drawn.begin(), drawn.end());
   CHECK(drawn == std::vector<Index>{0, 2, 3});
 
-  // A sample that comes twice is augmented twice.
+  // A repeated sample is augmented differently each time.
   const Drawing drawing;
   DataLoader loader{drawing, data::WeightedRandomSampler{Sampler{7}, {0, 0, 1, 0, 0, 0, 0}}, {.batch = 7}};
   auto& [numbers, draws] = *loader.begin();

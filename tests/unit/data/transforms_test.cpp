@@ -13,7 +13,7 @@ using data::RandomStream;
 
 constexpr data::ImageShape shape{2, 4, 5};
 
-/// 1 to 40, so that padding's zeros can be told from pixels.
+/// 1 to 40, so that padding differs from pixels.
 std::vector<float> numbered() {
   std::vector<float> out(40);
   std::iota(out.begin(), out.end(), 1.0f);
@@ -75,7 +75,7 @@ TEST_CASE("a flip mirrors each row, in about half of the cases") {
 }
 
 TEST_CASE("a crop is a window of the padded image") {
-  // Every shift comes, and each result is the original moved by it, with zeros from outside.
+  // Every shift occurs, and each result is the original shifted by it, with zeros from outside.
   constexpr Index padding = 2;
   std::set<std::pair<Index, Index>> shifts;
   for (Index sample = 0; sample < 400; ++sample) {

@@ -43,7 +43,7 @@ struct Net : nn::Module {
   }
 };
 
-/// Statistics and gradients behind three steps. `switches`: the net is in evaluation when backward begins.
+/// Statistics and gradients after three steps. `switches`: the net is in evaluation mode when backward begins.
 std::vector<double> trained(Way way, bool switches = false) {
   ch::manual_seed(1);
   Net net;
@@ -71,7 +71,7 @@ TEST_CASE("batch norm inside of a checkpoint, or of two, counts its batch once")
   CHECK(expected[36] == 3);
   check_same(trained(Way::checkpointed), expected);
   check_same(trained(Way::nested), expected);
-  CHECK(trained(Way::beside)[36] == 6);  // two calls of one layer are two batches
+  CHECK(trained(Way::beside)[36] == 6);  // two calls of one layer count as two batches
 }
 
 TEST_CASE("what a checkpoint computes again is in training as it was the first time") {

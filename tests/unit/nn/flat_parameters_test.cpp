@@ -42,7 +42,7 @@ TEST_CASE("parameters lie in one buffer per dtype, the last layer first, frozen 
 }
 
 struct Wide : nn::Module {
-  nn::Linear<Cpu> first{32, 33}, last{33, 1};  // a weight of a page and more behind three small ones
+  nn::Linear<Cpu> first{32, 33}, last{33, 1};  // a weight of more than a page after three small ones
   CHORUS_MODULE(Wide, first, last)
 
   auto forward(const auto& x) const { return last(first(x)); }

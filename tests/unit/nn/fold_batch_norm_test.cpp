@@ -28,7 +28,7 @@ void vary(const Handle& handle, float start) {
   ch::copy_bytes(Cpu{}, value_of(handle).data(), Cpu{}, numbers.data(), numbers.bytes());
 }
 
-// Layers in another order than they are called in; a residual; a shared layer; a result that two things take.
+// Layers called in another order than listed; a residual; a shared layer; a result with two users.
 struct FoldNet : nn::Module {
   nn::BatchNormReLU<Cpu> bn1{4}, bn2{4};
   nn::BatchNorm<Cpu> bn3{4, {.affine = false}}, of_shared{4}, of_taken{4};
@@ -49,7 +49,7 @@ struct FoldNet : nn::Module {
     const auto a = bn1(conv1(x));
     auto y = bn3(conv3(bn2(conv2(a), a)));
     const auto before = taken(y);
-    // What is read past the operations can't be seen.
+    // Reads outside of operations cannot be observed.
     if (reads) return decltype(y)(of_taken(before) + ch::clone(value_of(before)));
     y = of_taken(before) + before;
     return decltype(y)(of_shared(shared(shared(y))));
@@ -70,7 +70,7 @@ TEST_CASE("a model with folded batch norms gives what the model gives") {
   CHECK_FALSE(folded.of_shared.folded_away());
   CHECK_FALSE(folded.of_taken.folded_away());
   CHECK_FALSE(model.bn1.folded_away());
-  // The parameters of three batch norms are gone, of two convolutions there is a bias more (of one there was).
+  // The parameters of three batch norms are gone; two convolutions have a bias now, of which one had it before.
   std::vector<std::string> names;
   for (const auto& named : nn::named_parameters<Cpu>(folded)) names.push_back(named.name);
   CHECK(names == std::vector<std::string>{"of_shared.weight", "of_shared.bias", "of_taken.weight", "of_taken.bias",

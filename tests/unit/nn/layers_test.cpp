@@ -110,7 +110,7 @@ TEST_CASE("batch norm without weight and bias, or without running statistics") {
   const auto y = plain(x);
   CHECK(y.value().to_vector() == std::vector<float>{-1, 1, -1, 1});
   ch::sum(y * ch::Tensor<float, 2>::from({1, 0, 0, 0}, {4, 1})).backward();
-  // dy - mean(dy) - y mean(dy y), with dy = (1, 0, 0, 0) and a deviation of 1.
+  // dy - mean(dy) - y mean(dy y), with dy = (1, 0, 0, 0) and a standard deviation of 1.
   CHECK(x.grad().to_vector() == std::vector<float>{0.5, 0, -0.5, 0});
   plain.eval();
   CHECK(plain(ch::Tensor<float, 2>::from({0.2f}, {1, 1})).item() == Approx(0).margin(1e-6));

@@ -90,7 +90,7 @@ TEST_CASE("functions as layers in a Sequential") {
 }
 
 TEST_CASE("sinusoidal positions are those of the paper") {
-  for (const Index length : {7, 5, 20})  // tables are kept for the next call
+  for (const Index length : {7, 5, 20})  // tables are cached between calls
     for (const Index features : {6, 8}) {
       const auto y = nn::SinusoidalPositions{}(ch::Tensor<double, 3>::zeros({1, length, features}));
       bool right = true;

@@ -1,4 +1,4 @@
-// quantized(model, x): the integers are those of the fake-quantised pass, and what has no integer form is refused.
+// quantized(model, x): the integers are those of the fake-quantised pass; unsupported operations throw.
 #include <array>
 #include <catch.hpp>
 #include <chorus/chorus.hpp>
@@ -33,7 +33,7 @@ ch::Tensor<float, 4> images(const ch::Shape<4>& shape, Index seed = 0) {
   return out;
 }
 
-/// What a model becomes that has seen some batches, and how its integers differ from those of the pass in floats.
+/// A model after some batches, and how its integers differ from those of the float pass.
 template <class Model>
 struct Compared {
   nn::QuantizationAware<Model> net;
@@ -56,7 +56,7 @@ struct Compared {
     Index value = 0;
     integers.watch(x, [&](const nn::int8::Seen& seen) {
       const auto found = expected.find(value++);
-      if (found == expected.end()) return;  // within what two roundings enclose
+      if (found == expected.end()) return;  // inside of an operation between two roundings
       const auto* number = static_cast<const float*>(found->second.data);
       const auto& q = seen.images;
       for (Index image = 0; image < q.batch; ++image)
@@ -73,7 +73,7 @@ struct Compared {
   }
 };
 
-/// Layers by name, functions in between.
+/// Named layers with functions in between.
 struct Cnn : nn::Module {
   nn::Conv2d<Cpu> conv1{3, 8, {.kernel = 3, .padding = 1}}, conv2{8, 12, {.kernel = 3, .stride = 2}};
   nn::BatchNorm2d<Cpu> bn1{8};
@@ -115,7 +115,7 @@ TEST_CASE("a ResNet in integers has every integer of its fake-quantised pass") {
   const auto& steps = compared.integers.steps();
   CHECK(std::count_if(steps.begin(), steps.end(),
                       [](const auto& step) { return step.kind == nn::int8::Kind::add && step.relu; }) == 8);
-  // One batch or samples alone: the same integers, so the same numbers.
+  // One batch or single samples: the same integers, so the same results.
   const auto x = images({3, 3, 16, 16});
   const auto together = compared.integers(x);
   for (Index i = 0; i < 3; ++i)
@@ -163,8 +163,7 @@ TEST_CASE("channels that batch norm multiplies by 0 are its bias in integers") {
   });
 }
 
-/// A layer of each kind and size of which products are computed in another way: by Winograd's, in groups, each channel by
-/// itself, with sums beyond 2^24.
+/// Layers of all kinds and sizes with different product kernels: Winograd, grouped, depthwise, sums beyond 2^24.
 struct Mixed : nn::Module {
   nn::Conv2d<Cpu> conv1{3, 32, {.kernel = 3, .padding = 1}}, conv2{32, 32, {.kernel = 3, .padding = 1, .bias = false}},
       conv3{32, 64, {.kernel = 3, .stride = 2, .padding = 1, .bias = false}}, groups{64, 64, {.kernel = 3, .groups = 4}},
@@ -195,7 +194,7 @@ TEST_CASE("layers of all kinds have every integer of their fake-quantised pass, 
   }
 }
 
-/// Adds up 4608 products of the largest integers: more than 2^24 in parts, too.
+/// Sums 4608 products of the largest integers: more than 2^24, also in parts.
 struct Long : nn::Module {
   nn::Linear<Cpu> fc{4608, 4};
   CHORUS_MODULE(Long, fc)
@@ -225,7 +224,7 @@ TEST_CASE("means of more numbers than floats add up exactly are refused") {
              Contains("global_avg_pool 'pool' takes means of 16512 numbers, expected at most 16384"));
 }
 
-/// Sums, concatenations and dropout between layers, of images and of vectors.
+/// Sums, concatenations and dropout between layers, for images and vectors.
 struct Joined : nn::Module {
   nn::Conv2d<Cpu> conv1{3, 4, {.kernel = 3, .padding = 1}}, conv2{4, 4, {.kernel = 3, .padding = 1}},
       conv3{8, 4, {.kernel = 1}};
@@ -261,7 +260,7 @@ TEST_CASE("sums, concatenations and dropout between layers have every integer of
   CHECK(ch::io::load_quantized(folder / "int8.safetensors")(other).to_vector() == compared.integers(other).to_vector());
 }
 
-/// Adds its input to what a layer makes of it.
+/// Adds its input to a layer's output.
 struct Skip : nn::Module {
   nn::Conv2d<Cpu> conv{3, 3, {.kernel = 1}};
   nn::Linear<Cpu> fc{192, 2};

@@ -18,7 +18,7 @@ ch::Index parameters_of(Model& model) {
   return count;
 }
 
-// torchvision's shapes, as "name [shape]".
+// Names and shapes for comparison with torchvision, as "name [shape]".
 template <class Model>
 std::vector<std::string> names_of(Model& model) {
   std::vector<std::string> names;

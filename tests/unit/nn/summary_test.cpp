@@ -1,4 +1,4 @@
-// A model's summary for an input: shapes, multiply-adds and memory, against numbers computed by hand.
+// A model's summary for an input: shapes, multiply-adds and memory, against hand-computed values.
 
 #include "../../../examples/models.hpp"
 
@@ -21,7 +21,7 @@ namespace nn = chorus::nn;
 using Cpu = ch::Cpu;
 using ch::Index;
 
-/// The text without what columns are padded with: one blank between words.
+/// The text without column padding: one blank between words.
 std::string squeezed(const std::string& text) {
   std::string out;
   for (const char letter : text) {
@@ -38,7 +38,7 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// What the tape holds after one forward pass of the model itself.
+/// The bytes that the tape holds after one forward pass of the model itself.
 template <class Model, class... Inputs>
 std::size_t held_by(const Model& model, const Inputs&... inputs) {
   const auto held = [] { return ch::trace::memory(0, ch::trace::Memory::activations); };
@@ -51,7 +51,7 @@ std::string held_text(std::size_t bytes) { return ch::cat(" multiply-adds, ", by
 struct TwoLayers : nn::Module {
   nn::Linear<Cpu> fc1{4, 8}, fc2{8, 3, {.bias = false}};
   nn::ReLU act;
-  CHORUS_MODULE(TwoLayers, fc2, fc1, act)  // listed in another order than they are called
+  CHORUS_MODULE(TwoLayers, fc2, fc1, act)  // listed in another order than called
   auto forward(const auto& x) const { return fc2(act(fc1(x))); }
 };
 
@@ -127,7 +127,7 @@ TEST_CASE("a transformer's attention counts both products, an embedding nothing"
   CHECK(has(table, "head Linear(16, 11) [2, 5, 11] 187 1760\n"));
   CHECK(has(table, "input [2, 5]: 23840 multiply-adds"));
   CHECK(has(text, held_text(held_by(model, tokens))));
-  // With a mask by which there is no kernel, the same products are those of matrices.
+  // With a mask that has no kernel, the same products are matrix products.
   nn::MultiheadAttention<Cpu> attention(16, 4);
   const auto x = ch::Tensor<float, 3>::zeros({2, 5, 16});
   CHECK(has(nn::summary(attention, x, x, x), ": 11840 multiply-adds"));
@@ -161,7 +161,7 @@ struct Twice : nn::Module {
   CHORUS_MODULE(Twice, spare, rest, fc)
   Twice() {
     rest.push_back(nn::Linear<Cpu>(4, 4));
-    rest[0].weight = fc.weight;  // the matrix is shared
+    rest[0].weight = fc.weight;  // shares the weight
     rest[0].bias = fc.bias;
   }
   auto forward(const auto& x) const {
@@ -225,7 +225,7 @@ TEST_CASE("a summary changes nothing: no statistics, random numbers, gradients o
 
 TEST_CASE("a summary is of the model's device, and leaves its peak as it was") {
   Stateful model;
-  const Cpu device{41};  // which nobody else has used
+  const Cpu device{41};  // used by no other test
   auto far = nn::copy_of(model, device);
   const auto before = ch::trace::memory(41);
   const auto text = nn::summary(far, {4096, 4});

@@ -5,7 +5,7 @@
 namespace activations_test {
 
 TEST_CASE("gradients of activations") {
-  // Beyond the kinks at -3, 0, 3 and 6.
+  // Includes both sides of the kinks at -3, 0, 3 and 6.
   const auto x = numbers<2>({5, 9}, 1, -8, 8);
   check_operator([](const auto& a) { return ch::relu(a); }, x);
   check_operator([](const auto& a) { return ch::relu6(a); }, x);

@@ -5,10 +5,10 @@
 
 namespace attention_test {
 
-// Sizes that are no multiples of a block of 64.
+// Sizes that are not multiples of the block size 64.
 constexpr Index queries = 70, keys = 131;
 
-/// What the definition gives, by operations that hold all scores.
+/// The reference: operations that store all scores.
 template <class Mask>
 auto reference(const Variable<4>& q, const Variable<4>& k, const Variable<4>& v, const Mask& mask, double p) {
   const auto scores = ch::matmul(q, ch::transpose(k, -2, -1)) * (1 / std::sqrt(static_cast<double>(q.size(-1)))) + mask;
@@ -22,7 +22,7 @@ double difference(const auto& a, const auto& b) {
   return worst;
 }
 
-/// Compares `attention(q, k, v)` and its gradients with the reference's.
+/// Compares `attention(q, k, v)` and its gradients with the reference.
 template <class Attention, class Mask>
 void compare(const Attention& attention, const Mask& mask, double p = 0) {
   const auto leaf = [](const ch::Shape<4>& shape, std::uint32_t seed) {
@@ -86,7 +86,7 @@ TEST_CASE("gradients of attention with dropout") {
 }
 
 TEST_CASE("a query that sees no key gives zeros, and no gradient: with any mask, by blocks and as a whole") {
-  // The first four queries see nothing.
+  // The first four queries see no key.
   auto seen = ch::Tensor<bool, 2>::full({queries, keys}, true);
   auto added = Tensor<2>::zeros({queries, keys});
   for (Index i = 0; i < 4; ++i)
@@ -101,7 +101,7 @@ TEST_CASE("a query that sees no key gives zeros, and no gradient: with any mask,
     const auto all = values(y.value());
     CHECK(std::all_of(all.begin(), all.end(), [](double value) { return std::isfinite(value); }));
     CHECK((y.value()(0, 3, 0) == 0 && y.value()(1, 0, 2) == 0 && y.value()(1, 4, 0) != 0));
-    // They and their gradients are those of attention without these queries.
+    // The other results and gradients are those of attention without these queries.
     y.backward(numbers<3>({2, queries, 3}, 4));
     const Variable<3> rest(q.value().slice(1, 4, queries), true), keys_of_rest(k, true), values_of_rest(v, true);
     ch::scaled_dot_product_attention(rest, keys_of_rest, values_of_rest)
@@ -129,7 +129,7 @@ TEST_CASE("a query that sees no key gives zeros in bf16") {
 }
 
 TEST_CASE("the memory of attention grows with the length, not with its square") {
-  // Each on a device of its own, since a device's peak stays.
+  // Uses a separate device each, since a device's peak is never reset.
   const auto peak = [](Index length, int device) {
     const auto q = ch::Tensor<double, 3>::ones({1, length, 8}, ch::Cpu{device});
     const Variable<3> x(q, true);

@@ -46,7 +46,7 @@ TEST_CASE("batch_norm_relu and batch_norm_add_relu are what they are made of") {
         const Variable<3> x(numbers(shape, 1), true), r(numbers(shape, 2), true);
         const Variable<1> w(numbers<1>({channels}, 3), true), b(numbers<1>({channels}, 4), true);
         const auto mean = Tensor<1>::zeros({channels}), var = Tensor<1>::ones({channels});
-        const auto y = f(x * 1, r * 1, w, b, mean, var);  // gradients that have values added to them, and none
+        const auto y = f(x * 1, r * 1, w, b, mean, var);  // gradients that are added to, and new ones
         (y + r).backward(numbers(shape, 5));
         return std::vector{values(y.value()), values(x.grad()), values(r.grad()), values(w.grad()),
                            values(b.grad()),  values(mean),     values(var)};
@@ -72,7 +72,7 @@ TEST_CASE("batch_norm_relu and batch_norm_add_relu are what they are made of") {
             run([&](const auto& x, const auto& r, const auto& w, const auto& b, const auto& m, const auto& v) {
               return ch::relu(ch::batch_norm(x, w, b, m, v, training) + r.value());
             }));
-      // One value in both places, and nothing that wants a gradient but the residual.
+      // The same value as input and residual; and only the residual needs a gradient.
       close(run([&](const auto& x, const auto&, const auto& w, const auto& b, const auto& m, const auto& v) {
               return ch::batch_norm_add_relu(x, x, w, b, m, v, training);
             }),

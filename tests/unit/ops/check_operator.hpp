@@ -1,5 +1,5 @@
 #pragma once
-/// What every differentiable operator has to do, checked in double.
+/// Checks in double that every differentiable operator must pass.
 
 #include <algorithm>
 #include <catch.hpp>
@@ -22,7 +22,7 @@ using Tensor = ch::Tensor<double, Rank>;
 template <int Rank>
 using Variable = ch::Variable<double, Rank>;
 
-/// Numbers in [lo, hi), the same for one seed.
+/// Numbers in [lo, hi), determined by the seed.
 template <std::size_t N>
 Tensor<static_cast<int>(N)> numbers(const std::array<Index, N>& shape, std::uint64_t seed, double lo = -2,
                                     double hi = 2) {
@@ -33,7 +33,7 @@ Tensor<static_cast<int>(N)> numbers(const std::array<Index, N>& shape, std::uint
   return out;
 }
 
-/// The same numbers in memory of another order: a view with gaps and with the axes stored the other way round.
+/// The same values in another memory layout: a view with gaps and reversed axes.
 template <int Rank>
 Tensor<Rank> scattered(const Tensor<Rank>& x) {
   Shape<Rank> reversed{}, axes{};
@@ -53,7 +53,7 @@ std::vector<double> values(const Tensor<Rank>& x) {
   return x.defined() ? ch::contiguous(x).to_vector() : std::vector<double>{};
 }
 
-/// The largest difference, relative to 1 + |b|; infinite where counts differ or for a NaN.
+/// The largest difference, relative to 1 + |b|; infinite for a NaN or if sizes differ.
 inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return INFINITY;
   double worst = 0;
@@ -64,8 +64,8 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
   return worst;
 }
 
-/// Gradients of `f`, weighted with fixed numbers, after `passes` forward and backward passes: by those inputs whose bit
-/// is set in `wanted`, nothing for the others.
+/// Gradients of `f`, weighted with fixed numbers, after `passes` forward and backward passes: of the inputs whose bit
+/// in `wanted` is set; empty for others.
 template <class F, int... Ranks>
 std::vector<std::vector<double>> gradients(const F& f, int passes, unsigned wanted, const Tensor<Ranks>&... inputs) {
   const auto next = [&] { return std::exchange(wanted, wanted / 2) % 2 == 1; };
@@ -78,9 +78,9 @@ std::vector<std::vector<double>> gradients(const F& f, int passes, unsigned want
                     leaves);
 }
 
-/// `f(inputs...)`: its gradients are the numeric ones; views give the same as dense tensors; a second pass adds to
-/// gradients; an input's gradient doesn't depend on which others want one; plain Tensors and NoGrad give the same
-/// numbers and record nothing; up to rounding without `SameBits`, which linear layers of few rows don't keep.
+/// Checks of `f(inputs...)`: gradients equal numeric ones; views give the same as contiguous tensors; a second pass
+/// accumulates; an input's gradient does not depend on which others are wanted; plain Tensors and NoGrad give the same
+/// bits and record nothing. Without `SameBits` (linear layers of few rows) results may differ by rounding.
 template <bool SameBits = true, class F, int... Ranks>
 void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
   CHECK(ch::gradient_error(f, inputs...) < 1e-6);

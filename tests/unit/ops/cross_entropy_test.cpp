@@ -40,7 +40,7 @@ TEST_CASE("an empty batch has a loss of 0") {
 TEST_CASE("micro-batches that are divided by the whole batch's count have its gradient together") {
   const auto x = numbers<2>({5, 4}, 1), target = ch::softmax(numbers<2>({5, 5}, 2), 1);
   const auto weight = ch::Tensor<double, 1>::from({1, 5, 0.5, 3, 2}, {5});
-  // `loss(scores, labels, targets, over)`: whole with `over` unset, in parts of 2 and 3 samples with `over`.
+  // `loss(scores, labels, targets, over)`: whole if `over` is unset, else in parts of 2 and 3 samples.
   const auto check = [&](const char* name, double over, const auto& loss) {
     CAPTURE(name);
     const auto gradient = [&](bool cut) {

@@ -7,7 +7,7 @@ namespace ctc_loss_test {
 
 using Integers = ch::Tensor<std::int64_t, 1>;
 
-// Three samples with scores for 5 steps of 4 classes: three labels, of which two are equal; two; none.
+// Three samples with scores for 5 steps of 4 classes, and three labels (two equal), two labels, and none.
 const auto labels = [] {
   return ch::Tensor<std::int64_t, 2>::from(std::vector<std::int64_t>{1, 2, 2, 3, 1, 0, 0, 0, 0}, {3, 3});
 };

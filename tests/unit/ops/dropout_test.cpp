@@ -7,7 +7,7 @@ namespace dropout_test {
 ch::RandomContext pass(std::uint32_t step, std::int64_t first_sample = 0) {
   return {.seed = 7, .step = step, .first_sample = [first_sample] { return first_sample; }};
 }
-/// Dropout of ones as the given pass draws it.
+/// Dropout of ones in the given pass.
 std::vector<double> masks(ch::RandomContext context, Index samples) {
   const ch::RandomScope scope(context);
   return values(ch::dropout(Tensor<2>::ones({samples, 50}), 0.5));

@@ -9,7 +9,7 @@ namespace fft_test {
 namespace fft = ch::fft;
 using Complex = std::complex<double>;
 
-// The definition, of lines [2, in, 2] of which the first n count, or as many as there are.
+// The definition, for lines [2, in, 2], cut or padded to n.
 std::vector<double> sums(const Tensor<3>& x, Index n, int sign, double scale) {
   std::vector<double> out;
   for (Index line = 0; line < x.size(0); ++line)

@@ -36,7 +36,7 @@ TEST_CASE("comparisons give truth values, of operands that broadcast and of numb
   CHECK(bits(2 > x) == std::vector<int>{1, 0, 0, 0, 0, 0});
   CHECK(bits(Integers::from({1, 2}, {2}) < 1.5) == std::vector<int>{1, 0});
   CHECK(bits(ch::Tensor<std::uint8_t, 1>::from({1, 255}, {2}) > -1) == std::vector<int>{1, 1});
-  // A number is taken in the tensor's type.
+  // A number is converted to the tensor's type.
   CHECK(bits(ch::Tensor<float, 1>::from({0.1f}, {1}) == 0.1) == std::vector<int>{1});
   CHECK(message_of<ch::ShapeError>([&] { static_cast<void>(x < Tensor<1>::zeros({2})); }) ==
         "lt: shapes [2, 3] and [2] do not broadcast");
@@ -121,7 +121,7 @@ TEST_CASE("tensors made of a rule") {
   CHECK(ch::linspace<double>(3, 9, 1).to_vector() == std::vector<double>{3});
   CHECK_THROWS_AS(ch::linspace(0, 1, -1), ch::UsageError);
   const ch::Variable<double, 2> known(Tensor<2>::from({1, 2, 3, 4, 5, 6}, {2, 3}), true);
-  const auto like = ch::full_like(known, 7);  // of a value with a gradient too, and in its own memory
+  const auto like = ch::full_like(known, 7);  // also for a value with a gradient; in new memory
   CHECK(like.shape() == Shape<2>{2, 3});
   CHECK(like.to_vector() == std::vector<double>(6, 7));
   CHECK(known.value()(1, 2) == 6);
@@ -233,7 +233,7 @@ TEST_CASE("arithmetic in place: views see it, and what backward has saved counts
   x.transpose(0, 1).select(0, 0) -= Tensor<1>::from({1, 2}, {2});
   CHECK(x.to_vector() == std::vector<double>{10, 22, 24, 48});
   x /= 2;
-  x += x.transpose(0, 1);  // reads what it writes
+  x += x.transpose(0, 1);  // reads the memory that it writes
   CHECK(x.to_vector() == std::vector<double>{10, 23, 23, 48});
   x -= Tensor<2>(x);
   CHECK(x.to_vector() == std::vector<double>{0, 0, 0, 0});
@@ -256,8 +256,8 @@ TEST_CASE("arithmetic in place: views see it, and what backward has saved counts
   CHECK(message_of<ch::UsageError>([&] {
           squares.backward(Tensor<1>::ones({2}));
         }).starts_with("backward of 'mul': it needs a tensor of shape [2] as it was in the forward pass"));
-  more.backward(Tensor<1>::ones({2}));  // needs no numbers
-  soft.value() += 1;                    // is what its own way back reads
+  more.backward(Tensor<1>::ones({2}));  // needs no saved values
+  soft.value() += 1;                    // its backward reads its own result
   CHECK_THROWS_AS(soft.backward(Tensor<1>::ones({2})), ch::UsageError);
 
   const ch::Parameter<double, 1> weight(Tensor<1>::from({1, 2}, {2}));

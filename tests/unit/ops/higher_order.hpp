@@ -5,7 +5,7 @@
 
 #include "check_operator.hpp"
 
-/// The gradients of f(x...), weighted, by all x, as one GraphVariable.
+/// The gradients of f(x...), weighted, w.r.t. all x, as one GraphVariable.
 template <class F>
 auto gradient_of(const F& f) {
   return [f]<class... X>(const X&... x) {
@@ -17,7 +17,7 @@ auto gradient_of(const F& f) {
   };
 }
 
-/// The recorded gradients of `f` are those of its backward functions, and theirs are the numeric ones.
+/// Checks that recorded gradients equal those of the backward functions, and their gradients numeric ones.
 template <class F, int... Ranks>
 void check_second(const F& f, const Tensor<Ranks>&... inputs) {
   const std::tuple leaves{Variable<Ranks>(inputs, true)...};

@@ -20,7 +20,7 @@ TEST_CASE("second derivatives of convolutions") {
                  numbers<1>({2}, 3));
   };
   check_conv({.padding = 1}, 2, 3, 3);
-  check_conv({.stride = 2, .padding = 1}, 1, 4, 3);  // the last row is not met by any window
+  check_conv({.stride = 2, .padding = 1}, 1, 4, 3);  // no window reaches the last row
   check_conv({.stride = {1, 3}, .dilation = {2, 1}, .groups = 2}, 2, 4, 2);
   check_second(
       [](const auto& x, const auto& w) {

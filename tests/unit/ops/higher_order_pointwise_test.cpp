@@ -55,7 +55,7 @@ TEST_CASE("third derivatives where only products, sums and exp are met") {
 }
 
 TEST_CASE("a gradient penalty reaches parameters, in one backward with the loss") {
-  // f = sum(w x²), |df/dx|² = sum(4 w² x²): by w 8 w x², and by x 8 w² x
+  // f = sum(w x²), |df/dx|² = sum(4 w² x²), whose gradients are 8 w x² w.r.t. w and 8 w² x w.r.t. x.
   const ch::Parameter<double, 1> w(numbers<1>({3}, 1));
   const ch::GraphVariable x(numbers<1>({3}, 2), true);
   const auto y = ch::sum(w * ch::square(x));
@@ -77,7 +77,7 @@ TEST_CASE("what grad with create_graph refuses") {
   CHECK(message_of<ch::UsageError>([&] {
           ch::grad(ch::sum(plain), plain, {.create_graph = true});
         }).find("GraphVariable") != std::string::npos);
-  // An operation without a derivative of its own, and one that was recorded before GraphVariables came in.
+  // An operation without `derivatives`, and one recorded without GraphVariables.
   const ch::GraphVariable x(numbers<1>({3}, 1), true);
   const auto odd = ch::record(
       "odd", x.value(), [](const auto& dy, auto dx) { dx->add(dy); }, x);

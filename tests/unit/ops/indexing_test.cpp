@@ -16,7 +16,7 @@ TEST_CASE("gradients of what picks by index; what is picked twice adds up") {
   const auto places = Indices<2>::from({1, 1, 0, 2, 2, 0}, {2, 3});
   check_operator([&](const auto& a) { return ch::gather(a, 1, places); }, numbers<2>({2, 4}, 3));
   check_operator([&](const auto& a) { return ch::gather(a, 0, places); }, numbers<2>({3, 3}, 4));
-  // Smaller than x in the other axis.
+  // The index is smaller than x in the other axis.
   check_operator([&](const auto& a) { return ch::gather(a, 1, places); }, numbers<2>({5, 4}, 5));
 }
 
@@ -32,7 +32,7 @@ TEST_CASE("numbers picked by index") {
 TEST_CASE("gradients of running sums") {
   const auto x = numbers<3>({2, 3, 4}, 1);
   for (const Index axis : {0, 1, -1}) check_operator([axis](const auto& a) { return ch::cumsum(a, axis); }, x);
-  // Rows and columns, more and fewer than are done at a time.
+  // Rows and columns, more and fewer than the kernel's group sizes.
   for (const auto& shape : {Shape<3>{7, 5, 1}, Shape<3>{2, 3, 515}, Shape<3>{3, 70, 2}, Shape<3>{2, 0, 3}}) {
     CAPTURE(shape);
     const auto wide = numbers<3>(shape, 2);

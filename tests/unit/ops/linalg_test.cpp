@@ -10,7 +10,7 @@ namespace linalg_test {
 
 namespace la = ch::linalg;
 
-// Symmetric, and with 6 on the diagonal positive definite, whatever is put in.
+// Symmetric, and positive definite with 6 on the diagonal, for all inputs of the test.
 template <class X>
 auto symmetric(const X& x, double diagonal) {
   auto ones = Tensor<3>::zeros({1, 3, 3});
@@ -24,7 +24,7 @@ TEST_CASE("gradients of solve, inverse and det, of stacks") {
   check_operator([](const auto& x) { return la::inverse(x); }, a);
   check_operator([](const auto& x) { return la::det(x); }, a);
   CHECK(distance(values(ch::matmul(a, la::solve(a, b))), values(b)) < 1e-12);
-  // A matrix without an inverse has a determinant, and that a gradient.
+  // The determinant of a singular matrix has a gradient.
   const auto singular = Tensor<2>::from({1, 2, 2, 4}, {2, 2});
   check_operator([](const auto& x) { return la::det(x); }, singular);
   CHECK(message_of<ch::UsageError>([&] { la::inverse(singular); }) ==
@@ -44,10 +44,10 @@ TEST_CASE("gradients of cholesky and eigh") {
   check_operator(
       [](const auto& a) {
         const auto [w, v] = la::eigh(symmetric(a, 0));
-        return ch::reshape(w, Shape<3>{2, 1, 3}) * v * v;  // squares: signs don't count
+        return ch::reshape(w, Shape<3>{2, 1, 3}) * v * v;  // squares, since signs are arbitrary
       },
       x);
-  const auto same = Tensor<2>::from({2, 0, 0, 2}, {2, 2});  // eigenvalues alone have gradients there, too
+  const auto same = Tensor<2>::from({2, 0, 0, 2}, {2, 2});  // only eigenvalues have gradients here
   const Variable<2> twice(same, true);
   ch::sum(la::eigh(twice).eigenvalues, 0).backward();
   CHECK(twice.grad().to_vector() == std::vector<double>{1, 0, 0, 1});

@@ -5,7 +5,7 @@
 
 namespace more_losses_test {
 
-// Away from the kinks, where there is no numeric gradient.
+// Away from the kinks, where numeric gradients are wrong.
 Tensor<1> signs() { return Tensor<1>::from({1, -1, 1, -1, 1}, {5}); }
 
 TEST_CASE("gradients of losses of distances and rankings") {

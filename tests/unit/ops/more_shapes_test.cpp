@@ -19,7 +19,7 @@ TEST_CASE("gradients of reductions over several axes") {
   check_operator([&](const auto& a) { return ch::var(a, axes, ch::keep_axis); }, x);
   check_operator([&](const auto& a) { return ch::logsumexp(a, std::array<Index, 3>{0, 1, 2}); }, x);
   CHECK_THROWS_AS(ch::sum(x, std::array<Index, 2>{1, -2}), ch::ShapeError);
-  // Axes in several runs, wherever they lie.
+  // Axes in several runs, in all positions.
   const auto y = numbers<5>({2, 3, 2, 4, 3}, 2);
   const auto check_axes = [&](const auto& several, const auto& one_by_one) {
     check_operator([&](const auto& a) { return ch::sum(a, several); }, y);

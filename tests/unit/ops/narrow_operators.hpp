@@ -1,5 +1,5 @@
 #pragma once
-/// What an operator has to do for bf16 and half: what it does for float, rounded.
+/// Checks for bf16 and half: operators give float's results, rounded.
 
 #include <chorus/ops/cast.hpp>
 
@@ -16,7 +16,7 @@ inline double distance_to_scale(const std::vector<double>& a, const std::vector<
   return worst / largest;
 }
 
-/// Result and gradients of `f` for inputs of type T, all as doubles; backward runs twice, so that gradients add up.
+/// Result and gradients of `f` for inputs of type T, as doubles. Backward runs twice, so that gradients accumulate.
 template <class T, class F, int... Ranks>
 std::vector<std::vector<double>> results(const F& f, const Tensor<Ranks>&... inputs) {
   const std::tuple leaves{ch::Variable<T, Ranks>(ch::to<T>(inputs), true)...};
@@ -30,7 +30,7 @@ std::vector<std::vector<double>> results(const F& f, const Tensor<Ranks>&... inp
   return out;
 }
 
-/// Inputs are numbers that T holds exactly; `steps` is how many roundings of T the operator may make on its way.
+/// Inputs are rounded to T; `steps` is the number of roundings to T that the operator may make.
 template <class T, class F, int... Ranks>
 void check_narrow(double steps, const F& f, const Tensor<Ranks>&... inputs) {
   const double rounding = std::is_same_v<T, ch::bf16> ? 0x1p-8 : 0x1p-11;

@@ -9,7 +9,7 @@ namespace norm_test {
 
 constexpr double inf = std::numeric_limits<double>::infinity();
 
-/// The result and the gradient of `f` at x.
+/// The value and the gradient of `f` at x.
 template <class T, class F>
 std::vector<T> at(const std::vector<T>& x, const F& f) {
   const ch::Variable<T, 1> v(ch::Tensor<T, 1>::from(x, {static_cast<Index>(x.size())}), true);

@@ -23,7 +23,7 @@ TEST_CASE("gradients of pooling") {
 }
 
 TEST_CASE("windows over the end, and windows with gaps") {
-  // PyTorch 1.13's numbers.
+  // PyTorch 1.13's values.
   const auto x = Tensor<4>::from({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {1, 1, 3, 5});
   CHECK(ch::max_pool2d(x, 2, {.ceil_mode = true}).to_vector() == std::vector<double>{7, 9, 10, 12, 14, 15});
   CHECK(ch::avg_pool2d(x, 2, {.ceil_mode = true}).to_vector() == std::vector<double>{4, 6, 7.5, 11.5, 13.5, 15});
@@ -36,7 +36,7 @@ TEST_CASE("windows over the end, and windows with gaps") {
   CHECK(ch::max_pool2d(x, 2, {.stride = 1, .dilation = {1, 3}}).to_vector() == std::vector<double>{9, 10, 14, 15});
   CHECK(ch::max_pool2d(x, 2, {.stride = 2, .padding = 1, .dilation = 2}).to_vector() ==
         std::vector<double>{7, 9, 9, 7, 9, 9});
-  // The third window would begin behind the end.
+  // A third window would start beyond the end.
   CHECK(ch::max_pool2d(x, 2, {.stride = 3, .padding = 1, .ceil_mode = true}).shape() == Shape<4>{1, 1, 2, 2});
 }
 
@@ -48,7 +48,7 @@ TEST_CASE("gradients of pooling to a size, and of enlarging") {
   check_operator([](const auto& a) { return ch::upsample_nearest2d(a, {2, 3}); }, x);
   CHECK(ch::upsample_nearest2d(Tensor<4>::from({1, 2}, {1, 1, 1, 2}), 2).to_vector() ==
         std::vector<double>{1, 1, 2, 2, 1, 1, 2, 2});
-  // Parts of [0, 3) by halves: the middle one belongs to both.
+  // Halves of [0, 3): the middle element belongs to both.
   CHECK(ch::adaptive_avg_pool2d(Tensor<4>::from({1, 2, 4}, {1, 1, 1, 3}), {1, 2}).to_vector() ==
         std::vector<double>{1.5, 3});
 }

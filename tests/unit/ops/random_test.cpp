@@ -29,13 +29,13 @@ double variance_of(const auto& x) {
   return sum / static_cast<double>(x.size());
 }
 
-/// The pass of a device that has `samples` from number `first` on, one of `devices`.
+/// The pass of one of `devices` devices, with `samples` samples from index `first` on.
 RandomContext pass(std::int64_t first, std::int64_t samples, int devices = 2) {
   RandomContext context{.seed = 5, .step = 3, .first_sample = [first] { return first; }, .samples = samples};
   context.devices = devices;
   return context;
 }
-/// What `draw` gives in that pass.
+/// The result of `draw` in that pass.
 auto in(RandomContext context, const auto& draw) {
   const RandomScope scope(context);
   return draw();
@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("rand and randn have the moments they should", "", float, dou
   CHECK(mean_of(n) == Approx(0).margin(0.015));
   CHECK(variance_of(n) == Approx(1).margin(0.02));
   CHECK(std::count_if(n.begin(), n.end(), [](auto x) { return std::abs(x) > 2; }) == Approx(4550).margin(300));
-  // Rows have numbers of their own, and neighbours nothing in common.
+  // Rows differ, and neighbours are uncorrelated.
   double product = 0;
   for (std::size_t i = 100; i < n.size(); ++i) product += static_cast<double>(n[i]) * static_cast<double>(n[i - 100]);
   CHECK(std::abs(product / 99900) < 0.015);
@@ -182,7 +182,7 @@ TEST_CASE("multinomial: categories as often as their weights say") {
   for (int i = 0; i < 8; ++i) CHECK(counts[i] == Approx(expected[i]).margin(expected[i] == 0 ? 0 : 300));
   CHECK(multinomial(weights[0], 5, true).shape() == Shape<1>{5});
 
-  // Without replacement: first one by its weight, then another by what is left.
+  // Without replacement: the first by its weight, the second by the remaining weights.
   int pairs[3][3] = {};
   const auto three = Tensor<double, 1>::from({1, 2, 3}, {3});
   for (int i = 0; i < 12000; ++i) {
@@ -213,7 +213,7 @@ TEST_CASE("multinomial: weights that are none") {
 
 TEST_CASE("random operations: samples' numbers don't depend on the device that has them") {
   const auto same = [](const auto& draw) {
-    // draw(begin, end): for those rows of a batch of 7.
+    // draw(begin, end): for these rows of a batch of 7.
     const auto all = whole([&] { return draw(0, 7); });
     CHECK(in(pass(0, 4), [&] { return draw(0, 4); }).to_vector() == contiguous(all.slice(0, 0, 4)).to_vector());
     CHECK(in(pass(4, 3), [&] { return draw(4, 7); }).to_vector() == contiguous(all.slice(0, 4, 7)).to_vector());
@@ -264,7 +264,7 @@ TEST_CASE("random operations: what could be the samples' or not is refused on se
   CHECK_THAT(refused(pass(4, 3), [] { return randperm(3); }), Contains("an order of them"));
   CHECK_THAT(refused(pass(4, 3), [] { return multinomial(Tensor<double, 1>::ones({6}), 3); }), Contains("different"));
   CHECK_THAT(refused(pass(4, 3), [] { return randn<double, 1>({3}, Cpu{}, {.axis = 1}); }), Contains("axis is 1"));
-  // Several rows a sample; and an order for each device.
+  // Several rows per sample; and an order per device.
   const auto rows = [](Index count) {
     return [count] { return randn<double, 1>({count}, Cpu{}, {.same_on_all = false}).to_vector(); };
   };
@@ -283,12 +283,12 @@ TEST_CASE("random operations: samples along another axis") {
   const auto steps = [](Index samples) { return [samples] { return randn<double, 3>({5, samples, 2}); }; };
   const auto all = in(along(0, 7, 1), steps(7));
   CHECK(in(along(4, 3, 2), steps(3)).to_vector() == contiguous(all.slice(1, 4, 7)).to_vector());
-  // Without the policy's `dim`.
+  // An explicit axis instead of the policy's `dim`.
   const auto named = [](Index samples) {
     return [samples] { return randn<double, 3>({5, samples, 2}, Cpu{}, {.axis = 1}); };
   };
   CHECK(in(pass(4, 3), named(3)).to_vector() == contiguous(whole(named(7)).slice(1, 4, 7)).to_vector());
-  // Samples first; no samples' axis; either.
+  // Samples along the first axis; no axis of samples; ambiguous axes.
   const auto latent = [](Index samples) { return [samples] { return randn<double, 2>({samples, 2}); }; };
   CHECK(in(along(4, 3, 2), latent(3)).to_vector() ==
         contiguous(in(along(0, 7, 1), latent(7)).slice(0, 4, 7)).to_vector());

@@ -1,5 +1,5 @@
 #pragma once
-/// What a user writes: an element-wise function of two operands, once for numbers, packs of them and Dual numbers.
+/// A user's element-wise function of two operands, written once for numbers, Packs and Duals.
 
 #include <chorus/core/config.hpp>
 

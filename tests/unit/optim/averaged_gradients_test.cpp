@@ -35,8 +35,7 @@ const std::string message =
     "optimizer: the gradient of 'fc2.weight' has been added up under no_sync and never averaged: let the last backward "
     "pass before a step be outside of no_sync (or zero_grad)";
 
-// What `use(parameters)` says of a net of which one gradient is this process's own, and whether it leaves the net
-// alone.
+// Checks that `use(parameters)` throws the expected error for a net with a local gradient, and does not change the net.
 template <class Use>
 void check_refused(const char* name, const Use& use) {
   CAPTURE(name);
@@ -83,7 +82,7 @@ TEST_CASE("neither are they clipped nor unscaled") {
   CHECK(message_of<ch::UsageError>([&] { scaler.step(optimizer); }) == message);
   CHECK(net.values() == before);
   parameters[2].parameter->set_grad_local(false);
-  CHECK(scaler.step(optimizer));  // as if the others had not been
+  CHECK(scaler.step(optimizer));  // as if the failed calls had not happened
   CHECK(net.values() != before);
 }
 
@@ -96,7 +95,7 @@ TEST_CASE("a gradient that is forgotten is nobody's own") {
   const auto mark = [&] {
     net.backward();
     own.set_grad_local(true);
-    net.backward();  // adds to it
+    net.backward();  // accumulates
     CHECK(own.grad_local());
   };
   mark();

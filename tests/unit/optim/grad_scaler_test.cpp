@@ -24,7 +24,7 @@ struct Model : nn::Module {
   ch::Parameter<float, 1> a{Vector::from({1, 2}, {2})}, b{Vector::from({3}, {1})};
   CHORUS_MODULE(Model, a, b)
 
-  /// The gradient of a is (2, 4) times `factor`, that of b 6.
+  /// The gradient of a is (2, 4) times `factor`, that of b is 6.
   auto forward(float factor) const {
     const auto x = a.as_variable(), y = b.as_variable();
     return ch::sum(x * x) * factor + ch::sum(y * y);
@@ -41,7 +41,7 @@ struct Model : nn::Module {
   }
 };
 
-/// A model of which two optimizers step a parameter each.
+/// A model with two optimizers, one for each parameter.
 struct Run {
   Model model;
   Parameters all = nn::named_parameters<Cpu>(model);
@@ -82,7 +82,7 @@ TEST_CASE("a second optimizer's step, which would divide gradients again, is ref
   CHECK(run.model.values() == std::vector<float>{0, 0, 3});
   CHECK(run.model.grads() == std::vector<float>{2, 4, 6});
   CHECK(run.scaler.state().good_steps == 1);
-  // Each with a backward pass of its own is another thing, and so is an optimizer that goes on without `scale`.
+  // Each with its own backward pass is allowed, and so is an optimizer that steps again without `scale`.
   run.zero_grad();
   run.backward();
   run.scaler.step(run.second);
@@ -103,7 +103,7 @@ TEST_CASE("several scaled passes may come before a step") {
 TEST_CASE("a step that was left out or taken by hand changes the scale as any other, and the next is divided, too") {
   Run run;
   run.backward(inf);
-  CHECK_FALSE(run.scaler.unscale());  // and the loop goes on to the next batch
+  CHECK_FALSE(run.scaler.unscale());  // the loop skips to the next batch
   run.zero_grad();
   run.backward();
   CHECK(run.scaler.loss_scale() == 32);
@@ -144,7 +144,7 @@ struct One : nn::Module {
   auto forward(const auto& x) const { return x; }
 };
 
-/// Steps with gradients of `factor(step)`; returns how many of the last 100 were taken.
+/// Steps with gradients of `factor(step)`; returns how many of the last 100 steps were taken.
 template <class Factor>
 int steps_taken(optim::GradScaler<Cpu>& scaler, One& model, int steps, const Factor& factor) {
   optim::Sgd<Cpu> optimizer{nn::named_parameters<Cpu>(model), {.lr = 1e-3}};
@@ -162,7 +162,7 @@ TEST_CASE("a scale neither grows to infinity nor shrinks to where nothing can be
   optim::GradScaler<Cpu> grows{nn::named_parameters<Cpu>(tiny), {.growth_interval = 1}};
   CHECK(steps_taken(grows, tiny, 300, [](int) { return 1e-30f; }) == 100);
   CHECK(grows.skipped_steps() == 0);
-  CHECK(grows.loss_scale() == 0x1p127);  // PyTorch's
+  CHECK(grows.loss_scale() == 0x1p127);  // PyTorch's value
   One bad;
   optim::GradScaler<Cpu> shrinks{nn::named_parameters<Cpu>(bad), {.growth_interval = 10}};
   CHECK(steps_taken(shrinks, bad, 200, [](int) { return NAN; }) == 0);
@@ -210,7 +210,7 @@ TEST_CASE("two scalers of one model take turns, or are refused") {
   other_backward();
   CHECK(other.step(run.second));
   CHECK(run.model.values() == std::vector<float>{0, 0, 0});
-  // Scalers of other parameters have nothing to do with it.
+  // Scalers of other parameters are independent.
   Run apart;
   apart.backward();
   run.zero_grad();

@@ -48,7 +48,7 @@ double norm(const Numbers& x) {
   return std::sqrt(squares);
 }
 
-// Runs `optimizer` and `reference(number of the parameter, its numbers, gradient, step)` side by side.
+// Runs `optimizer` and `reference(parameter index, values, gradient, step)` side by side.
 template <class Reference>
 void check_steps(Model& model, optim::Optimizer<Cpu>& optimizer, const Reference& reference) {
   auto expected = model.values();
@@ -195,7 +195,7 @@ TEST_CASE("averages that a model holds one above the other leave in any order") 
     optim::ParameterAverage<Cpu> gone(model.parameters(), optim::equal_weights());
     gone.swap();
   }
-  swa.update();  // nobody holds averages any more
+  swa.update();  // the model holds no averages any more
 }
 
 TEST_CASE("a warm-up leads into another schedule, and the linear scaling rule gives its top") {

@@ -34,7 +34,7 @@ struct Model : nn::Module {
     for (const double value : d.value().to_vector()) out.push_back(value);
     return out;
   }
-  /// Gives gradients that depend on the step to all parameters but those that are left out.
+  /// Gives all parameters, or all but b, gradients that depend on the step.
   void give(int step, bool with_b = true) const {
     const auto put = [&](const auto& parameter, double seed) {
       using Value = std::remove_cvref_t<decltype(parameter.value())>;
@@ -97,7 +97,7 @@ TEST_CASE("a parameter without gradient is left alone and counts no step") {
     CHECK(without.b.value().to_vector() == std::vector<float>{4, 5});
     second->zero_grad();
     CHECK_FALSE(without.a.on<Cpu>().grad_arrived());
-    // From here on b is one step behind the others: as if it had only now begun.
+    // From here on b is one step behind the others, as if it had just started.
     without.give(1);
     second->step();
     all.give(1);

@@ -128,7 +128,7 @@ TEST_CASE("what a plateau takes away stays under a schedule, and in what a check
       if (!sets) schedule.step();
       plateau.step(epoch == 2 || epoch == 4 ? 1 : -epoch);
     }
-    const std::vector<double> expected{0.1, 0.1, 0.1, 0.005, 0.005, 0.0005};  // PyTorch's
+    const std::vector<double> expected{0.1, 0.1, 0.1, 0.005, 0.005, 0.0005};  // PyTorch's values
     for (std::size_t e = 0; e < seen.size(); ++e) CHECK(seen[e] == Approx(expected[e]));
     optim::HasLearningRate resumed(0.1);
     optim::Schedule again(resumed, halves);
@@ -179,7 +179,7 @@ TEST_CASE("a plateau's measure that is not a number is never the best") {
   plateau.step(NAN);
   plateau.step(NAN);
   CHECK(rate.lr() == 0.5);
-  // As an earlier version may have kept it.
+  // A state that an earlier version may have saved.
   plateau.keep({1, NAN, 1, 0, 0});
   plateau.step(9);
   CHECK(plateau.best() == 9);

@@ -12,7 +12,7 @@ namespace allocator_test {
 namespace ch = chorus;
 using Storage = ch::Storage<ch::Cpu>;
 
-// A sanitizer would end the program where memory runs out, which one test wants to see.
+// By default a sanitizer ends the program when memory runs out, which one test provokes.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
 

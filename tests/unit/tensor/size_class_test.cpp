@@ -13,7 +13,7 @@ void check_classes() {
     REQUIRE(rounded >= bytes);
     REQUIRE(rounded % Smallest == 0);
     if (bytes > 4 * Smallest) REQUIRE(rounded <= bytes + bytes / 4);
-    // One size a class, larger for the larger number; a block goes back to the class it came from.
+    // Each class has one size, increasing with its index; a rounded size maps to its own class.
     REQUIRE((list == last_list ? rounded == last_bytes || last_bytes == 0 : list > last_list && rounded > last_bytes));
     REQUIRE(chorus::size_class<Smallest>(rounded).list == list);
     REQUIRE(chorus::size_class<Smallest>(rounded).bytes == rounded);

@@ -51,7 +51,7 @@ TEST_CASE("what is assigned to a part goes into the tensor's memory") {
   constant[1] = constant[0];
   CHECK(numbers(x[1]) == std::vector<float>{-1, 5, 1});
 
-  // What broadcasts, other types, several steps at once.
+  // Broadcasting, other types, chained assignments.
   x.slice(0, 0, 2) = ch::Tensor<float, 1>::from({1, 2, 3}, {3});
   CHECK(other.to_vector() == std::vector<float>{1, 2, 3, 1, 2, 3, -3, 0.5, 1});
   x[0] = x[1] = x[2];

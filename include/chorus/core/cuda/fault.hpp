@@ -1,6 +1,6 @@
 #pragma once
-/// Bad input that only a kernel sees, such as a label outside of its classes. The kernel records the first one and
-/// continues without it. The next call that waits for the device throws.
+/// Bad input that only a kernel detects, such as a label out of range. The kernel records the first fault and continues
+/// without it; the next call that synchronises with the device throws.
 
 #include <array>
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace chorus::cuda {
 
-/// A kernel's record, in host memory that the device writes to. `operation` and `noun` are texts that live forever.
+/// A kernel's record, in host memory that the device can write. `operation` and `noun` are string literals.
 struct Fault {
   static constexpr unsigned none = 0, claimed = 1, written = 2;
   unsigned set;
@@ -34,13 +34,13 @@ inline Fault* fault_of(Cuda device) {
   return faults[i];
 }
 
-/// Throws UsageError if a finished kernel has recorded a fault, and forgets it.
+/// Throws UsageError if a finished kernel recorded a fault, and clears it.
 inline void check_faults(Cuda device) {
   Fault* fault = fault_of(device);
   const std::atomic_ref<unsigned> set(fault->set);
   if (set.load(std::memory_order_acquire) != Fault::written) [[likely]]
     return;
-  static std::mutex mutex;  // if several threads see it, one throws it
+  static std::mutex mutex;  // if several threads see the fault, only one throws
   std::unique_lock lock(mutex);
   if (set.load(std::memory_order_acquire) != Fault::written) return;
   const Fault seen = *fault;
@@ -50,8 +50,8 @@ inline void check_faults(Cuda device) {
                    seen.limit, ")");
 }
 
-/// Waits until this thread's stream of `device` has done all its work. Throws the errors of that work: DeviceError,
-/// UsageError for bad input that only a kernel saw, TimeoutError.
+/// Waits until this thread's stream of `device` is idle. Throws the errors of its work: DeviceError, TimeoutError, and
+/// UsageError for bad input that a kernel detected.
 inline void synchronize(Cuda device) {
   synchronize(current_stream(device));
   check_faults(device);

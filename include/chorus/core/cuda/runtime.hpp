@@ -1,5 +1,5 @@
 #pragma once
-/// The CUDA runtime with chorus's errors: checked calls, the existing devices, and the current device of a thread.
+/// The CUDA runtime with chorus's errors: checked calls, the available devices, and a thread's current device.
 
 #include <cuda_runtime_api.h>
 
@@ -14,7 +14,7 @@
 namespace chorus::cuda {
 
 namespace detail {
-/// Source paths from "include/" on, so that messages don't depend on where the project lies.
+/// Source paths from "chorus/" on, so that messages don't depend on the project's location.
 constexpr std::string_view short_path(std::string_view path) {
   const auto at = path.rfind("chorus/");
   return at == std::string_view::npos ? path : path.substr(at);
@@ -22,26 +22,26 @@ constexpr std::string_view short_path(std::string_view path) {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
                                                                int line) {
-  static_cast<void>(cudaGetLastError());  // an error of one call must not be found by the next
+  static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
   fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
                     short_path(file), ":", line);
 }
 }  // namespace detail
 
-/// Throws DeviceError, which names the call, its error and its place, unless `status` is success.
+/// Throws DeviceError with the call, its error and the source location, unless `status` is success.
 inline void check(cudaError_t status, const char* call, const char* file, int line) {
   if (status != cudaSuccess) [[unlikely]]
     detail::throw_error(status, call, file, line);
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call has left an error in the runtime; the next kernel would be blamed
-/// for it. A missing GPU or driver is reported when a GPU is requested.
+/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
+/// A missing GPU or driver is reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// A known error, or the answer to a question, must not be found by the next call.
+/// Clears an expected error, so that the next call does not report it.
 inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
@@ -61,10 +61,10 @@ inline const Devices& devices() {
 }
 }  // namespace detail
 
-/// The number of GPUs that this process can use; 0 without a GPU or a driver.
+/// The number of GPUs that this process can use; 0 without GPU or driver.
 inline int device_count() { return detail::devices().count; }
 
-/// Throws DeviceError with the machine's devices unless `device` exists.
+/// Throws DeviceError, with a list of the machine's devices, unless `device` exists.
 inline void require(Cuda device) {
   const auto& found = detail::devices();
   if (device.index >= 0 && device.index < found.count) [[likely]]
@@ -76,7 +76,7 @@ inline void require(Cuda device) {
                     " CUDA devices, numbered from 0");
 }
 
-/// While it lives, CUDA calls of this thread go to `device`. Throws DeviceError if it doesn't exist.
+/// While it lives, `device` is this thread's current device. Throws DeviceError if it doesn't exist.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Cuda device) {
@@ -97,7 +97,7 @@ class DeviceGuard {
   int before_ = -1;
 };
 
-/// An object of the runtime, by its handle, which `free` releases.
+/// Deletes a CUDA object with `free`.
 template <auto free>
 struct GiveBack {
   template <class Handle>
@@ -108,7 +108,7 @@ struct GiveBack {
 template <class Handle, auto free>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
 
-/// Pinned host memory, which copies to and from devices read without staging.
+/// Pinned host memory, for copies from and to devices without staging.
 inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
   void* data = nullptr;
   CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));

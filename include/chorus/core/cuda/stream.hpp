@@ -1,7 +1,7 @@
 #pragma once
-/// Streams and events. All threads share one compute stream per device, so that a tensor may pass from one thread to
-/// another as on the CPU: a thread's work runs after everything that was enqueued before. A thread that needs its own
-/// stream (communication, copies, graph capture) takes one by StreamScope, and orders it by `order`.
+/// Streams and events. All threads share one compute stream per device, so that tensors may be passed between threads
+/// as on the CPU: a thread's work runs after all earlier work. A thread that needs its own stream (communication,
+/// copies, graph capture) sets one with StreamScope and orders it with `order`.
 
 #include <array>
 #include <chorus/core/cuda/runtime.hpp>
@@ -13,8 +13,8 @@
 
 namespace chorus::cuda {
 
-/// Owns a stream that doesn't wait for the legacy default stream. Wait for its work before you destroy it: memory that
-/// was taken on it stays with its handle, which the next stream may get.
+/// Owns a stream that does not synchronise with the legacy default stream. Wait for its work before you destroy it: its
+/// memory pool belongs to the handle's value, which a new stream may get.
 class Stream {
  public:
   explicit Stream(Cuda device) : device_(device) {
@@ -27,7 +27,7 @@ class Stream {
 
   Cuda device() const { return device_; }
   cudaStream_t get() const { return stream_.get(); }
-  operator cudaStream_t() const { return get(); }  // NOLINT: it stands for the stream
+  operator cudaStream_t() const { return get(); }  // NOLINT: converts to the handle
 
  private:
   Cuda device_;
@@ -46,7 +46,7 @@ inline cudaStream_t& stream_of_thread(Cuda device) {
 inline cudaStream_t compute_stream(Cuda device) {
   require(device);
   static std::array<std::once_flag, Cuda::max_devices> once;
-  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors outlive everything
+  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors may outlive everything
   const auto i = static_cast<std::size_t>(device.index);
   std::call_once(once[i], [&] {
     const DeviceGuard guard(device);
@@ -55,13 +55,13 @@ inline cudaStream_t compute_stream(Cuda device) {
   return streams[i];
 }
 
-/// The stream of this thread's work on `device`: its StreamScope's, or the compute stream.
+/// This thread's stream on `device`: that of its StreamScope, else the compute stream.
 inline cudaStream_t current_stream(Cuda device) {
   const cudaStream_t own = detail::stream_of_thread(device);
   return own != nullptr ? own : compute_stream(device);
 }
 
-/// While it lives, this thread's work on `device`, and the memory it takes there, belongs to `stream`.
+/// While it lives, this thread's work and allocations on `device` use `stream`.
 struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
   StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
   explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
@@ -75,14 +75,14 @@ inline bool is_capturing(cudaStream_t stream) {
 }
 
 namespace detail {
-/// Returns false. For the runtime the answer was an error, which the next call must not find.
+/// Returns false, and clears the runtime's "not ready" error for the next call.
 inline bool not_ready() {
   static_cast<void>(cudaGetLastError());
   return false;
 }
 }  // namespace detail
 
-/// A place in a stream's work, for other streams to wait for.
+/// A point in a stream's work that other streams can wait for.
 class Event {
  public:
   explicit Event(Cuda device) {
@@ -93,11 +93,11 @@ class Event {
     event_.reset(event);
   }
 
-  /// Marks the work that `stream`, of this event's device, has so far.
+  /// Marks the current end of the work on `stream`, a stream of the event's device.
   void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// Later work of `stream`, of any device, runs after the mark.
+  /// Makes later work on `stream`, of any device, wait for the mark.
   void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether all marked work is done; true if nothing was ever marked.
+  /// Whether the marked work is done; true if nothing was marked.
   bool done() const {
     const cudaError_t status = cudaEventQuery(get());
     if (status == cudaErrorNotReady) return detail::not_ready();
@@ -110,8 +110,8 @@ class Event {
   Owned<cudaEvent_t, cudaEventDestroy> event_;
 };
 
-/// Later work of `later` runs after the present work of `earlier`, a stream of `device`. It may be captured: then
-/// `later` joins the capture.
+/// Makes later work on `later` wait for the current work on `earlier`, a stream of `device`. In a graph capture `later`
+/// joins the capture.
 inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   if (earlier == later) return;
   const Event event(device);
@@ -119,10 +119,10 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
   event.hold(later);
 }
 
-/// The default time limit of `synchronize`. It is far above any kernel's time, and ends a wait for peers that are gone.
+/// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
 
-/// Calls `done()` until it is true. Throws TimeoutError after `limit`.
+/// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
 void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
   using Clock = std::chrono::steady_clock;
@@ -134,7 +134,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   }
 }
 
-/// Waits until `stream` has done all its work. Throws DeviceError for errors of that work, and TimeoutError.
+/// Waits until `stream` is idle. Throws DeviceError for errors of its work, and TimeoutError.
 inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
   wait_until(
       [stream] {

@@ -1,5 +1,5 @@
 #pragma once
-/// DeviceLoader: a loader's batches on a GPU. Each is copied while the GPU works on the batch before.
+/// DeviceLoader: copies a loader's batches to a GPU, each while the GPU works on the previous one.
 
 #include <algorithm>
 #include <array>
@@ -35,8 +35,8 @@ struct OnGpu<std::tuple<Tensor<T, Rank, Cpu>...>> {
   using type = std::tuple<Tensor<T, Rank, Cuda>...>;
 };
 
-/// One pass: a thread fills pinned memory, from which a stream of copies fills the batches' tensors. Two of each take
-/// turns.
+/// One pass: a thread fills pinned memory, and a stream of copies transfers it to the batch's tensors. Both are
+/// double-buffered.
 template <class Loader>
 class DevicePass {
   using Numbers = std::remove_cvref_t<decltype(tensors_of(*std::declval<Loader&>().begin()))>;
@@ -56,9 +56,9 @@ class DevicePass {
   ~DevicePass() {
     running_.reset();
     try {
-      cuda::synchronize(copies_);  // may be writing, although nobody has read yet
+      cuda::synchronize(copies_);  // a copy may be running, although nobody has read the batch yet
     } catch (const Error&) {
-      // The device is broken: nothing will be read.
+      // The device failed, so nothing will be read.
     }
   }
 
@@ -66,7 +66,7 @@ class DevicePass {
   /// The loop has reached a second batch.
   void goes_on() { batches_.goes_on(); }
 
-  /// The next batch. The thread's current stream reads it after its arrival.
+  /// Moves to the next batch. The thread's current stream waits for its arrival.
   void advance() {
     if (current_) {
       slots_[turn_].read.record(cuda::current_stream(device_));
@@ -86,11 +86,11 @@ class DevicePass {
     Tensors tensors;
     std::size_t bytes = 0;
     cuda::Owned<void*, cudaFreeHost> pinned;
-    cuda::Event copied;  // the pinned numbers may change, and the tensors may be read
-    cuda::Event read;    // the tensors' numbers may change
+    cuda::Event copied;  // the pinned memory may be reused, and the tensors may be read
+    cuda::Event read;    // the tensors may be overwritten
   };
 
-  // On the pass's own thread.
+  // Runs on the pass's thread.
   std::optional<Tensors> send(Index i) {
     if (i > 0) ++batches_;
     if (batches_ == std::default_sentinel_t{}) return std::nullopt;
@@ -118,10 +118,10 @@ class DevicePass {
 
   template <class T, int Rank>
   void copy(const Tensor<T, Rank, Cpu>& x, Tensor<T, Rank, Cuda>& to, std::byte*& from) {
-    // Tensors that the program still holds stay as they are.
+    // Tensors that the program still holds are not overwritten.
     if (!to.defined() || to.shape() != x.shape() || to.storage().owners() > 1) {
       to = Tensor<T, Rank, Cuda>::empty(x.shape(), device_);
-      cuda::order(device_, compute_, copies_);  // the memory's last use may be under way
+      cuda::order(device_, compute_, copies_);  // the memory's last use may not be finished
     }
     if (x.numel() == 0) return;
     std::memcpy(from, contiguous(x).data(), x.bytes());
@@ -141,11 +141,10 @@ class DevicePass {
 
 }  // namespace detail
 
-/// The batches of `loader`, a DataLoader that must outlive it, on `device`: tuples of each batch's tensors, for images
-/// of images and labels. `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A stream of its own copies a
-/// batch from pinned memory while the GPU still works on the batch before. Only the loop's stream waits for it, on the
-/// GPU. Tensors that the loop keeps stay as they are. An exception of the loader is rethrown at its batch. One pass at
-/// a time.
+/// The batches of `loader`, a DataLoader that must outlive it, on `device`, as tuples of tensors (images and labels for
+/// images). `for (auto& [x, y] : DeviceLoader(loader, Cuda{}))` is an epoch. A separate stream copies a batch from
+/// pinned memory while the GPU works on the previous batch; only the loop's stream waits for it, on the GPU. Tensors
+/// that the loop keeps are not overwritten. The loader's exceptions are rethrown at their batch. One pass at a time.
 template <class Loader>
 class DeviceLoader {
   using Pass = detail::DevicePass<Loader>;

@@ -1,5 +1,5 @@
 #pragma once
-/// The gradients of parameters on a GPU as few arrays: one for each dtype if they lie in one buffer.
+/// The gradients of parameters on a GPU as few arrays: one per dtype if they are in one buffer.
 
 #include <algorithm>
 #include <chorus/kernels/cuda/gradients.hpp>
@@ -19,7 +19,7 @@ class GradArrays {
   template <class T>
   using Array = kernels::cuda::Array<T>;
 
-  /// The gradients that have arrived. Neighbours in one buffer are one array, with the zeros between them.
+  /// The gradients that have arrived. Adjacent ones in one buffer form one array, including the zeros between them.
   explicit GradArrays(const std::vector<nn::NamedParameter<Cuda>>& parameters) {
     std::vector<Part<float>> f32;
     std::vector<Part<double>> f64;
@@ -50,7 +50,7 @@ class GradArrays {
     const void* block;
   };
 
-  // Nothing was ever written between two blocks of memory.
+  // Arrays are not joined across memory blocks, since the gap between them is not initialised.
   template <class T>
   static std::vector<Array<T>> joined(std::vector<Part<T>> parts) {
     std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.array.data < b.array.data; });
@@ -77,8 +77,8 @@ class GradArrays {
   std::vector<Array<double>> f64_;
 };
 
-/// clip_grad_norm on a GPU, which computes the factor. The host waits only for the returned norm. In a captured step it
-/// cannot wait, and the norm is NaN. `check_norm`, if given, sees the norm before any gradient is changed.
+/// clip_grad_norm on a GPU, which computes the factor. The host waits only for the returned norm; in a captured step it
+/// cannot wait, and the norm is NaN. `check_norm`, if given, gets the norm before any gradient is changed.
 inline double clip_grad_norm_on_device(const std::vector<nn::NamedParameter<Cuda>>& parameters, double max_norm,
                                        const std::function<void(double)>& check_norm = {}) {
   const GradArrays grads(parameters);

@@ -1,5 +1,5 @@
 #pragma once
-/// GradScaler's scale on a GPU: the device examines the gradients and changes the scale, also in captured steps.
+/// GradScaler's scale on a GPU: the device checks the gradients and updates the scale, also in captured steps.
 
 #include <chorus/kernels/copy.hpp>
 #include <chorus/ops/arithmetic.hpp>
@@ -19,7 +19,7 @@ class LossScale<Cuda> {
     set(options.init_scale, 0);
   }
 
-  /// The loss times the scale, which the device reads.
+  /// The loss times the scale, which the device reads from memory.
   template <Operand X>
   auto multiply(const X& loss) const {
     using T = typename tensor_of<X>::value_type;
@@ -37,8 +37,8 @@ class LossScale<Cuda> {
     }
   }
 
-  /// Divides the gradients by the scale. Returns whether those of all ranks are finite. In a captured step only the
-  /// device knows, and the result is true.
+  /// Divides the gradients by the scale. Returns whether those of all ranks are finite; true in a captured step, since
+  /// only the device knows.
   bool unscale(const std::vector<nn::NamedParameter<Cuda>>& parameters, const AgreeOnFound& agree) {
     const GradArrays grads(parameters);
     kernels::cuda::unscale_grads(device(), grads.f32(), numbers());
@@ -50,7 +50,7 @@ class LossScale<Cuda> {
     return found == 0;
   }
 
-  /// Steps all optimizers unless a gradient was not finite; then changes the scale.
+  /// Steps all optimizers unless a gradient is not finite; then updates the scale.
   template <class... Optimizers>
   void step(bool finite, Optimizers&... optimizers) {
     if (captured()) {
@@ -61,7 +61,7 @@ class LossScale<Cuda> {
     }
     kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }
-  /// Changes the scale as in a step, but not in each replay of a captured step.
+  /// Updates the scale as in a step, but not in replays of a captured step.
   void leave(bool) {
     if (!captured()) kernels::cuda::update_loss_scale(device(), numbers(), rule_);
   }

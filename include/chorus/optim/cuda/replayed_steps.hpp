@@ -1,6 +1,6 @@
 #pragma once
-/// An optimizer's steps in captured graphs, which a GradScaler may skip. The host counts every replay; the device
-/// counts the skipped ones.
+/// Counts an optimizer's steps in captured graphs, which a GradScaler may skip. The host counts every replay, the
+/// device counts the skipped ones.
 
 #include <algorithm>
 #include <chorus/optim/replayed_steps.hpp>
@@ -17,7 +17,7 @@ namespace chorus::optim::detail {
 template <>
 class ReplayedSteps<Cuda> {
  public:
-  /// Makes the counters that captures need, since a capture cannot make them.
+  /// Allocates the counters before a capture, which cannot allocate them.
   void prepare(Cuda device) {
     if (memory_) return;
     const MemoryScope scope(trace::Memory::optimizer);
@@ -25,11 +25,11 @@ class ReplayedSteps<Cuda> {
     zero_bytes(device, memory_.data(), memory_.bytes());
   }
 
-  /// The flag by which the device skips a step, and where it counts skipped steps; null if no step is skipped.
+  /// The flag that makes the device skip a step, and the counter of skipped steps; null if no step is skipped.
   const std::int32_t* unwanted = nullptr;
   std::int64_t* left_out = nullptr;
 
-  /// In a capture: adds to `steps` in every replay but the first, which the capture has counted, and chooses the
+  /// In a capture: increments `steps` in every replay but the first, which the capture counts itself, and sets the
   /// counter `left_out`. Throws Error after too many captures.
   void add(cuda::ReplayNumbers& numbers, std::vector<std::int64_t*> steps) {
     numbers.at_replay([steps] {
@@ -50,7 +50,7 @@ class ReplayedSteps<Cuda> {
     captures_.push_back(std::move(steps));
   }
 
-  /// Subtracts the steps that were skipped so far. Waits for the device.
+  /// Subtracts the steps skipped so far. Waits for the device.
   void settle() {
     if (captures_.empty()) return;
     std::vector<std::int64_t> counts(captures_.size());

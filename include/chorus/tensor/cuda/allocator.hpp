@@ -1,6 +1,6 @@
 #pragma once
-/// Device memory of GPUs: blocks in size classes, kept and reused in stream order. A block belongs to the stream that
-/// took it. Later work of that stream may use it again at once, without waiting.
+/// GPU memory: blocks in size classes, cached and reused in stream order. A block belongs to the stream that allocated
+/// it, whose later work may reuse it at once, without waiting.
 
 #include <array>
 #include <chorus/tensor/allocator.hpp>
@@ -14,8 +14,8 @@
 
 namespace chorus {
 
-/// One pool for each stream of a device, and one more for permanent memory. Never destroyed, since tensors in static
-/// storage may outlive it. Thread-safe.
+/// One pool per stream of a device, plus one for permanent memory. Never destroyed, since tensors in static storage may
+/// outlive it. Thread-safe.
 template <>
 class CachingAllocator<Cuda> {
  public:
@@ -25,8 +25,8 @@ class CachingAllocator<Cuda> {
     return all[static_cast<std::size_t>(device.index)];
   }
 
-  /// A block of at least `bytes`, aligned to 256 bytes, contents undefined, for work on the thread's current stream.
-  /// Throws Error when the device has no more.
+  /// A block of at least `bytes`, aligned to 256 bytes, uninitialised, for the thread's current stream. Throws Error if
+  /// the device is out of memory.
   Block<Cuda>* allocate(Cuda device, std::size_t bytes) {
     cuda::MemoryPool* pool = cuda::detail::private_pool(device);
     const trace::Memory kind = MemoryScope::current();
@@ -47,7 +47,7 @@ class CachingAllocator<Cuda> {
     for (cuda::MemoryPool* pool : pools()) pool->empty_cache();
   }
 
-  /// How often the driver was asked for memory; constant in a steady training loop.
+  /// Number of allocations from the driver; constant in a steady training loop.
   std::uint64_t system_allocations() {
     std::uint64_t sum = 0;
     for (const cuda::MemoryPool* pool : pools()) sum += pool->system_allocations();
@@ -64,7 +64,7 @@ class CachingAllocator<Cuda> {
     return *pool;
   }
 
-  // A copy: no pool may be locked together with the list, since a pool without memory comes here with its lock held.
+  // A copy: no pool may be locked together with the list, since a pool without memory comes here locked.
   std::vector<cuda::MemoryPool*> pools() {
     const std::lock_guard lock(mutex_);
     std::vector<cuda::MemoryPool*> all;
@@ -72,8 +72,8 @@ class CachingAllocator<Cuda> {
     return all;
   }
 
-  // For the pool that asks and holds its own lock. A pool that is in use is skipped: two pools that empty each other
-  // must not wait for each other.
+  // Called by a pool that holds its own lock. Pools in use are skipped, so that two pools that empty each other do not
+  // deadlock.
   void empty_cache_beside(const cuda::MemoryPool* asking) {
     for (cuda::MemoryPool* pool : pools()) {
       if (pool == asking || !pool->mutex_.try_lock()) continue;

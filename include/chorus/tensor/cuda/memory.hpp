@@ -1,7 +1,6 @@
 #pragma once
-/// Copies between host and GPUs, on a GPU and between GPUs, and zeroing. Work on a GPU goes to the thread's current
-/// stream. A copy from the host returns as soon as the source may change. A copy to the host returns when the numbers
-/// have arrived.
+/// Copies between host and GPUs, on a GPU and between GPUs, and zeroing, on the thread's current stream. A copy from
+/// the host returns as soon as the source may be changed; a copy to the host returns when the data has arrived.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +17,7 @@ namespace cuda {
 
 namespace detail {
 
-/// Pinned pieces for a device's copies from the host: the caller copies into one while the device reads another.
+/// Pinned buffers for copies from the host: the caller fills one while the device reads another.
 class Staging {
  public:
   static constexpr std::size_t piece = std::size_t{4} << 20, pieces = 4;
@@ -58,7 +57,7 @@ class Staging {
   std::size_t next_ = 0;
 };
 
-/// Lets `to` read and write `from`'s memory directly, if the machine can.
+/// Enables direct access of `to` to `from`'s memory, if the machine supports it.
 inline void enable_peer(Cuda to, Cuda from) {
   static std::array<std::once_flag, Cuda::max_devices * Cuda::max_devices> once;
   std::call_once(once[static_cast<std::size_t>(to.index * Cuda::max_devices + from.index)], [&] {
@@ -67,7 +66,7 @@ inline void enable_peer(Cuda to, Cuda from) {
     if (possible == 0) return;  // the driver copies through the host
     const DeviceGuard guard(to);
     const cudaError_t status = cudaDeviceEnablePeerAccess(from.index, 0);
-    // The largest number of peers of a device; copies from other devices go through the host.
+    // A device has a maximum number of peers; copies from other devices go through the host.
     if (status == cudaErrorPeerAccessAlreadyEnabled || status == cudaErrorTooManyPeers)
       static_cast<void>(cudaGetLastError());
     else
@@ -79,7 +78,8 @@ inline void enable_peer(Cuda to, Cuda from) {
 
 }  // namespace cuda
 
-/// From the host: `from` may change at once. Throws UsageError inside of a graph capture, which would repeat the copy.
+/// From the host; `from` may be changed after the return. Throws UsageError in a graph capture, which would repeat the
+/// copy.
 inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
@@ -90,19 +90,19 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
                                             bytes, stream);
 }
 
-/// To the host: waits for it. Throws the errors of earlier work.
+/// To the host; waits for the data. Throws errors of earlier work.
 inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
   const cuda::DeviceGuard guard(from_device);
   check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
                     " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
-  cuda::synchronize(stream);  // which has a limit; the copy to memory that is not pinned waits in the driver, without
+  cuda::synchronize(stream);  // has a timeout; the copy to pageable memory would wait in the driver, without one
   CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
   cuda::synchronize(from_device);
 }
 
-/// On one device, or between two. Between two, each device's stream continues when the other's data is in order.
+/// On one device, or between two. Between two, each device's stream waits until the other's data is ready.
 inline void copy_bytes(Cuda to_device, void* to, Cuda from_device, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);

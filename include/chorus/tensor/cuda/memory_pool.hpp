@@ -1,6 +1,6 @@
 #pragma once
-/// The memory of one stream of a GPU: blocks in size classes, kept and reused in the stream's order; and the private
-/// pools of captured graphs. `allocator.hpp` has the pools of all streams.
+/// The memory of one GPU stream: blocks in size classes, cached and reused in stream order; and the private pools of
+/// captured graphs. `allocator.hpp` has the pools of all streams.
 
 #include <array>
 #include <atomic>
@@ -32,27 +32,27 @@ class MemoryPool;
 template <>
 struct Block<Cuda> {
   std::atomic<int> owners{0};
-  std::atomic<std::uint32_t> writes{0};  // as of the CPU's
+  std::atomic<std::uint32_t> writes{0};  // as on the CPU
   trace::Memory kind{};
   Cuda device{};
   std::size_t bytes = 0;
   void* data = nullptr;
   Block* next_free = nullptr;
   cuda::MemoryPool* pool = nullptr;
-  bool carved = false;                      ///< part of a slab, not freed on its own
-  std::vector<cudaStream_t> other_streams;  ///< streams, beside the pool's, whose work uses the block
-  std::unique_ptr<Home<Cuda>> home;         ///< for numbers with an identity of their own
-  std::ptrdiff_t moved = 0;                 ///< distance of the numbers from their first place, in bytes
+  bool carved = false;                      ///< part of a slab, not freed separately
+  std::vector<cudaStream_t> other_streams;  ///< other streams than the pool's that use the block
+  std::unique_ptr<Home<Cuda>> home;         ///< set for storage with an identity
+  std::ptrdiff_t moved = 0;                 ///< offset of the data from its first address, in bytes
 };
 
 namespace cuda {
 
-/// Blocks of one stream. Thread-safe.
+/// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
-  static constexpr std::size_t smallest = 256;            ///< bytes, and the alignment of every block
-  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this are carved from slabs
-  static constexpr std::size_t slab_bytes = 1 << 21;      ///< what the driver maps at least
+  static constexpr std::size_t smallest = 256;            ///< in bytes; also the alignment of every block
+  static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
+  static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
   MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
   MemoryPool(const MemoryPool&) = delete;
@@ -81,7 +81,7 @@ class MemoryPool {
       if (!block->other_streams.empty() && !last) {
         block->next_free = parked_;
         parked_ = block;
-        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; it serves nobody any more
+        if (!sealed_ && !abandoned_) unpark();  // an abandoned pool's stream may be gone; nobody needs its blocks
       } else {
         put_back(block);
       }
@@ -89,8 +89,8 @@ class MemoryPool {
     if (last) delete this;
   }
 
-  /// Notes that `stream` uses the block, too. The memory is reused only after the work that `stream` had at the time of
-  /// the release.
+  /// Records that `stream` uses the block, too. The memory is reused only after the work that `stream` has when the
+  /// block is released.
   void record_use(Block<Cuda>* block, cudaStream_t stream) {
     if (stream == stream_) return;
     const std::lock_guard lock(mutex_);
@@ -99,13 +99,13 @@ class MemoryPool {
     block->other_streams.push_back(stream);
   }
 
-  /// Gives unused memory back to the device; slabs stay. Waits for the device.
+  /// Returns unused memory to the device, except slabs. Waits for the device.
   void empty_cache() noexcept {
     const std::lock_guard lock(mutex_);
     free_unused();
   }
 
-  /// A sealed pool makes no call to the driver: it serves from its own memory, or throws. For graph capture.
+  /// A sealed pool makes no driver calls: it uses its own memory or throws. For graph capture.
   void seal(bool sealed) {
     const std::lock_guard lock(mutex_);
     sealed_ = sealed;
@@ -115,7 +115,7 @@ class MemoryPool {
   cudaStream_t stream() const { return stream_; }
   std::uint64_t system_allocations() const { return system_allocations_.load(); }
 
-  /// Ends the pool and frees its memory as soon as none of its blocks is in use.
+  /// Destroys the pool and frees its memory once none of its blocks is in use.
   void abandon() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -142,9 +142,8 @@ class MemoryPool {
     free_[list] = block;
   }
 
-  // Released blocks that other streams use: this pool's stream waits for those streams, and the blocks are free. A
-  // block in a graph that is being captured has to wait for the end of the capture; otherwise the pool's stream would
-  // join the capture.
+  // Frees released blocks that other streams use, after ordering this pool's stream behind those streams. A block in a
+  // graph capture waits for the end of the capture; otherwise the pool's stream would join the capture.
   void unpark() noexcept {
     Block<Cuda>** place = &parked_;
     while (*place != nullptr) {
@@ -158,7 +157,7 @@ class MemoryPool {
         }
         for (const cudaStream_t stream : block->other_streams) order(device_, stream, stream_);
       } catch (const Error&) {
-        place = &block->next_free;  // its order is uncertain, so nobody may have it yet
+        place = &block->next_free;  // its order is unknown, so it must not be reused yet
         continue;
       }
       *place = block->next_free;
@@ -192,7 +191,7 @@ class MemoryPool {
     block->carved = bytes <= largest_carved;
     if (block->carved) {
       if (slab_left_ < bytes) {
-        slabs_.push_back(nullptr);  // so that the next steps can't lose the slab
+        slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
         slabs_.back() = from_driver(slab_bytes);
         slab_at_ = static_cast<std::byte*>(slabs_.back());
         slab_left_ = slab_bytes;
@@ -206,7 +205,7 @@ class MemoryPool {
     return block.release();
   }
 
-  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks the device's other pools to give back
+  void* from_driver(std::size_t bytes);  // in allocator.hpp, since it asks other pools of the device to free memory
 
   const Cuda device_;
   const cudaStream_t stream_;
@@ -221,7 +220,7 @@ class MemoryPool {
   std::atomic<std::uint64_t> system_allocations_{0};
 };
 
-/// Notes that `stream` uses this memory, which was taken on another stream.
+/// Records that `stream` uses this memory, which was allocated on another stream.
 inline void record_use(Block<Cuda>* block, cudaStream_t stream) {
   if (block != nullptr) block->pool->record_use(block, stream);
 }
@@ -233,7 +232,7 @@ inline MemoryPool*& private_pool(Cuda device) {
 }
 }  // namespace detail
 
-/// The private pool of a captured graph. Nothing else uses its memory while it lives, or while tensors from it live.
+/// The private pool of a captured graph. Its memory is not used otherwise while the pool, or a tensor from it, lives.
 class PrivatePool {
  public:
   PrivatePool(Cuda device, cudaStream_t stream) {
@@ -250,7 +249,7 @@ class PrivatePool {
   std::unique_ptr<MemoryPool, Abandon> pool_;
 };
 
-/// While it lives, this thread takes memory on the pool's device from the pool.
+/// While it lives, this thread allocates on the pool's device from the pool.
 struct PoolScope : chorus::detail::Replaced<MemoryPool*> {
   explicit PoolScope(const PrivatePool& pool) : Replaced(detail::private_pool(pool->device()), &*pool) {}
 };

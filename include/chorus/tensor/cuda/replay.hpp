@@ -1,6 +1,6 @@
 #pragma once
-/// Numbers that a captured step reads from device memory, since they change with each replay: the learning rate, the
-/// number of the step, the number of the replay.
+/// Values that a captured step reads from device memory, since they change with each replay: the learning rate, the
+/// step number, the replay number.
 
 #include <algorithm>
 #include <chorus/core/random.hpp>
@@ -16,7 +16,7 @@
 
 namespace chorus::cuda {
 
-/// Made before a capture. A ReplayScope in the capturing thread fills it. Each replay renews it.
+/// Created before a capture. A ReplayScope in the capturing thread fills it; each replay updates it.
 class ReplayNumbers {
  public:
   explicit ReplayNumbers(Cuda device) : device_(device), memory_(device, capacity), host_(capacity) {
@@ -28,8 +28,8 @@ class ReplayNumbers {
   ReplayNumbers(const ReplayNumbers&) = delete;
   ReplayNumbers& operator=(const ReplayNumbers&) = delete;
 
-  /// The device address of numbers, initially `first`. Before each replay `next(numbers, replay)` is called, with
-  /// replays counted from 0, after everything that `at_replay` was given. Throws Error if there are too many.
+  /// The device address of a value, initially `first`. Before each replay, after the actions of `at_replay`,
+  /// `next(value, replay)` updates it; replays are counted from 0. Throws Error if there are too many.
   template <class S, class Next>
   const S* add(const S& first, Next next) {
     static_assert(std::is_trivially_copyable_v<S>);
@@ -48,23 +48,23 @@ class ReplayNumbers {
     return reinterpret_cast<const S*>(static_cast<const std::byte*>(memory_.data()) + place);
   }
 
-  /// Sets the offset that a replay's random operations add to their pass: `count` gives it, instead of the number of
-  /// replays. It is called after everything that `at_replay` was given.
+  /// Replaces the offset that a replay's random operations add to their pass: `count()` instead of the replay number.
+  /// It is called after the actions of `at_replay`.
   void count_by(std::function<std::uint32_t()> count) { count_by_ = std::move(count); }
-  /// The host's work in the step beside the captured work: once in the capture, which the first replay executes, and by
-  /// `action` before each later one.
+  /// Registers host work of the step that is not captured. It runs once during the capture, for the first replay, and
+  /// `action` runs before each later replay.
   void at_replay(std::function<void()> action) { actions_.push_back(std::move(action)); }
-  /// Undoes the host's work of a capture that fails.
+  /// Registers how to undo the host work if the capture fails.
   void at_failure(std::function<void()> action) { undo_.push_back(std::move(action)); }
-  /// Memory that the captured work reads, and that nothing else keeps until then.
+  /// Keeps memory that the captured work reads and that has no other owner.
   void keep(const Storage<Cuda>& storage) { kept_.push_back(storage); }
-  /// The owner of memory that the replays and the host's work need: without it no replay is possible.
+  /// The owner of memory that replays and host work need; after its destruction no replay is possible.
   void need(std::weak_ptr<const void> owner) { owners_.push_back(std::move(owner)); }
   bool complete() const {
     return std::none_of(owners_.begin(), owners_.end(), [](const auto& owner) { return owner.expired(); });
   }
 
-  /// Forgets a capture: the next one begins like the first.
+  /// Resets to the state before the first capture.
   void forget() {
     used_ = first_used_;
     renewals_.resize(1);
@@ -75,13 +75,13 @@ class ReplayNumbers {
     count_by_ = nullptr;
     replays_ = 0;
   }
-  /// Undoes and forgets a capture that failed.
+  /// Undoes a failed capture and resets.
   void take_back() {
     for (const auto& action : undo_) action();
     forget();
   }
 
-  /// Enqueues the numbers of the next replay on the thread's stream.
+  /// Enqueues the next replay's values on the thread's stream.
   void renew() {
     if (replays_ > 0)
       for (const auto& action : actions_) action();
@@ -90,7 +90,7 @@ class ReplayNumbers {
     copy_bytes(device_, memory_.data(), Cpu{}, host_.data(), used_);
   }
 
-  /// The offset that random operations add to the number of their pass.
+  /// The offset that random operations add to their pass number.
   const std::uint32_t* count() const { return count_; }
 
  private:
@@ -109,13 +109,13 @@ class ReplayNumbers {
   const std::uint32_t* count_ = nullptr;
 };
 
-/// The changing numbers of the step that this thread captures; null outside of a capture.
+/// The values of the step that this thread captures; null outside of a capture.
 inline ReplayNumbers*& replay_numbers() {
   thread_local ReplayNumbers* numbers = nullptr;
   return numbers;
 }
 
-/// While it lives, this thread captures a step with the changing numbers `numbers`.
+/// While it lives, this thread captures a step with the changing values `numbers`.
 class ReplayScope {
  public:
   explicit ReplayScope(ReplayNumbers& numbers)
