@@ -33,7 +33,7 @@ template <Device D>
     const auto bytes = (bucket.count + entry.count) * size_of(flat.groups()[entry.group].dtype);
     const bool full =
         begins.empty() ? static_cast<double>(bytes) > mib * options.cap_mb(buckets.size()) : begins[i] != 0;
-    const bool gap = bucket.begin + bucket.count != entry.begin;  // a parameter that isn't sent lies between
+    const bool gap = bucket.begin + bucket.count != entry.begin;  // a parameter in between isn't sent
     if (full || gap) close(bucket);
     if (bucket.parameters.empty()) bucket.group = entry.group, bucket.begin = entry.begin;
     bucket.parameters.push_back(i);
