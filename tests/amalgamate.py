@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes single_include/chorus/chorus.hpp, and all.hpp, which has what that lacks: include/chorus/chorus.hpp and all.hpp
-with all that they include; and, by the names of the headers that these list, files that include one of them: programs
-written for include/ compile with single_include/, too. With --check, only says whether they are current and whether any
-header is missing."""
+"""Writes single_include/chorus/chorus.hpp and all.hpp. They contain include/chorus/chorus.hpp and all.hpp with
+everything that these include; all.hpp has only what chorus.hpp lacks. For each header that the two list, writes a file
+of its name that includes one of them, so that programs for include/ compile with single_include/. --check only reports
+whether the files are current and complete."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 INCLUDE = ROOT / "include"
 TARGET = ROOT / "single_include"
-# What stays out: headers of engines that other libraries carry, of the library that is compiled once, and of chorus-run.
+# Left out: headers of foreign backends, of the compiled library, and of chorus-run.
 APART = re.compile(r"chorus/(comm/(mpi|gloo|engine/(mpi_library|compare_calls)|transport/sigpipe)|compiled/.*|launch/(job_of_)?machines)\.hpp")
 INCLUDE_LINE = re.compile(r"\s*#\s*include\s*(<[^>]+>)")
 OPENS = re.compile(r"\s*#\s*(if|ifdef|ifndef)\b")
@@ -20,13 +20,13 @@ CLOSES = re.compile(r"\s*#\s*endif\b")
 
 
 class Amalgamation:
-    """A header is expanded where it is first included, and again where that was under a condition that need not hold here:
-    its guard lets the compiler take it once."""
+    """Expands a header at its first include, and again if that was under a condition that may be false here. Its
+    include guard makes the compiler take it once."""
 
     def __init__(self):
         self.lines = []
         self.open = []  # headers that are being expanded
-        self.conditions = []  # the #if lines around the present place
+        self.conditions = []  # the #if lines around the current line
         self.expanded = {}  # the sets of conditions under which a header was expanded
 
     def seen(self, header):
@@ -64,7 +64,7 @@ class Amalgamation:
 
 
 def amalgamated():
-    """The text of each header, and the names of those that are in none of them."""
+    """The text of each header, and the names of headers that none of them contains."""
     result = Amalgamation()
     texts = {}
     for header in ("chorus/chorus.hpp", "chorus/all.hpp"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A program whose policy is named on the command line: the same losses under each, to 1e-4.
+"""A program whose policy is a command-line option: the same losses under each policy, to 1e-4.
 usage: any_policy_test.py PROGRAM"""
 
 import subprocess

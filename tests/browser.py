@@ -1,4 +1,4 @@
-"""A browser that tests drive: Debian's chromium-headless-shell, by the DevTools protocol over a pipe."""
+"""A browser for tests: Debian's chromium-headless-shell, controlled with the DevTools protocol over a pipe."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ def available():
 
 
 class Page:
-    """A page that has been opened. What it has asked the network for, and what went to its console, is kept."""
+    """An open page, with a record of its network requests and console messages."""
 
     def __init__(self, url, width=1280, height=900):
         commands, self._commands = os.pipe()

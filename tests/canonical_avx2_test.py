@@ -1,4 +1,4 @@
-"""Runs canonical_avx2, which is compiled for AVX2, where the processor has it.
+"""Runs canonical_avx2, which is compiled for AVX2, if the processor supports it.
 
 canonical_avx2_test.py PROGRAM
 """
@@ -10,7 +10,7 @@ import sys
 def main():
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         flags = next((line.split() for line in file if line.startswith("flags")), [])
-    # What x86-64-v3 has beside what compilers take for granted.
+    # The features of x86-64-v3 that compilers do not assume by default.
     missing = [name for name in ("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe") if name not in flags]
     if missing:
         print(f"skipped: this processor lacks {', '.join(missing)}, which canonical_avx2 is compiled for: canonical "

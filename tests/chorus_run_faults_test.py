@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""chorus-run where things go wrong around it: scripts between it and the ranks, processes that ranks leave behind, odd
-output, disks that are full, programs that fail at once, launchers that disagree or are killed.
+"""chorus-run under faults around it: scripts between it and the ranks, processes that ranks leave behind, odd output,
+full disks, programs that fail at once, launchers that disagree or are killed.
 usage: chorus_run_faults_test.py CHORUS_RUN LAUNCH_PROBE"""
 
 import os
@@ -28,12 +28,12 @@ def run(*words, limit=30, **more):
 
 
 def scripts_between():
-    """A rank below a script is a rank; what fails there is told."""
+    """A program that a script starts is a rank, and its errors are reported."""
     status, out, err = run("--nproc-per-node", 2, *SCRIPT, PROBE, "--do", "reduce")
     expect((status, out, err) == (0, b"sum 3\nsum 3\n", ""), status, out, err)
     status, out, err = run("--nproc-per-node", 2, *SCRIPT, PROBE, "--do", "throw", "--rank", 1)
     expect(status == 1 and "chorus: rank 1: load: no such file: weights\n" in err, status, err)
-    # Python closes what a child should inherit: the socket where ranks meet, and the pipe for their reasons.
+    # Python closes descriptors that a child should inherit: the rendezvous socket, and the pipe for error reports.
     closing = [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"]
     status, out, err = run("--nproc-per-node", 2, *closing, PROBE, "--do", "reduce", "--timeout", 2)
     expect(status == 2 and "CHORUS_RENDEZVOUS_FD must be" in err, status, err)
@@ -53,7 +53,7 @@ with open(sys.argv[2], "w") as file:
 
 
 def killed_launchers():
-    """Nobody outlives a launcher that is killed, be it a program that knows nothing of chorus."""
+    """No process outlives a killed launcher, even if the program does not use chorus."""
     for words in (["sleep", "60"], [PROBE, "--do", "stubborn"], [*SCRIPT, PROBE, "--do", "stubborn"]):
         job = subprocess.Popen([RUN, "--nproc-per-node", "2", *words], stdout=subprocess.PIPE, env=CLEAN)
         until(lambda: len(children(job.pid)) == 2, "no ranks")
@@ -71,7 +71,7 @@ def killed_launchers():
 
 
 def signals_while_ranks_stop():
-    """Who sends a signal wants an end, be it while ranks are stopped for a restart; the second one is for the impatient."""
+    """A signal ends the job, even while ranks are being stopped for a restart; a second one kills them at once."""
     for patience in (None, 0.2):
         job = subprocess.Popen([RUN, "--nproc-per-node", "2", "--max-restarts", "5", "--grace", "4", "sh", "-c",
                                 "[ $RANK = 1 ] && { sleep 0.3; exit 7; }; trap 'sleep 1; exit 0' TERM; echo ready; while :; do sleep 0.05; done"],
@@ -86,14 +86,14 @@ def signals_while_ranks_stop():
             job.terminate()
         job.wait(timeout=10)
         took = time.monotonic() - begin
-        err = job.communicate()[1]  # once a shell's own child has ended, too
+        err = job.communicate()[1]  # after a shell's own child has ended
         expect(job.returncode == 7 and "restart" not in err, job.returncode, err)
         expect(took < 0.7 if patience else took > 0.7, patience, took)
     say("signals while ranks stop: ok")
 
 
 def a_port_that_is_held():
-    """What rank 0 leaves behind holds the socket at which ranks meet, and a restart needs the port."""
+    """A process that rank 0 leaves behind keeps the rendezvous socket open, and a restart needs the port."""
     port = free_port()
     status, out, err = run("--nproc-per-node", 2, "--master-port", port, "--max-restarts", 2, "sh", "-c",
                            '[ $RANK = 0 ] && sleep 3 & [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7; exec "$0" --do reduce', PROBE)
@@ -102,7 +102,7 @@ def a_port_that_is_held():
 
 
 def stopped_and_continued():
-    # In a group of its own, as a shell starts it: one that no shell looks after can't be stopped.
+    # In its own process group, like a shell's job: an orphaned process group can't be stopped.
     job = subprocess.Popen([RUN, "--nproc-per-node", "2", "sh", "-c", "sleep 0.5; exit 3"], stderr=subprocess.PIPE,
                            text=True, env=CLEAN, preexec_fn=os.setpgrp)
     until(lambda: len(children(job.pid)) == 2, "no ranks")
@@ -116,12 +116,12 @@ def stopped_and_continued():
 
 
 def output():
-    # A process that a rank has left behind keeps the pipe open, and writes on.
+    # A process that a rank has left behind keeps the pipe open, and continues to write.
     begin = time.monotonic()
     status, out, err = run("--nproc-per-node", 2, "--prefix", "sh", "-c",
                            "(i=0; while [ $i -lt 1000 ]; do echo busy; i=$((i + 1)); sleep 0.01; done) & printf last")
     expect(status == 0 and out.count(b"last") == 2 and time.monotonic() - begin < 5, status, out, time.monotonic() - begin)
-    # Any bytes, lines without end, many lines.
+    # Arbitrary bytes, unterminated lines, many lines.
     noise = random.Random(3).randbytes(300_000).replace(b"\n", b"\0")
     (FOLDER / "noise").write_bytes(noise)
     status, out, err = run("--nproc-per-node", 1, "--prefix", "cat", FOLDER / "noise")
@@ -131,7 +131,7 @@ def output():
     for rank in range(3):
         mine = [line[9:] for line in lines if line.startswith(f"[rank {rank}] ".encode())]
         expect(mine == [str(i).encode() for i in range(1, 50_001)], rank, len(mine))
-    # A slow reader behind a pipe that does not block.
+    # A slow reader of a non-blocking pipe.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     job = subprocess.Popen([RUN, "--nproc-per-node", "2", "--prefix", "seq", "1", "50000"], stdout=writer, env=CLEAN)
@@ -140,11 +140,11 @@ def output():
     with open(reader, "rb") as pipe:
         expect(pipe.read().count(b"\n") == 100_000, "lines are lost")
     expect(job.wait() == 0, job.returncode)
-    # A reader that goes away ends nobody.
+    # If the reader closes the pipe, no rank ends.
     done = subprocess.run(["sh", "-c", f'("{RUN}" --nproc-per-node 1 --prefix sh -c "seq 1 100000; exit 5"; echo $? >"{FOLDER}/status") | head -1'],
                           capture_output=True, timeout=20, env=CLEAN)
     expect(done.stdout == b"[rank 0] 1\n" and (FOLDER / "status").read_text() == "5\n", done)
-    # A disk that is full: said once, and the ranks go on.
+    # A full disk: one message, and the ranks continue.
     logs = FOLDER / "logs"
     (logs / "attempt_0").mkdir(parents=True)
     (logs / "attempt_0" / "rank_0.log").symlink_to("/dev/full")
@@ -168,7 +168,7 @@ def what_cannot_start():
                         (["--master-port", "0"], "--master-port: expected a whole number, 1 to 65535, got '0'"), (["--nnodes", ""], "--nnodes")):
         status, out, err = run(*words, "true")
         expect(status == 2 and part in err, words, status, err)
-    # Decimal numbers: 010 are ten restarts, not eight.
+    # Decimal numbers: 010 means ten restarts, not eight.
     status, out, err = run("--max-restarts", "010", "--standalone", "sh", "-c", "echo $TORCHELASTIC_MAX_RESTARTS")
     expect(status == 0 and out == b"10\n", status, out, err)
     done = subprocess.run([RUN, "--redirects", "3", "true"], capture_output=True, text=True, env={**CLEAN, "TMPDIR": "/proc"})
@@ -191,13 +191,13 @@ def what_cannot_start():
 
 
 def several_calls_of_launch():
-    """Ranks make every call that main makes, and meet for each at the socket that is theirs."""
+    """Ranks make each launch call that main makes, and rendezvous at their own socket for each."""
     status, out, err = run("--nproc-per-node", 2, "--master-port", free_port(), PROBE, "--main", "as it is")
     for number in (1, 2):
         for rank in (0, 1):
             expect(status == 0 and out.count(f"setting {number}: rank {rank} of 2, sum 2\n".encode()) == 1, status, out, err)
     expect(out.count(b"setting 0: rank 0 of 1, sum 1\n") == 2 and err.count("chorus:") == 1 and "each does all of the work" in err, out, err)
-    # A failure that main does not pass on is none, but it is told.
+    # A failure that main ignores does not fail the run, but it is reported.
     status, out, err = run("--nproc-per-node", 2, PROBE, "--main", "ignores", "--fail", 2)
     expect(status == 0 and out.count(b"setting 1: ") == 2 and err.count("setting 2 has no file") == 2, status, out, err)
     say("several calls of launch: ok")
@@ -216,7 +216,7 @@ def launchers_that_disagree():
 
 
 def closed_streams():
-    """What is printed gets into no file or socket where the launcher's starter has closed the standard streams."""
+    """Output does not go into an unrelated file or socket if the standard streams are closed at the start."""
     for closed in ([0], [1], [2], [0, 1, 2]):
         logs = FOLDER / "closed" / "".join(map(str, closed))
         status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, PROBE, "--do", "reduce",

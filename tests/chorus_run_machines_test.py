@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Launchers that find each other (--rdzv-backend c10d), each played by a chorus-run of its own on loopback: they number
-themselves, start again together, go on without one that is lost, and with one that comes late or back.
+"""Launchers that find each other (--rdzv-backend c10d), each a chorus-run of its own on loopback: they number
+themselves, restart together, and continue without a lost one, and with one that joins late or returns.
 usage: chorus_run_machines_test.py CHORUS_RUN LAUNCH_PROBE"""
 
 import os
@@ -18,12 +18,12 @@ RUN, PROBE = sys.argv[1:3]
 temporary = tempfile.TemporaryDirectory(prefix="chorus_run_")
 FOLDER = pathlib.Path(temporary.name)
 SHOW = 'echo machine $GROUP_RANK of $GROUP_WORLD_SIZE, rank $RANK of $WORLD_SIZE, restart $TORCHELASTIC_RESTART_COUNT >>"$0"'
-# A rank that fails has the others stopped, and a busy machine may not have started them yet: it waits until all have shown themselves.
+# A failing rank stops the others, so it waits until all have written a line: a busy machine starts them late.
 SHOW_ALL = f'{SHOW}; until [ $(grep -c "restart $TORCHELASTIC_RESTART_COUNT" "$0") = $WORLD_SIZE ]; do sleep 0.02; done'
 
 
 class Job:
-    """Several launchers with one command line, started one after another."""
+    """Several launchers with the same command line, started one after another."""
 
     def __init__(self, nodes, *words, machines=0, conf="join_timeout=10,last_call_timeout=1", **environment):
         self.port = free_port()
@@ -35,13 +35,13 @@ class Job:
     def add(self, *more):
         self.launchers.append(subprocess.Popen([RUN, *self.options, *more, *self.words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                                env={**CLEAN, **self.environment}))
-        if len(self.launchers) == 1:  # which is machine 0
+        if len(self.launchers) == 1:  # machine 0
             until(lambda: listens(self.port) or self.launchers[0].poll() is not None, "nobody listens")
         time.sleep(0.05)
         return self.launchers[-1]
 
     def ends(self, limit=20):
-        """Of each launcher: status, standard output and standard error."""
+        """For each launcher: status, standard output and standard error."""
         end = time.monotonic() + limit
         results = []
         for launcher in self.launchers:
@@ -68,7 +68,7 @@ def machines_number_themselves():
     results = Job(2, "--nproc-per-node", 2, PROBE, "--do", "reduce", machines=2).ends()
     expect(all(result[:2] == (0, "sum 10\nsum 10\n") for result in results), results)
     expect("no CHORUS_TOKEN is set: any user of this machine" in results[0][2] and results[1][2] == "", results)
-    # A token is the job's; who has another one is no part of it.
+    # The token belongs to the job: a launcher with another token can't join.
     job = Job(2, PROBE, "--do", "reduce", CHORUS_TOKEN="a secret of this test", conf="join_timeout=3")
     job.add()
     job.environment["CHORUS_TOKEN"] = "another secret, as long"
@@ -82,7 +82,7 @@ def machines_number_themselves():
 
 
 def restarts_are_the_jobs():
-    """A rank that fails on one machine has all ranks started again, and that counts once."""
+    """If a rank fails on one machine, all ranks restart, and that counts as one restart."""
     for machine in range(2):
         file = FOLDER / f"restarts_{machine}"
         program = f'{SHOW_ALL}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = {machine} ] && exit 7; exec sleep 60'
@@ -93,11 +93,11 @@ def restarts_are_the_jobs():
         expect("failed, exit status 7" in results[machine][2] and "ranks of another machine have failed: stopping 1 rank" in results[1 - machine][2], results)
         expect(all(err.count("restart 2 of 2") == 1 for _, _, err in results), results)
         expect(time.monotonic() - begin < 10, "a machine waited for ranks that had failed")
-        # One more than allowed: the job ends on both, and the one where it happened has the rank's status.
+        # One failure too many: the job ends on both, and the failed rank's machine returns the rank's status.
         results = Job(2, "--max-restarts", 1, "sh", "-c", program, FOLDER / f"more_{machine}", machines=2).ends()
         expect(results[machine][0] == 7 and results[1 - machine][0] == 76, results)
         expect(f"rank {machine} has failed, and all restarts are used up" in results[1 - machine][2], results)
-    # Ranks of all machines fail at once, and again: each time is one restart, as no machine waits for another's ranks.
+    # Ranks of all machines fail at once, twice: each time is one restart, since no machine waits for another's ranks.
     file = FOLDER / "at_once"
     program = f'{SHOW_ALL}; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7'
     results = Job(3, "--max-restarts", 2, "sh", "-c", program, file, machines=3).ends()
@@ -108,7 +108,7 @@ def restarts_are_the_jobs():
 
 
 def a_number_that_changes():
-    # Ranks that notice by themselves: three machines, the last and then the second is killed.
+    # Ranks that notice a lost peer by themselves: of three machines, the last and then the second is killed.
     job = Job("1:3", PROBE, "--do", "ring", "--timeout", 5, machines=3)
     running = lambda: [len(children(launcher.pid)) for launcher in job.launchers]
     until(lambda: running() == [1, 1, 1], "no ranks")
@@ -123,7 +123,7 @@ def a_number_that_changes():
     status, _, err = job.ends()[0]
     expect(status == 128 + signal.SIGTERM and "going on with 2 of 3 machines" in err and "going on with 1 of 2 machines" in err and "restart" not in err, status, err)
 
-    # Fewer than MIN are left: the job ends at the deadline, and says so.
+    # Fewer than MIN machines are left: the job ends at the deadline with a message.
     job = Job("2:3", PROBE, "--do", "ring", "--timeout", 5, machines=2, conf="join_timeout=2,last_call_timeout=0.5")
     until(lambda: all(children(launcher.pid) for launcher in job.launchers), "no ranks")
     for launcher in job.launchers:
@@ -135,13 +135,13 @@ def a_number_that_changes():
 
 
 def starts_of(file, machines):
-    """What the newest `machines` starts have written, sorted."""
+    """The lines of the last `machines` starts, sorted."""
     return sorted(lines(file)[-machines:])
 
 
 def machines_that_come_later():
     started = lambda machines: [f"machine {r} of {machines}, rank {r} of {machines}, restart 0" for r in range(machines)]
-    # Two of one to three run; a third has them start anew with it, which is no restart, and a fourth has to wait.
+    # Two machines of 1:3 run. A third makes them start anew with it, which is no restart; a fourth has to wait.
     file = FOLDER / "elastic"
     job = Job("1:3", "--log-dir", FOLDER / "logs", "sh", "-c", f"{SHOW}; exec sleep 60", file, machines=2, conf="join_timeout=3,last_call_timeout=1")
     until(lambda: len(lines(file)) == 2, "it did not form")
@@ -160,7 +160,7 @@ def machines_that_come_later():
     status, _, err = results[0]
     expect(status == 128 + signal.SIGTERM and "a machine joins: stopping 1 rank" in err and "going on with 3 machines instead of 2" in err, status, err)
 
-    # One that is lost comes back; then there is one too many, which takes the place of the next that is lost.
+    # A lost machine returns. One machine is then in excess, and replaces the next lost one.
     job = Job("1:2", PROBE, "--do", "ring", "--timeout", 5, machines=2, conf="join_timeout=20,last_call_timeout=2")
     ready = lambda launcher: expect(launcher.stdout.readline().startswith("ready"), "not ready:", launcher.poll() is not None and launcher.stderr.read())
     for launcher in job.launchers:
@@ -184,7 +184,7 @@ def machines_that_come_later():
     for launcher in (lost, back, spare):
         launcher.communicate(timeout=10)
 
-    # One that comes when some ranks have ended well has no part, and stops nobody; where the job fails, so does it.
+    # A machine that joins after some ranks have ended gets no ranks, and stops none; if the job fails, so does it.
     file = FOLDER / "ended"
     job = Job("2:3", "sh", "-c", f"{SHOW}; [ $RANK = 1 ] || sleep 3", file, machines=2, conf="join_timeout=10,last_call_timeout=0.2")
     until(lambda: job.launchers[1].poll() == 0, "machine 1 did not end")
@@ -198,7 +198,7 @@ def machines_that_come_later():
     results = job.ends()
     expect([result[0] for result in results] == [7, 76, 1] and "rank 0 has failed, and all restarts are used up" in results[2][2], results)
 
-    # One that joins and cannot run its ranks has no part; nor has one that is sent a signal. Nobody waits for them.
+    # A machine that joins and can't run its ranks gets no part, nor does one that gets a signal. Others don't wait.
     file = FOLDER / "unable"
     job = Job("1:3", "sh", "-c", f"{SHOW}; exec sleep 60", file, machines=2, conf="join_timeout=10,last_call_timeout=1")
     until(lambda: len(lines(file)) == 2, "it did not form")
@@ -213,7 +213,7 @@ def machines_that_come_later():
     job.launchers[0].terminate()
     expect([result[0] for result in job.ends()] == [128 + signal.SIGTERM] * 2, job)
 
-    # Ranks that end well, while others are stopped for a machine that joins, start anew all the same.
+    # Ranks that end successfully while others are stopped for a joining machine still start anew.
     file = FOLDER / "crossing"
     job = Job("2:3", "sh", "-c", f"{SHOW}; [ $GROUP_WORLD_SIZE = 3 ] || exec sleep $((60 - 59 * RANK))", file, machines=2, conf="join_timeout=10,last_call_timeout=5")
     until(lambda: len(lines(file)) == 2, "no ranks")
@@ -242,7 +242,7 @@ def what_goes_wrong():
         job.launchers[0].communicate()
         job = Job(2, "sleep", 30)
         job.add()
-    # A program that one of them does not have.
+    # A program that one machine does not have.
     job.words = ["no such program"]
     lacking = job.add()
     _, err = lacking.communicate(timeout=10)
@@ -251,7 +251,7 @@ def what_goes_wrong():
     expect(status == 76 and "cannot start rank 1 of 2: no such program" in err, status, err)
     job = Job(2, "sleep", 30)
     job.add()
-    # The machine that holds the store is killed: the others end.
+    # The machine with the store is killed: the others end.
     job.add()
     until(lambda: all(children(launcher.pid) for launcher in job.launchers), "no ranks")
     job.launchers[0].kill()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Where chorus-run's ranks write: into files (--redirects), into files and on the screen (--tee); and what happens while
-nobody reads: ranks are supervised all the same, and nothing is lost.
+"""Output of chorus-run's ranks: into files (--redirects), or files and screen (--tee). If nobody reads the output,
+ranks are still supervised, and nothing is lost.
 usage: chorus_run_output_test.py CHORUS_RUN"""
 
 import os
@@ -28,7 +28,7 @@ def run(*words, limit=30, environment=None):
 
 
 def files(folder):
-    """What each file holds."""
+    """The contents of each file."""
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
@@ -38,25 +38,25 @@ def redirects_and_tees():
     expect((status, out, err) == (0, [], []), status, out, err)
     wanted = {f"rank_{rank}.{name}.log": f"{name[3:]} {rank}\n" for rank in range(2) for name in ("stdout", "stderr")}
     expect(files(logs / "attempt_0") == wanted, files(logs / "attempt_0"))
-    # One stream of each rank, as the other shows.
+    # One stream of each rank into a file; the other one on the screen.
     logs = FOLDER / "some"
     status, out, err = run("--nproc-per-node", 3, "--log-dir", logs, "--redirects=0:1,1:2", *BOTH)
     expect((status, out, err) == (0, ["out 1", "out 2"], ["err 0", "err 2"]), status, out, err)
     expect(files(logs / "attempt_0") == {"rank_0.stdout.log": "out 0\n", "rank_1.stderr.log": "err 1\n"}, files(logs / "attempt_0"))
-    # Both of the file and the screen; what is teed wins over what is redirected; the rest is as it is.
+    # Both into files and on the screen; --tee overrides --redirects; the other streams are unchanged.
     logs = FOLDER / "tee"
     status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "-t", "0:3,1:1", "--redirects", "1:3", *BOTH)
     expect((status, out, err) == (0, ["[rank 0] out 0", "[rank 1] out 1"], ["[rank 0] err 0"]), status, out, err)
     expect(files(logs / "attempt_0") == wanted, files(logs / "attempt_0"))
-    # One rank is shown; the others' files are as complete.
+    # Only one rank is shown; the others' files are still complete.
     logs = FOLDER / "filter"
     status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "--tee", 3, "--local-ranks-filter", 1, *BOTH)
     expect((status, out, err) == (0, ["[rank 1] out 1"], ["[rank 1] err 1"]), status, out, err)
     expect(files(logs / "attempt_0") == wanted, files(logs / "attempt_0"))
-    # A second job adds to the logs of the first.
+    # A second job appends to the logs of the first.
     status, out, err = run("--nproc-per-node", 2, "--log-dir", logs, "-r", 3, *BOTH)
     expect(files(logs / "attempt_0") == {name: 2 * text for name, text in wanted.items()}, files(logs / "attempt_0"))
-    # Without a folder one is made, and named. Each attempt has its own.
+    # Without --log-dir the launcher creates a folder and prints its name. Each attempt has its own.
     status, out, err = run("--rdzv-id", "job7", "--max-restarts", 1, "sh", "-c", "echo $TORCHELASTIC_RESTART_COUNT; exit $((1 - TORCHELASTIC_RESTART_COUNT))",
                            environment={"PET_REDIRECTS": "1", "TMPDIR": str(FOLDER)})
     made = pathlib.Path(next(line for line in err if "logs are in" in line).split()[-1])
@@ -89,7 +89,7 @@ def torchruns_other_options():
 
 
 class Still:
-    """chorus-run before a reader that stands still: of a pipe, or of a terminal after Ctrl-S."""
+    """chorus-run with a reader that does not read: of a pipe, or of a terminal after Ctrl-S."""
 
     def __init__(self, terminal, *words):
         self.reader, writer = pty.openpty() if terminal else os.pipe()
@@ -106,7 +106,7 @@ class Still:
         self.writer, self.terminal = writer, terminal
 
     def rest(self):
-        """Reads on to the end."""
+        """Reads to the end."""
         if self.terminal:
             termios.tcflow(self.writer, termios.TCOON)
         os.close(self.writer)
@@ -114,7 +114,7 @@ class Still:
         try:
             while part := os.read(self.reader, 65536):
                 text += part
-        except OSError:  # how a terminal ends
+        except OSError:  # the end of a terminal's output
             pass
         os.close(self.reader)
         return text.replace(b"\r\n", b"\n").decode()
@@ -122,7 +122,7 @@ class Still:
 
 def readers_that_stand_still():
     for terminal in (False, True):
-        # Ranks that print much; one is killed: all are started again, and the last attempt comes to its end.
+        # Ranks with much output, one of which is killed: all restart, and the last attempt ends successfully.
         mark = FOLDER / f"done_{terminal}"
         program = f"""if [ $RANK$TORCHELASTIC_RESTART_COUNT = 11 ]; then touch {mark}; exit 0; fi
 if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo begin; seq 1 10000000; sleep 60; fi"""
@@ -145,7 +145,7 @@ if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo begin; seq 1 10000000; sleep 6
             expect(numbers[:-1] == list(range(1, len(numbers))), "lines are lost")
         expect("was killed by SIGKILL; stopping the other rank" in text and "chorus: restart 1 of 1" in text, text[-300:])
 
-        # Ranks that write to the terminal themselves: what the launcher has to say keeps it from nothing.
+        # Ranks that write to the terminal directly: the launcher's own messages don't block it.
         again = FOLDER / f"again_{terminal}"
         still = Still(terminal, "--nproc-per-node", 2, "--max-restarts", 3, "sh", "-c", f"echo $RANK >>{again}; [ $RANK = 0 ] || exit 5; exec sleep 60")
         until(lambda: again.exists() and again.read_text().count("1\n") == 4, "restarts wait for the reader")
@@ -165,7 +165,7 @@ if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then echo begin; seq 1 10000000; sleep 6
 
 
 def output_that_is_lost():
-    """Standard output on a full disk: the job ends well, and its launcher says that it has not."""
+    """Standard output on a full disk: the job succeeds, but its launcher reports a failure."""
     def status_of(*words, out="/dev/full"):
         with open(out, "w") as full:
             done = subprocess.run([RUN, *map(str, words)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, env=CLEAN)
@@ -178,7 +178,7 @@ def output_that_is_lost():
         expect(status_of("--nproc-per-node", 2, *words, "echo", "text") == (1, f"{lost}: No space left on device\n"), words)
         expect(status_of("--nproc-per-node", 2, *words, "echo", "text", out="/dev/null") == (0, ""), words)
         expect(status_of(*words, "sh", "-c", "echo text; exit 7")[0] == 7, words)
-    # Who reads no further has what it wants.
+    # A reader that closes the pipe causes no error.
     job = subprocess.Popen([RUN, "--prefix", "sh", "-c", "echo one; sleep 1; echo two"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=CLEAN)
     expect(job.stdout.readline() == "[rank 0] one\n")
     job.stdout.close()

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Runs programs under chorus-run: what ranks find in their environment, where their output goes, how a job ends, and that
-a training run in which ranks are killed again and again, on one machine or on two, ends with the parameters of an
-undisturbed one.
+"""Runs programs under chorus-run: the ranks' environment, their output, how a job ends; and a training run whose ranks
+are killed repeatedly, on one machine or two, ends with the parameters of an undisturbed run.
 usage: chorus_run_test.py CHORUS_RUN TRAIN_CLASSIFIER [KILLS]"""
 
 import json
@@ -55,7 +54,7 @@ def options_pass_through():
 
 
 def torchrun_command_lines():
-    """What its documentation shows, for a program that is no Python."""
+    """The command lines in torchrun's documentation, for a program that is not Python."""
     show = ["sh", "-c", "echo $WORLD_SIZE $MASTER_ADDR $MASTER_PORT $ROLE_NAME"]
     status, out, err = run("--nnodes=1", "--nproc-per-node=2", "--rdzv-id=7", "--rdzv-backend=static",
                            "--rdzv-endpoint=127.0.0.1:29511", "--role=trainer", "--no-python", *show)
@@ -79,7 +78,7 @@ def torchrun_command_lines():
         expect(status == 0 and out.count("\n") == min(cores, 64) and out.startswith(f"{min(cores, 64)} "), word, status, out, err)
     status, out, err = run(*show, environment={"PET_NPROC_PER_NODE": "3", "PET_MASTER_PORT": "29512", "PET_ROLE": "env"})
     expect((status, out) == (0, "3 127.0.0.1 29512 env\n" * 3), status, out, err)
-    # What is said wins over the variable.
+    # The option overrides the variable.
     status, out, err = run("--nproc-per-node", 2, *show, environment={"PET_NPROC_PER_NODE": "3"})
     expect(status == 0 and out.count("\n") == 2, status, out, err)
     status, out, err = run("--nproc-per-node", 4, "--prefix", "--local-ranks-filter", "1,3", "sh", "-c", "echo $RANK; echo late >&2")
@@ -113,7 +112,7 @@ def logs_and_prefixes():
                 for line in (f"attempt {attempt}", "to stderr", "no end"):
                     expect(f"[rank {rank}] {line}\n" in out, out)
     expect("chorus: restart 1 of 1" in err, err)
-    big = "x" * 3_000_000  # far more than pipes hold, in one line
+    big = "x" * 3_000_000  # far more than a pipe holds, in one line
     status, out, err = run("--nproc-per-node", 2, "--prefix", sys.executable, "-c", f"print('x' * {len(big)})")
     expect(out.count("x") == 2 * len(big), len(out))
     say("logs: ok")
@@ -126,7 +125,7 @@ def endings():
     expect(err.count("rank 1 (pid ") == 3 and err.count("failed, exit status 7") == 3, err)
     expect(err.splitlines().index("chorus: restart 2 of 2") == 3, err)
     status, out, err = run("--nproc-per-node", 2, "--max-restarts", 2, "sh", "-c", "exit 2")
-    expect(status == 2 and "restart" not in err, err)  # a wrong option stays wrong
+    expect(status == 2 and "restart" not in err, err)  # no restart for a wrong option
     for words, part in ((["--nproc-per-node", 2], "no program to start"), (["--nproc-per-node", 2, "no such program"], "No such file"),
                         (["--nproc-pernode", 2, "true"], "unknown option --nproc-pernode"), (["--nnodes", 2, "--node-rank", 2, "true"], "--node-rank 2"),
                         (["--nnodes", 2, "--standalone", "true"], "--standalone is for one machine"),
@@ -181,7 +180,7 @@ def killed_again_and_again():
     expect(job.returncode == 0, job.returncode, err)
     expect(err.count("was killed by SIGKILL") == KILLS and f"restart {KILLS} of {KILLS}" in err, err)
     expect(hash_of(metrics) == hash_of(undisturbed), "the parameters differ from the undisturbed run's")
-    first = json.loads(metrics.read_text().splitlines()[0])  # of the last attempt: it went on where others had come to
+    first = json.loads(metrics.read_text().splitlines()[0])  # of the last attempt, which resumed
     expect(first["event"] == "step" and first["step"] >= KILLS // 2, first)
     left = [path.name for path in FOLDER.glob("killed.safetensors?*")]
     expect(not left, "left behind:", left)
@@ -190,7 +189,7 @@ def killed_again_and_again():
 
 
 class TwoMachines:
-    """Two launchers of one job, two ranks each, that meet on loopback."""
+    """Two launchers of one job, two ranks each, that rendezvous on loopback."""
 
     def __init__(self, restarts, *words):
         port = free_port()
@@ -224,7 +223,7 @@ def two_machines_start_again():
     checkpoint, metrics = FOLDER / "machines.safetensors", FOLDER / "machines.jsonl"
     job = TwoMachines(6, *options, "--save", checkpoint, "--resume", "auto", "--metrics", metrics)
     before = [set(), set()]
-    # A rank of machine 1, then rank 0's machine, then machine 1 as soon as it starts, while the other waits for it.
+    # A rank of machine 1, of rank 0's machine, then of machine 1 as it starts, while the other waits for it.
     for node, local_rank, in_start in ((1, 1, False), (0, 0, False), (1, 0, True), (0, 1, False)):
         ranks = [job.await_ranks(n, before[n]) for n in range(2)]
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
@@ -232,7 +231,7 @@ def two_machines_start_again():
         while not in_start and not (checkpoint.exists() and checkpoint.stat().st_mtime_ns != saved):
             expect(time.monotonic() < limit, "no checkpoint before a kill")
             time.sleep(0.001)
-        # The other machine's ranks end, too, unless they still wait for this one's: then they meet its new ranks.
+        # The other machine's ranks end too, unless they still wait for this one's: then they join its new ranks.
         before = [before[n] | (ranks[n] if n == node or not in_start else set()) for n in range(2)]
         os.kill(sorted(ranks[node])[local_rank], signal.SIGKILL)
     errors = []
@@ -241,7 +240,7 @@ def two_machines_start_again():
         expect(status == 0, node, status, err)
         errors.append(err)
     expect([err.count("was killed by SIGKILL") for err in errors] == [2, 2], *errors)
-    for err in errors:  # the kills on one machine have ended the ranks of the other, too
+    for err in errors:  # the kills on one machine also ended the other's ranks
         expect(err.count("restart ") >= 3, err)
     expect(hash_of(metrics) == hash_of(undisturbed), "the parameters differ from the undisturbed run's")
     first = json.loads(metrics.read_text().splitlines()[0])
@@ -261,7 +260,7 @@ def a_machine_that_is_gone():
         killed = time.monotonic()
         status, err = job.ends(1 - gone, 30)
         expect(status not in (0, 2), status, err)
-        # Its ranks lose the others, are started once more, and wait for them until their deadline.
+        # Its ranks lose the others, restart once, and wait for them until the deadline.
         expect("restart 1 of 1" in err and part in err, err)
         expect(time.monotonic() - killed < 15, time.monotonic() - killed)
         job.launchers[gone].wait()

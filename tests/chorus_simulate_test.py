@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""chorus-simulate: what it prints is the same each time and makes sense, its trace is whole, and wrong options are refused.
+"""chorus-simulate: its output is reproducible and plausible, its trace is complete, and it refuses wrong options.
 usage: chorus_simulate_test.py CHORUS_SIMULATE"""
 
 import json
@@ -48,17 +48,17 @@ def policies():
         status, out, err = run("--ranks", 32, "--policy", policy, "--links", "10gbit", "--brief")
         expect(status == 0, err)
         steps[policy] = table(out)[32][0]
-    # One server for 31 workers is the bottleneck; means every 8 steps cost the least.
+    # One server for 31 workers is the bottleneck; averages every 8 steps cost the least.
     expect(steps["local_sgd"] < steps["ddp"] < steps["parameter_server"] / 10, steps)
 
 
 def islands():
     status, out, _ = run("--ranks", 64, "--links", "nvlink8+25gbit", "--model", "400000", "--compute", 5)
     rows = {row.split()[0]: float(row.split()[1]) for row in out.splitlines()[-2:]}
-    expect(status == 0 and rows["hierarchical"] < rows["ring"], out)  # of short messages hops count
+    expect(status == 0 and rows["hierarchical"] < rows["ring"], out)  # for short messages the hops count
     _, straggler, _ = run("--ranks", 64, "--model", "400000", "--compute", 5, "--straggler", "7:2", "--brief")
     expect(table(straggler)[64][0] > 9, straggler)
-    # The 63 others wait the 5 ms that it computes for longer: for it, not for links.
+    # The other 63 wait 5 ms for the straggler's computing, not for links.
     late = next(float(row.split()[3]) for row in straggler.splitlines() if row.split()[:1] == ["64"])
     alike = table(run("--ranks", 64, "--model", "400000", "--compute", 5, "--brief")[1])[64]
     expect(abs(late - 5 * 63 / 64) < 0.4 and abs(table(straggler)[64][1] - alike[1]) < 0.6, straggler, alike)
@@ -76,7 +76,7 @@ def traces():
     expect(trace_rules.broken(events) == [], trace_rules.broken(events)[:3])
     expect(trace["metadata"]["policy"] == "ddp" and trace["metadata"]["devices"] == 8, trace["metadata"])
     open_spans = {}
-    for event in (one for one in events if one["ph"] == "X"):  # those of a lane lie side by side or in each other
+    for event in (one for one in events if one["ph"] == "X"):  # spans of a lane don't overlap, or are nested
         lane = open_spans.setdefault(event["tid"], [])
         lane.append((event["ts"], event["ts"] + event["dur"]))
     for lane, spans in open_spans.items():
@@ -85,14 +85,14 @@ def traces():
     buckets = [event for event in events if event.get("cat") == "bucket" and event["pid"] == 1]
     reduced = [event for event in events if event.get("cat") == "comm" and event["pid"] == 1 and event["args"]["op"] == "all_reduce"]
     expect(len(buckets) == len(reduced) > 0, len(buckets), len(reduced))
-    # A recording of a simulation, simulated, is that simulation.
+    # A simulation of a recorded simulation gives the same result.
     first = run(*words[:-1])[1]
     second = run("--recorded", file, "--ranks", 8, "--links", "10gbit", "--brief")[1]
     (a, b), (c, d) = table(first)[8], table(second)[8]
     expect(abs(a - c) < 0.01 and abs(b - d) < 0.01, first, second)
     status, _, err = run("--recorded", file, "--policy", "fsdp")
     expect(status == 2 and "--recorded: of --policy fsdp a recording tells neither units nor activations" in err, err)
-    # One of a run that was killed while it wrote: without an end.
+    # A recording of a run that was killed while it wrote: its end is missing.
     lines = file.read_text().splitlines(keepends=True)
     head = {"ph": "M", "pid": 1, "name": "chorus", "args": {"policy": "ddp", "distributed": 1, "rank": 0, "ranks": 8,
                                                             "device_kind": "cpu", "first_step": 0, "base": 0}}
@@ -122,13 +122,13 @@ def data_parallel():
         expect(moved[name][0] == copies and abs(moved[name][1] - megabytes) < 0.001, name, moved)
     together = float(out.split("together")[1].split()[0])
     expect(abs(together - sum(row[2] for row in moved.values())) < 0.01 and abs(rows[4][0] - 90 - together) < 0.002, out)
-    # Device 0's link carries everything: twice the devices wait three times as long and more.
+    # Device 0's link carries everything: with twice the devices the wait is more than twice as long.
     more = table(run(*words[:-2], "--devices", 8, "--brief")[1])[8]
     expect(2.3 < more[1] / rows[4][1] < 2.4, more, rows)
-    # Under ddp all links carry as much, while computing goes on.
+    # Under ddp all links carry the same bytes, while computing continues.
     ddp = table(run("--policy", "ddp", "--ranks", 4, *words[2:8], "--brief")[1])[4]
     expect(ddp[1] < rows[4][1] / 2, ddp, rows)
-    # By NCCL each link carries parameters and gradients once.
+    # With NCCL each link carries parameters and gradients once.
     nccl = run(*words[:-2], "--nccl")[1]
     expect(abs(table(nccl)[4][1] - float(nccl.split("together")[1].split()[0])) < 0.002, nccl)
     expect(0.3 < table(nccl)[4][1] / rows[4][1] < 0.4, nccl, rows)
@@ -143,7 +143,7 @@ def data_parallel():
     for links in ("nvlink2+25gbit", "25gbit", "nvlink2+25gbit:shared"):
         status, out, err = run("--policy", "dp", "--links", links, "--devices", 3)
         expect(status == 2 and out == "" and "DataParallel: one process on one machine: 3 devices" in err, links, out, err)
-    # And each step of a ring.
+    # With --all-reduce ring, each step of the ring too.
     words = ["--ranks", 3, "--links", "pcie", "--model", "4000", "--steps", 1, "--brief", "--all-reduce", "ring", "--trace", ring]
     run(*words)
     expect('"ring"' not in ring.read_text().replace('"algorithm":"ring"', ""), "steps that nobody has asked for")
@@ -156,7 +156,7 @@ def data_parallel():
 
 
 def parts():
-    """Policies whose ranks have parts of the model."""
+    """Policies whose ranks hold parts of the model."""
     words = ["--policy", "fsdp", "--ranks", 8, "--links", "10gbit", "--model", "vgg16", "--compute", 300]
     status, out, err = run(*words)
     expect(status == 0 and err == "" and "units" in out.splitlines()[0], out, err)
@@ -164,7 +164,7 @@ def parts():
     held = [float(row[4]) for row in units]
     whole = 138357544 * 4e-6  # MB
     expect(held == sorted(held) and held[0] < whole and abs(held[-1] - whole) < 0.1, held)
-    # Half of the gathers are saved by what is kept, a third of all bytes.
+    # Keeping parameters saves half of the gathers, a third of all bytes.
     kept = table(run(*words, "--keep-parameters", "--brief")[1])[8]
     expect(kept[1] < table(out)[8][1], kept, out)
     file = FOLDER / "fsdp.json"
@@ -192,7 +192,7 @@ def parts():
 
 
 def many_ranks():
-    # What ranks do alike is simulated once.
+    # Ranks that behave alike are simulated once.
     status, out, err = run("--ranks", 65536, "--brief", "--steps", 1)
     expect(status == 0 and err == "" and table(out)[65536][1] > 11000, out)  # 6 calls of 2 (N-1) alpha
     expect("Weak scaling" in out and "Strong scaling" in run("--policy", "tp", "--model", "gpt2", "--ranks", 2, "--links", "nvlink", "--brief")[1], out)

@@ -1,8 +1,8 @@
-"""Files in the binary form of CIFAR-10 with made-up images, each with a pattern that depends on its label."""
+"""Files in the binary format of CIFAR-10 with generated images, each with a pattern that depends on its label."""
 
 
 def write(folder, images):
-    """Writes the five files of training images and the one of test images, `images` in each, into `folder`."""
+    """Writes the five training files and the test file, with `images` images each, into `folder`."""
     for number, name in enumerate([f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]):
         records = bytearray()
         for image in range(images):

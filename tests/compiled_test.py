@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains with quickstart as a header-only program and as one that links chorus::compiled, with one process and with
-two: the parameters that they save are the same.
+"""Trains quickstart as a header-only program and as one that links chorus::compiled, with one process and with two:
+both programs save the same parameters.
 
     compiled_test.py HEADER_ONLY COMPILED
 """
@@ -30,7 +30,7 @@ def main():
             assert expected == got, f"{devices} devices: header-only {expected}, compiled {got}"
             print(devices, got)
             results.add(got)
-        # Sums of two ranks are rounded otherwise: these are two results, not a file that nobody wrote.
+        # Sums of two ranks round differently: two different results show that each run wrote its own file.
         assert len(results) == 2, results
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs examples/demo.sh in a small form, with nothing to install or build: its table says that all runs end with the
-same parameters, and where one does not, the script says so and fails.
+"""Runs a small form of examples/demo.sh without installing or building: its table says that all runs end with the same
+parameters; if one differs, the script says so and fails.
 usage: demo_test.py TRAIN_CLASSIFIER CHORUS_PAGE"""
 
 import os
@@ -26,7 +26,7 @@ def script(path, text):
 
 
 def demo(train):
-    """The rows of the table and what else was printed, of a demo whose train_classifier is that script."""
+    """The rows of the table and the other output of a demo whose train_classifier is that script."""
     script(FOLDER / "build/examples/train_classifier", f"program={shlex.quote(TRAIN)}\n{train}\n")
     path = f"{FOLDER / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(["sh", str(FOLDER / "examples/demo.sh")], env=os.environ | {"PATH": path}, cwd="/",
@@ -53,13 +53,13 @@ assert text.count("--- ddp, devices: 3") == 1 and "NOT THE SAME" not in text, te
 page = re.search(r"open (\S+) in a browser", text).group(1)
 assert page == str(FOLDER / "build/demo/run.html") and "<html" in pathlib.Path(page).read_text()[:200], page
 
-# A run that ends elsewhere, here for its seed.
+# A run with another result, here because of its seed.
 rows, status, text = demo(f"""case "$*" in *"--devices 3"*) set -- "$@" --seed 2;; esac
 exec "$program" "$@" {SMALL}""")
 assert status == 1 and "NOT THE SAME: the runs end with other parameters" in text and "bit for bit" not in text, text
 assert len({row[2] for row in rows[:3]}) == 1 and rows[3][2] != rows[0][2], rows
 
-# No fingerprints, as of a program without OpenSSL.
+# No fingerprints, as from a program without OpenSSL.
 rows, status, text = demo(f"""log=
 for word in "$@"; do [ "$log" = next ] && log=$word; [ "$word" = --metrics ] && log=next; done
 "$program" "$@" {SMALL} --metrics "$log" && sed -i 's/,"parameters_sha256":"[^"]*"//' "$log" """)

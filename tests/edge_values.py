@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/edge/values.json: what PyTorch computes for numbers at the edge, which tests/unit/edge holds the library to.
+"""Writes tests/edge/values.json: PyTorch's results for edge-case numbers, which tests/unit/edge expects of the library.
 
     python3 tests/edge_values.py        (needs torch 2.15; the same file for the same PyTorch)
 
-Each operator meets zeros, tiny, subnormal, large and overflowing numbers, infinities, NaN, one element, and no element,
-in float and double: the value, and the gradients for a fixed gradient of the value. Where PyTorch raises, the file says
-so. The operators stand in tests/unit/edge under the same names, with the same constants.
+Each operator is applied to zeros, tiny, subnormal, large and overflowing numbers, infinities, NaN, one element, and no
+element, in float and double: the file has its value, the gradients for a fixed gradient of the value, and PyTorch's
+errors. tests/unit/edge applies operators of the same names, with the same constants.
 """
 
 import json
@@ -44,7 +44,7 @@ def pool(kind):
     put("left", [225], [a for a in left for _ in right])
     put("right", [225], [b for _ in left for b in right])
     put("variances", [225], [abs(b) for _ in left for b in right])
-    # For targets in [0, 1] and of 1 and -1.
+    # For targets in [0, 1], and 1 and -1.
     put("logits", [60], [x for x in [0, tiny, 1, -1, 12, 15, -15, 20, -20, 100, -100, 1e4, huge, -huge, most, -most, inf,
                                      -inf, nan, -sub] for _ in range(3)])
     put("shares", [60], [0, 1, 0.25] * 20)
@@ -82,7 +82,7 @@ def pool(kind):
     put("no columns", [3, 0], [])
     put("weight4", [4], [1, -2, 0.5, 3])
     put("bias4", [4], [0.5, 0, -1, 2])
-    # The rows again as images: [5, 1, 4, 4]; and images that mix the numbers.
+    # The rows again as images [5, 1, 4, 4], and images that mix the numbers.
     put("images", [5, 1, 4, 4], sum(rows, []))
     mixed = [1, 2, inf, 0, -1, nan, 3, -inf, huge, -huge, tiny, sub, 1e4, 0.5, -2, 7] * 3
     put("mixed", [3, 1, 4, 4], mixed)
@@ -162,7 +162,7 @@ def exact(value):
 
 
 def gradient_for(y, zero):
-    """1, -0.5, 2, 0.25, again and again; or zeros."""
+    """1, -0.5, 2, 0.25, repeated; or zeros."""
     if zero:
         return torch.zeros_like(y)
     pattern = torch.tensor([1, -0.5, 2, 0.25], dtype=y.dtype)
@@ -200,7 +200,7 @@ def run(group, op, f, *cases, zero=False):
             OUT.setdefault(group, {}).setdefault(op, {}).setdefault(kind, []).append(entry)
 
 
-# Element by element, of one input.
+# Elementwise, of one input.
 def unary(op, f):
     run("unary", op, f, "specials", "one", "none")
     run("unary", op, f, "specials", zero=True)
@@ -232,7 +232,7 @@ for exponent in (-1, -0.5, 0, 0.5, 1, 2, 3, 4, 2.5, -2, 1 / 3):
 unary("dropout in evaluation", lambda x: F.dropout(x, 0.5, training=False))
 unary("cumsum", lambda x: torch.cumsum(x, 0))
 
-# Element by element, of two.
+# Elementwise, of two.
 PAIRS = (("left", "right"), ("one", "one"), ("none", "none"))
 
 
@@ -305,7 +305,7 @@ def lines(op, f, *cases):
 
 for name in "softmax log_softmax logsumexp sum mean amax amin argmax argmin cumsum".split():
     lines(name, getattr(torch, name))
-# Its gradient is PyTorch's product divided by each factor, which goes under or overflows where ours does not.
+# PyTorch's gradient divides the product by each factor, which underflows or overflows where ours does not.
 run("rows", "cumprod", lambda x: torch.cumprod(x, 1), "others", "one row", "one number", "no rows", "no columns", "factors")
 run("rows", "cumprod values", lambda x: torch.cumprod(x.detach(), 1), "rows", "four rows")
 lines("var", lambda x, axis: torch.var(x, axis))
@@ -314,7 +314,7 @@ lines("sort", lambda x, axis: torch.sort(x, dim=axis, stable=True)[0])
 lines("sort down", lambda x, axis: torch.sort(x, dim=axis, descending=True, stable=True)[0])
 lines("argsort", lambda x, axis: torch.sort(x, dim=axis, stable=True)[1])
 lines("argsort down", lambda x, axis: torch.sort(x, dim=axis, descending=True, stable=True)[1])
-# Which of equal numbers PyTorch's takes is open: the gradient of rows without such.
+# PyTorch does not specify which of equal numbers topk takes: gradients only for rows without ties.
 run("rows", "topk values", lambda x: torch.topk(x.detach(), 2, 1)[0], "rows")
 run("rows", "topk", lambda x: torch.topk(x, 2, 1)[0], "others", "one row", "factors", "one number", "no rows", "no columns")
 run("rows", "topk smallest", lambda x: torch.topk(x, 2, 1, largest=False)[0], "others", "one row", "no rows")
@@ -433,7 +433,7 @@ for name, step in (("lstm", torch.lstm), ("gru", torch.gru)):
     run("convolutions", name, recurrent, ("steps", f"ih{gates}", f"hh{gates}", f"b{gates}", f"b{gates}"),
         ("no steps", f"ih{gates}", f"hh{gates}", f"b{gates}", f"b{gates}"))
 
-# Products, picking and shapes.
+# Products, indexing and shapes.
 run("products", "matmul", torch.matmul, ("a", "b"), ("a", "b finite"), ("no a", "b"))
 run("products", "matmul of stacks", torch.matmul, ("stack a", "stack b"))
 run("products", "matmul by one", torch.matmul, ("stack a", "b"))
@@ -508,7 +508,7 @@ for reduction in ("none", "mean", "sum"):
 inputs = {kind: {name: {"shape": POOL[kind][name][0], "v": [exact(v) for v in POOL[kind][name][1]]} for name in used}
           for kind, used in USED.items()}
 text = json.dumps({"inputs": inputs, "cases": OUT}, separators=(",", ":"), allow_nan=False)
-# A line for each operator and type, so that differences show which.
+# A line for each operator and type, so that a diff shows which changed.
 text = text.replace('"f64":[', '\n"f64":[').replace('"f32":[', '\n"f32":[')
 path = pathlib.Path(__file__).parent / "edge" / "values.json"
 path.parent.mkdir(exist_ok=True)

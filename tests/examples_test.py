@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs an example program in a small form: it learns, under the three policies alike, and names mistakes.
+"""Runs a small form of an example program: it learns equally under three policies, and its errors name mistakes.
 usage: examples_test.py PROGRAM"""
 
 import json
@@ -65,7 +65,7 @@ for policy, devices in (("dp", 2), ("ddp", 2), ("ddp", 3), *MESHES):
 if NAME == "train_wgan":
     text = run(*EXAMPLE["small"], "--steps", "1", "--canonical-shares", "4", fails=True)
     assert "--canonical-shares" in text, text
-else:  # on any number of devices the same bits
+else:  # the same bits on any number of devices
     ends = {events("--policy", policy, "--devices", devices, "--canonical-shares", "4", steps=4)[1]["parameters_sha256"]
             for policy, devices in (("single", "1"), ("dp", "3"), ("ddp", "2"))}
     assert len(ends) == 1, ends

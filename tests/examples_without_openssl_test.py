@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""quickstart, built header-only and without OpenSSL, trains to the end and saves, and its ranks refuse a token, which
-they could not prove to each other. The compiler alone takes train_classifier, too.
+"""Builds quickstart header-only and without OpenSSL: it trains and saves, and its ranks refuse a token, since they
+could not verify it. The compiler alone also accepts train_classifier.
 usage: examples_without_openssl_test.py COMPILER SOURCE_DIRECTORY EIGEN_DIRECTORY QUICKSTART"""
 
 import os

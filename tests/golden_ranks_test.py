@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Golden cases of other ranks and types: the project's own with an axis of size 1 in front of all tensors, with all axes
-but the last joined, and as doubles. What they expect stays what PyTorch computed.
+"""Golden cases of other ranks and types, made from the project's: with an axis of size 1 in front of all tensors, with
+all axes but the last joined, and as doubles. The expected values stay those of PyTorch.
 
     golden_ranks_test.py GOLDEN DIRECTORY...
 """
@@ -14,7 +14,7 @@ import tempfile
 
 GOLDEN, *DIRECTORIES = sys.argv[1:]
 
-# Operators that an axis in front of all these inputs and outputs means nothing to.
+# Operators whose result does not change with an axis in front of all these inputs and outputs.
 ALONE = """abs celu clamp cos elu erf exp gelu gelu_tanh hardshrink hardsigmoid hardswish hardtanh isfinite isinf isnan
     leaky_relu log log1p log_sigmoid mish nan_to_num neg reciprocal relu relu6 rsqrt selu sigmoid silu sin softplus
     softshrink softsign sqrt square tanh tanhshrink threshold
@@ -31,12 +31,12 @@ INPUTS = {  # with the tensors that get the axis
     "bmm": "in. out. gout. grad.", "cdist": "in. out. gout. grad.", "searchsorted": "in.values out.",
     "quantized_linear": "in.x out.", "bce_with_logits": "in.x in.target in.weight out. gout. grad.",
 }
-# The same with an axis among their attributes, which counts from the front where it is not negative.
+# Operators with an axis attribute, which moves by one unless it is negative.
 ALONG = {op: "in. out. gout. grad." for op in """softmax log_softmax cumsum cumprod sort topk glu cosine_similarity cross
     roll slice concat gather scatter scatter_add any all amax amin mean sum var logsumexp argmax argmin flip""".split()}
 ALONG |= {"index_select": "in.x out. gout. grad.x", "quantize_per_channel": "in.x out.",
           "fake_quantize_per_channel": "in.x out. gout. grad.x"}
-# Where a loss is one number for all.
+# Reductions that give one number for all samples.
 REDUCED = ("mean", "sum")
 
 
@@ -60,7 +60,7 @@ def write(path, op, attrs, tensors):
 
 
 def with_axis(op, attrs, tensors):
-    """With an axis in front; None where the operator has no such form, or the ranks end."""
+    """The case with an axis in front; None if the operator has no such form, or too many axes."""
     wanted = INPUTS.get(op) or ALONG.get(op)
     if wanted is None or any(len(shape) >= 5 for _, shape, _ in tensors.values()):
         return None
@@ -87,7 +87,7 @@ def with_axis(op, attrs, tensors):
 
 
 def joined(op, attrs, tensors):
-    """All axes joined to one, of functions of single numbers."""
+    """All axes joined into one, for elementwise functions."""
     if op not in ALONE or op in ("pad2d", "tril", "triu", "one_hot") or "reduction" in attrs:
         return None
     out = {}
@@ -100,7 +100,7 @@ def joined(op, attrs, tensors):
 
 
 def doubles(op, attrs, tensors):
-    """The same numbers as doubles, and integers of 32 bits."""
+    """The same numbers as doubles, and integers as 32 bits."""
     out = {}
     for name, (dtype, shape, numbers) in tensors.items():
         if dtype == "F32":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tests/gpu.sh without a GPU: its options, how it packs programs, and what it makes of programs' ends, with programs,
-an nvidia-smi and a PyTorch that are scripts.
+"""tests/gpu.sh without a GPU: its options, how it packs programs, and how it judges their results, with scripts in
+place of the programs, nvidia-smi and PyTorch.
 
     gpu_script_test.py COMPILER
 """
@@ -22,7 +22,7 @@ def write(path, text):
     path.chmod(0o755)
 
 
-# gpu.py where a library takes NCCL's place that no machine has.
+# gpu.py with a library that no machine has in place of NCCL.
 WITHOUT_NCCL = f"""
 import sys
 sys.path.insert(0, "{ROOT}/tests/cuda")
@@ -57,7 +57,7 @@ def options(folder):
 
 
 def packing(folder):
-    """A program that needs a library that is not there afterwards: NCCL's place is taken, another's is not."""
+    """Packs programs whose libraries are missing later: a library in NCCL's place is replaced, another is not."""
     build = folder / "build/tests"
     build.mkdir(parents=True)
     (folder / "l.c").write_text("int ncclGetVersion(int* v) { return *v = 0; }\n")
@@ -81,7 +81,7 @@ def packing(folder):
 
 
 def missing_libraries(folder, tools):
-    """On a machine without either library: the first program runs but for what needs NCCL, the second is named."""
+    """Without both libraries the first program skips its NCCL tests; the second is skipped with its name."""
     for library in ("libabsent.so.2", "libother.so.1"):
         (folder / library).rename(folder / (library + ".gone"))
     _, output, errors = gpu_sh("--packed", folder / "packed", "--only", "tests", "--results", folder / "r1", tools=tools,
@@ -89,7 +89,7 @@ def missing_libraries(folder, tools):
     assert "missing: libabsent.so.2" in output and "missing: libother.so.1" in output, (output, errors)
     found = {check["name"]: check for check in json.loads((folder / "r1/results.json").read_text())["checks"]}
     assert found["nccl_ranks_test"]["status"] == "skipped" and "libabsent.so.2" in found["nccl_ranks_test"]["detail"], found
-    assert found["reduction_test"]["exit"] == 1, found  # it ran, and what stands in for NCCL fails
+    assert found["reduction_test"]["exit"] == 1, found  # it ran, and the NCCL replacement failed
     assert found["golden_cuda"]["status"] == "skipped" and "libother.so.1" in found["golden_cuda"]["detail"], found
 
 
@@ -143,7 +143,7 @@ esac
     assert status == 1 and list(results["seconds_of_phases"]) == ["tests", "bench", "faults", "sanitize"], (output, errors)
     assert found["reduction_test"]["detail"] == "status 1: wrong sum" and found["golden_cuda"]["status"] == "passed"
     assert "it found no GPU" in found["spatial_test"]["detail"] and "CHORUS_NATIVE=OFF" in found["attention_test"]["detail"]
-    # Judged: a quarter of eager's time for a small model (9 ms), not half of it (3 ms), no worse than any mode (0.5 ms).
+    # Limits: a quarter of eager's time for a small model (9 ms), not half (3 ms), no worse than any mode (0.5 ms).
     verdicts = {name: check["status"] for name, check in found.items() if name.startswith("faster_")}
     assert len(verdicts) == 9, verdicts
     assert {name for name, status in verdicts.items() if status == "failed"} == {"faster_toy_b16", "faster_mlp_b64"}, verdicts
@@ -153,7 +153,7 @@ esac
     assert found["memcheck_arrays_test"]["status"] == "passed" and found["memcheck_ddp_test"]["status"] == "skipped", found
     assert found["racecheck"]["status"] == "failed", found  # it ran the test that fails
 
-    # Without PyTorch that is said.
+    # Without PyTorch a message says so.
     (folder / "python/torch.py").write_text("raise ImportError\n")
     _, output, _ = gpu_sh("--packed", programs, "--only", "bench", "--results", folder / "r3", tools=tools, PYTHONPATH=folder / "python")
     assert "SKIPPED pytorch: there is no PyTorch" in output, output

@@ -23,7 +23,7 @@ MATRIX = {
 
 
 def checkout(folder):
-    """A student's: the labs are a copy, all else is as it is here."""
+    """A student's checkout: the labs are a copy, everything else is this one's."""
     for entry in ROOT.iterdir():
         if entry.name not in ("build", "examples", ".git"):
             (folder / entry.name).symlink_to(entry)

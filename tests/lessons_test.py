@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs a lesson of examples/lessons/ on 1, 2 and 3 devices. It ends with the parameters of the policy that it explains,
-and the figures that it prints are those of the formulas.
+"""Runs a lesson of examples/lessons/ on 1, 2 and 3 devices. Its final parameters are those of the policy that it
+explains, and its printed figures match the formulas.
 usage: lessons_test.py PROGRAM"""
 
 import pathlib
@@ -62,11 +62,11 @@ for n in (1,) if LESSON == 1 else (1, 2, 3):
         state = int(re.search(r"rank 0 keeps (\d+) bytes of optimizer state", text).group(1))
         assert state == 2 * 4 * -(-BYTES // 4 // n), state  # to the byte
     if LESSON == 11:
-        width = {1: 0, 2: 32, 3: 64}[n]  # of the activations that rank 0 hands on
+        width = {1: 0, 2: 32, 3: 64}[n]  # of the activations that rank 0 sends
         near(sent(text, "rank 0", "activations"), 1000 / 31 * width * 4)
         formula = (n - 1) / (4 + n - 1)
         form = r"^idle: (\S+) of the time; (\S+) if all passes took as long; rank 0 held (\d) micro-batches$"
-        for schedule, held in (("0", 4), ("1", n)):  # no schedule waits less; on a busy machine they wait longer
+        for schedule, held in (("0", 4), ("1", n)):  # no schedule can wait less; a busy machine waits longer
             text, _ = run(n, "--pass-ms", "2", "--1f1b", schedule)
             idle, its, held_by_0 = (float(x) for x in re.search(form, text, re.MULTILINE).groups())
             assert abs(its - formula) < 1e-4 and formula - 0.05 < idle < 1 and held_by_0 == held, text
@@ -83,12 +83,12 @@ for n in (1,) if LESSON == 1 else (1, 2, 3):
         near(sent(text, "rank 0", "gradients"), (n - 1) / n * BYTES)
         kept = int(re.search(r"rank 0 keeps (\d+) numbers", text).group(1))
         assert BYTES / n <= 4 * kept < BYTES / n + 12, kept
-    if LESSON == 10:  # each sum is of an output's numbers for all samples: 10 forward, 64 backward
+    if LESSON == 10:  # sums over all samples: 10 outputs forward, 64 inputs backward
         near(sent(text, "rank 0", "outputs"), 2 * (n - 1) / n * 4 * 10 * 1000 / 31)
         near(sent(text, "rank 0", "gradients"), 2 * (n - 1) / n * 4 * 64 * 1000 / 31)
         parts = re.search(r"rank 0 has (\d+) of 2410 parameters of fc2 and fc3", text).group(1)
         assert int(parts) == {1: 2410, 2: 1210, 3: 835}[n], text
 if LESSON == 8:
     assert len({plain for plain, _ in all_bits}) == 3 and len({tree for _, tree in all_bits}) == 1, all_bits
-for losses in all_losses:  # any number of devices takes the same steps
+for losses in all_losses:  # the same steps on any number of devices
     assert max(abs(a - b) for a, b in zip(losses, all_losses[0], strict=True)) <= 2e-4, all_losses

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Recomputes every number of chorus-page's page from the raw traces, with no code of the page: real runs of all
+"""Recomputes every number of chorus-page's page from the raw traces, without code of the page: real runs of all
 policies, one that evaluates between its steps, and simulated ones.
 usage: page_numbers_test.py CHORUS_PAGE CHORUS_SIMULATE TRAIN_CLASSIFIER TRAIN_GPT"""
 
@@ -93,7 +93,7 @@ class Raw:
         self.own = self.steps[self.median]
 
     def time_of(self, rank, *categories, leaves=False):
-        """When something of these was under way; of those that hold others of their lane, the others alone."""
+        """The time covered by spans of these categories; `leaves`: only by spans that contain no others."""
         mine = [span for span in self.spans[rank] if span[2] in categories]
         if leaves:
             mine = [span for span in mine if not any(
@@ -106,7 +106,7 @@ class Raw:
         return without(self.time_of(rank, *COMPUTES, leaves=True), self.time_of(rank, "wait", "bubble"))
 
     def samples(self, rank):
-        """What a wait for a batch within a step has given."""
+        """The samples of the batches that the step's loader spans delivered."""
         shares = [span[5]["samples"] for span in self.spans[rank] if span[2] == "loader" and "samples" in span[5] and
                   any(ranks[rank][0] <= span[0] <= ranks[rank][1] for ranks in self.steps.values())]
         return max(shares, default=0)
@@ -130,7 +130,7 @@ class Raw:
         return out
 
     def peak(self, rank):
-        """The most that memory's counters show within the recorded steps."""
+        """The peak of the memory counters within the recorded steps."""
         most = {}
         for at, name, args in self.counters[rank]:
             if name == "memory, bytes" and sum(args.values()) > sum(most.values()):
@@ -143,7 +143,7 @@ def near(got, expected, *what):
 
 
 def formula(raw, rank, to, kind):
-    """What the calls of the step should send by the algorithms that ran; None where one is not known."""
+    """The bytes of the step's calls, by the formulas of their algorithms; None if a formula is unknown."""
     total, known, n = 0, True, raw.ranks
     begin, end = raw.own[rank]
     for start, _, category, _, name, args in raw.spans[rank]:
@@ -204,7 +204,7 @@ def check(name, raw, shown):
             expect(kind == "control" or raw.policy in ("dp", "parameter_server") or formula(raw, rank, to, kind) is None, name, link)
         elif raw.policy not in ("dp", "parameter_server"):
             near(link["formula"], formula(raw, rank, to, kind), name, "formula of", rank, to, kind)
-        if link["formula"] is not None:  # and what was sent is what should be
+        if link["formula"] is not None:  # the bytes sent match the formula
             expect(abs(link["bytes"] - link["formula"]) <= 1e-3 * link["formula"] + 8 * raw.ranks * 64, name, link)
     for rank, peak in enumerate(facts["peak"]):
         if peak and raw.peak(rank):
@@ -227,7 +227,7 @@ TRACES = {
     "fsdp": [CLASSIFIER, *SMALL, "--policy", "fsdp", "--devices", "2"],
     "local_sgd": [CLASSIFIER, *SMALL, "--policy", "local_sgd", "--devices", "2"],
     "server": [CLASSIFIER, *SMALL, "--policy", "parameter_server", "--devices", "2"],
-    # Ten steps an epoch: the third that is recorded is the last one of an epoch, after which the model is evaluated.
+    # Ten steps an epoch: the third recorded step is the last one of its epoch, before an evaluation.
     "evaluates": [CLASSIFIER, *SMALL, "--epochs", "2", "--policy", "dp", "--devices", "2", "--trace-steps", "8:4"],
     "evaluates_ddp": [CLASSIFIER, *SMALL, "--epochs", "2", "--policy", "ddp", "--devices", "2", "--trace-steps", "8:4"],
     "pp": [GPT, *LETTERS, "--policy", "pp", "--devices", "2"],

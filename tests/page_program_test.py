@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs chorus-page and train_classifier --advise as a user would: real traces, large and hostile ones, and everything
-that is refused.
+"""Runs chorus-page and train_classifier --advise as a user would: real traces, large and hostile ones, and refused
+inputs.
 usage: page_program_test.py CHORUS_PAGE TRAIN_CLASSIFIER CHORUS_RUN"""
 
 import collections
@@ -46,7 +46,7 @@ def page(*arguments, output="run.html", **others):
 
 
 def refused(*arguments, status=2, output="refused.html"):
-    """The message; and no page, nor a part of one, is there."""
+    """The error message; checks that no page, nor a part of one, is left."""
     before = sorted(FOLDER.iterdir())
     done = run(PAGE, *arguments, *(["-o", output] if output else []), status=status)
     expect(done.stdout == "" and sorted(FOLDER.iterdir()) == before, done.stdout, sorted(FOLDER.iterdir()))
@@ -121,7 +121,7 @@ made("three.json", devices=3)
 names = [each["name"] for each in page("a.json", "b.json", "three.json", "single.json", "other/a.json")[1]["runs"]]
 expect(names == ["a.json", "b.json", "ddp, 3 devices", "single", "other/a.json"], names)
 
-# What is hostile stands in the data as text.
+# Hostile input is text in the data.
 hostile = '</script><script>alert("x")</script> \' " \\ <!-- <!--data--> /*js*/ \x1b[31m ü'
 made("<script>\"'.json", text=hostile)
 text, data = page("<script>\"'.json", "--title", "</title><script>")
@@ -132,7 +132,7 @@ expect(any(event["name"] == hostile for event in data["runs"][0]["events"]), "th
 expect("<title>&lt;/title>&lt;script></title>" in text, text[:300])
 say("names and titles stay text")
 
-# Large traces stay below 500 KB, keep the median step's lanes, and say what is left out.
+# Pages of large traces stay below 500 KB, keep the median step's lanes, and say what they omit.
 events = made("many.json", devices=2, calls=20, gradients=3000)
 data = page("many.json")[1]
 shown = data["runs"][0]["events"]
@@ -171,7 +171,7 @@ if b"__sanitizer_" not in pathlib.Path(PAGE).read_bytes():
     expect(data["runs"][0]["median_step"] == 6)
 say("large traces fit")
 
-# Pictures as files.
+# Figures as files.
 run(PAGE, "single.json", "dp.json", "ddp.json", "--svg", "pictures")
 names = {file.name for file in (FOLDER / "pictures").iterdir()}
 expect(names == {"0_single_timeline.svg", "0_single_memory.svg"} | {f"{run}_{kind}.svg" for run in ("1_dp", "2_ddp") for kind in ("timeline", "links", "memory")}, names)
@@ -184,7 +184,7 @@ run(PAGE, "<script>\"'.json", "--svg", "pictures")
 xml.etree.ElementTree.parse(FOLDER / "pictures" / "0_ddp_timeline.svg")
 say("pictures for slides")
 
-# Runs that were killed.
+# Killed runs.
 events = made("whole.json")
 head = {"ph": "M", "pid": 1, "name": "chorus", "args": {"policy": "ddp", "distributed": 1, "rank": 0, "ranks": 2,
                                                         "device_kind": "cpu", "first_step": 5, "base": 1}}
@@ -192,7 +192,7 @@ lines = "[\n" + "".join(json.dumps(event) + ",\n" for event in [head] + events)
 (FOLDER / "killed.json").write_text(lines[:-40])
 expect(page("killed.json")[1]["runs"][0]["metadata"]["devices"] == 2)
 
-# What is refused: status 2, the file's name, no page.
+# Refused inputs: status 2, the file's name, no page.
 expected = "expected a file that train_classifier --trace or another program of chorus has written; "
 (FOLDER / "text.json").write_text("loss 0.5\n")
 (FOLDER / "other.json").write_text('{"traceEvents":[]}')
@@ -211,12 +211,12 @@ expect("would replace a trace that it reads" in refused("ddp.json", output="ddp.
 expect("-o expects a file, got 'other'" in refused("ddp.json", output="other"))
 expect("cannot write 'none/run.html" in refused("ddp.json", output="none/run.html", status=1))
 expect("expected -o FILE or --svg FOLDER" in refused("ddp.json", output=None))
-# A device is written to, not replaced.
+# The program writes to a device, and does not replace it.
 (FOLDER / "device").symlink_to("/dev/null")
 done = subprocess.run([PAGE, "ddp.json", "-o", "device"], cwd=FOLDER, capture_output=True, text=True, env=CLEAN)
 expect(done.returncode == 0 and (FOLDER / "device").is_char_device(), done)
 expect("TRACES is required" in refused())
-# No room for the page.
+# No space for the page.
 before = sorted(FOLDER.iterdir())
 done = subprocess.run([PAGE, "ddp.json", "-o", "full.html"], cwd=FOLDER, capture_output=True, text=True, env=CLEAN,
                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)))
@@ -237,11 +237,11 @@ expect(said.count("What the trace says:") == 1 and "Policy ddp on 2 cpu devices"
 expect(list(FOLDER.glob("chorus_advice*")) == [], "traces of its own are gone")
 said = run(PROGRAM, *SMALL, "--advise", "--policy", "ddp", "--trace", "kept.json", "--trace-steps", "1:2").stdout
 expect("2 steps recorded from step 1 on" in said and (FOLDER / "kept.json").exists(), said)
-# A run that ends before its window, with an old trace at the same place.
+# A run that ends before its recorded steps, with an old trace at the same path.
 said = run(PROGRAM, *SMALL, "--advise", "--steps", "3", "--trace", "kept.json")
 expect("--advise: the run has ended before step 6, nothing was recorded" in said.stderr, said.stderr)
 expect("Advice:" not in said.stdout, said.stdout)
-# A folder in which others may write.
+# A folder that others may write to.
 open_folder = FOLDER / f"chorus_advice_{os.getuid()}"
 open_folder.mkdir()
 open_folder.chmod(0o777)

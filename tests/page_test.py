@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Opens chorus-page's page of real runs in a browser: nothing is asked of the network, the console is empty, the
-sections say what the traces say, keys reach every span, and it works in the dark, in print and on a small screen.
+"""Opens chorus-page's page of real runs in a browser: no network requests, no console messages, the sections match the
+traces, keys reach every span, and it works in dark mode, in print and on a small screen.
 usage: page_test.py CHORUS_PAGE TRAIN_CLASSIFIER [FOLDER FOR SCREENSHOTS]"""
 
 import json
@@ -69,7 +69,7 @@ def choose(page, section, index, which=0):
 
 
 def walk(page, section, marks):
-    """Right from the first mark on to the last: how many different ones had the focus, each with its details."""
+    """Moves right from the first mark to the last; returns how many different ones had the focus with details."""
     page.js(f"document.querySelector('#{section} {marks}').focus()")
     count, seen = page.js(f"document.querySelectorAll('#{section} {marks}').length"), set()
     for _ in range(count):
@@ -109,7 +109,7 @@ with browser.Page(ADDRESS) as page:
     expect(not {"undefined", "NaN", "[object"} & set(re.findall(r"undefined|NaN|\[object", "".join(said.values()))), said)
     say(f"{marks} marks, all sections")
 
-    # A step's picture shows its numbers: how long it takes, and waits where the facts have them, beside no pass.
+    # A step's figure shows its numbers: its duration, and waits if the facts have them, next to no pass.
     expect(page.js("runs.every((run) => [...document.querySelectorAll('#timeline .run')].some((head) => head.textContent"
                    ".startsWith(`${run.name}, step ${run.median_step}: ${time(run.facts.step_us)}`)))"), "lengths of steps")
     for name, device, drawn, waited in page.js(
@@ -123,7 +123,7 @@ with browser.Page(ADDRESS) as page:
                    "waits.every((wait) => wait.end <= span.begin || wait.begin >= span.end)); }))"), "a pass is drawn where it waits")
     expect(page.js("ringCalls().every((call) => call.span.args.traffic !== 'control') && ringCalls().length > 0"))
 
-    # The matrices' cells are the traces' sums, a step; a link has its messages.
+    # The matrices' cells are the traces' sums of a step; a link lists its messages.
     for index, name in enumerate(("dp", "ddp")):
         choose(page, "links", index)
         cells = page.js("[...document.querySelectorAll('#links .cell')].map((c) => [c.dataset.from, c.dataset.to, "
@@ -142,8 +142,8 @@ with browser.Page(ADDRESS) as page:
         expect(counted == sum(sums[0, 1]), "messages of the link have", counted, "of", sums[0, 1])
     say("the cells of the links, and their messages, are the traces' sums")
 
-    page.media(prefers_reduced_motion="reduce")  # else scrolling to what had the focus goes on under the pointer
-    # Keys go from span to span to each of them, and from row to row.
+    page.media(prefers_reduced_motion="reduce")  # otherwise a smooth scroll moves marks away from the pointer
+    # Keys reach every span, one after another, and move between rows.
     count = walk(page, "timeline", ".span")
     page.key("Home")
     before = page.js("+document.activeElement.getAttribute('y')")
@@ -159,7 +159,7 @@ with browser.Page(ADDRESS) as page:
         expect(named and all(node.get("name", {}).get("value") for node in named), "without a name:", roles, len(named))
     say(f"keys reach all {count} spans")
 
-    # What is pointed at is described, as what has the focus is.
+    # Pointing at a mark shows its description, as the focus does.
     spot = page.js("(() => { const mark = [...document.querySelectorAll('.span.backward')].at(-1); "
                    "mark.scrollIntoView({block: 'center', behavior: 'instant'}); const box = mark.getBoundingClientRect(); "
                    "for (let part = 0.05; part < 1; part += 0.05) { const x = box.left + box.width * part, y = box.top + 5; "
@@ -168,7 +168,7 @@ with browser.Page(ADDRESS) as page:
     page.until(f"document.querySelector('#timeline .says').textContent === {json.dumps(spot[2])}")
     expect(page.js("document.querySelectorAll('.cursor[visibility=visible]').length") > 1, "memory shows the same moment")
 
-    # The ring's last step is what the ranks had: one sum in each column, that of all, as the trace's last steps say.
+    # The ring's last step has one sum in each column, for all ranks, as in the trace.
     page.js("document.querySelector('#ring svg').focus()")
     page.key("ArrowRight")
     expect(page.js("document.querySelector('#ring .says').textContent.startsWith('1 of ')"))
@@ -187,7 +187,7 @@ with browser.Page(ADDRESS) as page:
     expect(page.js("[...document.querySelectorAll('#ring button')].some((b) => b.textContent === 'Play')"), "it does not play by itself")
     say("the ring player ends with one sum on all ranks, the trace's")
 
-    # Another step, other numbers of ranks, a larger picture.
+    # Another step, other numbers of ranks, a larger figure.
     heading = "[...document.querySelectorAll('#timeline .run')].at(-1).textContent"
     steps = set()
     for value in (1, 2, 3):
@@ -222,7 +222,7 @@ for width in (360, 1280):
             page.picture(PICTURES / f"page_{width}.png", whole=True)
 say("dark, printed, still, and at 360 px")
 
-# Names are no markup.
+# Names are not interpreted as markup.
 hostile = json.loads((FOLDER / "ddp.json").read_text())
 hostile["metadata"]["policy"] = "</script><script>document.title='taken'</script><!--"
 for event in hostile["traceEvents"]:
@@ -235,7 +235,7 @@ with browser.Page((FOLDER / "hostile.html").as_uri()) as page:
     expect("</script>" in page.js("document.querySelector('#happened').innerText") and page.console == [], page.console)
 say("names are no markup")
 
-# A run of one device: what there is not is said.
+# A run of one device: the page says which data it lacks.
 run(PAGE, "single.json", "-o", "single.html")
 with browser.Page((FOLDER / "single.html").as_uri()) as page:
     for name, words in {"links": "Nothing was sent", "ring": "--all-reduce ring --trace-ring", "gradients": "--policy ddp",
@@ -257,7 +257,7 @@ run(PAGE, "many.json", "-o", "many.html")
 expect((FOLDER / "many.html").stat().st_size <= 500_000, "64 ranks:", (FOLDER / "many.html").stat().st_size, "bytes")
 with browser.Page((FOLDER / "many.html").as_uri()) as page:
     paint = page.js("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? performance.now()")
-    expect(paint < 3000, "64 ranks: first paint after", paint, "ms")  # a second, and what other tests leave of the cores
+    expect(paint < 3000, "64 ranks: first paint after", paint, "ms")  # a second, plus the load of other tests
     expect(page.js(MARKS) <= 5000 and page.console == [], page.console)
     expect("64 cpu devices" in page.js("document.getElementById('runs').textContent"))
     expect(page.js("document.getElementById('left_out').textContent").startswith("Left out: "))

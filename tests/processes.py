@@ -1,4 +1,4 @@
-"""What the tests share that start programs, watch their processes and end them."""
+"""Shared by tests that start programs, watch their processes and end them."""
 
 import os
 import pathlib
@@ -6,14 +6,14 @@ import socket
 import time
 
 started = time.monotonic()
-# What a launcher around a test has set is none of its programs'.
+# Variables that a launcher has set for the test itself are not passed to its programs.
 CLEAN = {k: v for k, v in os.environ.items()
          if not k.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "CHORUS_", "PET_"))
          and k not in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")}
 
 
 def say(text):
-    """Prints it, behind the seconds since the test has begun."""
+    """Prints the text after the seconds since the start of the test."""
     print(f"{time.monotonic() - started:5.1f} s  {text}", flush=True)
 
 
@@ -23,7 +23,7 @@ def expect(condition, *what):
 
 
 def until(condition, *what, limit=10):
-    """Waits for it to hold; `what` is said where it does not within `limit` seconds."""
+    """Waits until the condition holds; fails with the message `what` after `limit` seconds."""
     end = time.monotonic() + limit
     while not condition():
         expect(time.monotonic() < end, *what)
@@ -31,12 +31,12 @@ def until(condition, *what, limit=10):
 
 
 def shared_memory():
-    """The names of what lies in shared memory, but for that of Open MPI, which another test may be running."""
+    """The names in shared memory, except Open MPI's, which another test may be using."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("vader_segment")}
 
 
 def children(pid):
-    """The processes that a process has started itself, and that are there."""
+    """The living direct children of a process."""
     try:
         return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def children(pid):
 
 
 def alive(pid):
-    """Whether there is such a process, and it is no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a small program of each kind (tests/programs/recipes): it learns, and under single, dp and ddp alike.
+"""Runs a small program of each kind (tests/programs/recipes): it learns equally under single, dp and ddp.
 usage: recipes_test.py PROGRAM"""
 
 import json
@@ -26,7 +26,7 @@ def run(name, *options, status=0):
 
 
 def numbers(text):
-    """The numbers behind each word that lines begin with."""
+    """The numbers after the first word of each line, by that word."""
     out = {}
     for line in text.splitlines():
         word, *rest = line.split()
@@ -36,7 +36,7 @@ def numbers(text):
 
 
 def under_all(name, *options):
-    """What it prints on one device, and on others up to rounding."""
+    """Its output on one device; checks that other devices give the same up to rounding."""
     one = None
     for policy in POLICIES:
         own = numbers(run(name, "--policy", *policy, *options))
@@ -53,7 +53,7 @@ def mean_of(values):
 
 
 def write_weights(path, tensors):
-    """A safetensors file of floats, as Python's package writes it."""
+    """Writes a safetensors file of floats, like Python's package."""
     header, data = {}, b""
     for name, (shape, values) in tensors.items():
         begin = len(data)
@@ -100,7 +100,7 @@ assert out["action"] == [1, 1, 1, 1, 1], out  # to the right in each cell
 
 out = under_all("gan")
 far = [math.hypot(x - 2, y + 1) for x, y in zip(out["mean_x"], out["mean_y"])]
-assert min(far) < 0.35 * far[0], far  # it gets there, and circles
+assert min(far) < 0.35 * far[0], far  # it gets close, and circles
 
 out = under_all("distillation")
 teacher, student = out["accuracy"]

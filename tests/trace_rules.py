@@ -1,10 +1,10 @@
-"""The rules by which Perfetto reads Chrome's trace events, and what chorus promises beside them."""
+"""Perfetto's rules for Chrome trace events, and chorus' own guarantees."""
 
 import json
 
 
 def read(text):
-    """The events of a trace; of one that ends early those that are complete."""
+    """The events of a trace; of a truncated one the complete events."""
     if text.startswith("["):
         text = text[:text.rindex(",\n")] + "]" if not text.rstrip().endswith("]") else text
         return json.loads(text)
@@ -20,7 +20,7 @@ def end(event):
 
 
 def broken(events):
-    """What is wrong with a whole file, as sentences; empty where nothing is."""
+    """The rules that a whole file breaks, as sentences; empty if none."""
     bad, lanes, arrows = [], {}, {}
     for event in events:
         if event["ph"] != "M" and not isinstance(event.get("ts"), (int, float)):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs train_classifier with --trace as a user would: every policy's file keeps the rules, and the rules notice what is
-broken; runs that are killed; what the environment asks for; wrong options.
+"""Runs train_classifier with --trace as a user would: every policy's file obeys the rules, and the rules detect broken
+files; killed runs; environment variables; wrong options.
 usage: trace_test.py TRAIN_CLASSIFIER TRAIN_GPT CHORUS_RUN"""
 
 import copy
@@ -60,7 +60,7 @@ for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("ddp", 3), ("fsdp
     expect((len(of(events, "late", "s")) > 0) == ranks, name, "arrows from who came last")
     expect((len(of(events, "copy", "s")) > 0) == (policy == "dp"), name, "arrows of copies")
     expect(list(FOLDER.glob(f"{name}.json.*")) == [], "files of ranks are left")
-# Gathers have a lane of their own, which is named; averages of gradients stay in the other one.
+# Gathers have a named lane of their own; averages of gradients stay in the other one.
 lanes = {event["args"]["name"]: event["tid"] for event in whole["fsdp2"] if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == 1}
 for lane, op in (("gathers", "all_gather"), ("communication", "reduce_scatter")):
     calls = [event for event in of(whole["fsdp2"], "comm") if event["tid"] == lanes[lane]]
@@ -76,12 +76,12 @@ for rank, waits in ((0, "bubble before backward"), (1, "bubble before forward"))
     expect(names == {waits}, rank, names)
 say("every policy's trace keeps the rules")
 
-# Devices go by their numbers.
+# Processes are named by their device numbers.
 about, events = trace("named", "--policy", "dp", "--device", "1,3")
 names = {event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
 expect(names == {"device cpu:1", "device cpu:3"} and about["devices"] == 2, names, about)
 
-# The ring, step by step: N - 1 additions and N - 1 copies a rank and call, an arrow for each.
+# The ring, step by step: N - 1 additions and N - 1 copies for each rank and call, with an arrow for each.
 about, events = trace("ring", "--policy", "ddp", "--devices", "3", "--all-reduce", "ring", "--trace-ring",
                       "--trace-steps", "2:1")
 calls = [event for event in of(events, "comm") if event["args"].get("bucket", -1) >= 0]
@@ -92,7 +92,7 @@ first = {(step["args"]["from"], step["args"]["offset"]) for step in received}
 expect(len(first) >= 3, "rank 0 receives three chunks in an all-reduce of three, some of them twice")
 expect(all(isinstance(step["args"]["first"], (int, float)) for step in steps))
 expect(len(of(events, "ring", "s")) == len(of(events, "ring", "f")) > 0)
-# Ranks end with the same sums: the last that each stores at a place is what the others store there.
+# All ranks end with the same sums: the last value that each stores at an offset is the same.
 sums = {}
 for step in sorted(steps, key=end):
     if "store" in step["name"] or step["name"] == "receive and store":
@@ -135,7 +135,7 @@ for what, change in {
     expect(mutated(change) != [], "not noticed:", what)
 say("the rules notice what is broken")
 
-# The environment asks for it, of any program; later launches and other policies don't mind.
+# The environment variables work for any program; later launches and other policies ignore them.
 run(*SMALL, "--policy", "ddp", "--devices", "2", "--steps", "9",
     environment={"CHORUS_TRACE": "environment.json", "CHORUS_TRACE_STEPS": "3:4"})
 events = read((FOLDER / "environment.json").read_text())
@@ -144,7 +144,7 @@ run(*SMALL, "--policy", "ddp", "--steps", "9", "--trace", "through.json",
     program=(CHORUS_RUN, "--nproc-per-node", "2", PROGRAM))
 expect(broken(read((FOLDER / "through.json").read_text())) == [])
 
-# Too short a run has what it had.
+# A run that is too short writes the steps that it had.
 said = run(*SMALL, "--steps", "6", "--trace", "short.json")
 expect("the run has ended after 6 steps: 'short.json' has 1 of the 3 from step 5 on" in said, said)
 expect(len(of(read((FOLDER / "short.json").read_text()), "step")) == 1)
@@ -155,7 +155,7 @@ said = run(*SMALL, "--policy", "ddp", "--devices", "2", "--steps", "2", "--trace
 expect(said.count("'none2.json' has 0 of the 3") == 1 and read((FOLDER / "none2.json").read_text()) == [], said)
 expect(list(FOLDER.glob("none*.json.*")) == [], "parts of ranks are left")
 
-# A device is written to, and stays one; a trace that can't be written is a warning.
+# A device is written to, not replaced; a trace that can't be written is a warning.
 device = FOLDER / "device"
 device.symlink_to("/dev/null")
 for target, said_of in ((device, "it gets what rank 0 records, alone"), ("/dev/full", "No space left on device; the trace ends here")):
@@ -170,7 +170,7 @@ for policy in ("single", "ddp"):
     expect(done.returncode == 0 and "warning: trace: cannot write" in done.stderr and "File too large" in done.stderr, done)
     expect(list(FOLDER.glob(f".limited_{policy}*")) + list(FOLDER.glob(f"limited_{policy}.json.*")) == [], "something is left")
 
-# A second run with the path of one that still runs is refused, and the first one's trace is whole.
+# A second run with the path of a running one is refused, and the first one's trace is complete.
 many = ["--train-images", "200000", "--test-images", "10", "--quiet", "--policy", "ddp", "--devices", "2", "--trace", "shared.json", "--trace-steps", "2:40",
         "--steps", "60"]
 first = subprocess.Popen([PROGRAM, *many], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=CLEAN, cwd=FOLDER)
@@ -179,7 +179,7 @@ expect("another program is writing it" in run(*many, status=1))
 expect(first.wait(120) == 0 and broken(read((FOLDER / "shared.json").read_text())) == [])
 expect({event["pid"] for event in of(read((FOLDER / "shared.json").read_text()), "step")} == {1, 2})
 
-# Killed in the midst of it.
+# Killed while recording.
 for policy in ("single", "ddp"):
     path = FOLDER / f"killed_{policy}.json"
     many = ["--train-images", "200000", "--test-images", "10", "--epochs", "50", "--quiet", "--policy", policy,
@@ -201,7 +201,7 @@ say("a killed run's trace can be read")
 # Wrong options and files.
 expect("expected FIRST:COUNT" in run("--trace", "x.json", "--trace-steps", "5", status=2))
 for policy in ("single", "ddp"):
-    said = run(*SMALL, "--policy", policy, "--trace", "no/such/folder.json", status=1)  # by the rank that fails first
+    said = run(*SMALL, "--policy", policy, "--trace", "no/such/folder.json", status=1)  # by the first rank that fails
     expect("cannot write 'no/such/folder.json" in said and ": No such file or directory" in said, said)
 expect("CHORUS_TRACE_STEPS: expected FIRST:COUNT" in run(
     *SMALL, environment={"CHORUS_TRACE": "x.json", "CHORUS_TRACE_STEPS": "many"}, status=2))

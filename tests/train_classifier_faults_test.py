@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Runs train_classifier as things go wrong: bad options, bad files, full disks, ranks that die, hang or never come. Each
-gives a message that names it and a status that isn't 0, soon, and leaves no process and no half-written file. Then what
-must go on all the same: resuming after a kill, and one trajectory under all policies over 100 steps.
+"""Runs train_classifier under faults: bad options, bad files, full disks, ranks that die, hang or never come. Each
+gives a message and a nonzero status soon, and leaves no process and no partial file. Then resuming after a kill, and
+one trajectory under all policies over 100 steps.
 usage: train_classifier_faults_test.py PROGRAM"""
 
 import gzip
@@ -41,7 +41,7 @@ def succeed(*options, **more):
 
 
 def refuse(parts, *options, lines=None, environment=None, **more):
-    """The run fails, says all of `parts`, and leaves metrics and checkpoint alone."""
+    """The run fails with all of `parts` in its message, and does not change metrics and checkpoint."""
     metrics, checkpoint = FOLDER / "old.jsonl", FOLDER / "old.safetensors"
     metrics.write_text("old")
     checkpoint.write_text("old")
@@ -67,7 +67,7 @@ def under_all(parts, *options, **more):
         refuse(parts, *TINY, *options, "--policy", *policy, **more)
 
 
-# --- Standard streams that whoever starts the program has closed: what is printed gets into no file and no socket.
+# --- Standard streams that are closed at the start: output does not go into an unrelated file or socket.
 
 for closed in ([0], [1], [2], [0, 1, 2]):
     for policy in (["single"], ["ddp", "--devices", "2"]):
@@ -113,7 +113,7 @@ def idx(magic, *sizes, content=b""):
 
 
 def mnist(name, train_images=None, train_labels=None, suffix=""):
-    """A folder with 20 images of 28 x 28, but for the files given."""
+    """A folder with 20 images of 28 x 28, with the given files in place of the defaults."""
     folder = FOLDER / name
     folder.mkdir()
     images, labels = idx(0x803, 20, 28, 28, content=bytes(20 * 784)), idx(0x801, 20, content=bytes(i % 10 for i in range(20)))
@@ -170,7 +170,7 @@ under_all(["data_batch_3.bin", "label"], "--data", cifar)
 under_all(["data_batch_3.bin"], "--data", cifar)
 say("bad data files are refused")
 
-# The program of the README, on a good folder and without one.
+# The program of the README, with a good folder and without one.
 quickstart = pathlib.Path(PROGRAM).with_name("quickstart")
 if quickstart.exists():
     cifar_files.write(cifar, images=4)
@@ -184,7 +184,7 @@ if quickstart.exists():
     assert done.returncode == 1 and str(FOLDER / "void") in done.stderr, done.stderr
     say("quickstart trains, and refuses")
 
-# --- Checkpoints and places to write to.
+# --- Checkpoints and output paths.
 
 good = FOLDER / "good.safetensors"
 succeed(*TINY, "--save", good)
@@ -230,10 +230,10 @@ for policy in ("single", "ddp"):
         for option in ("--save", "--metrics"):
             refuse([str(FOLDER / place)], *TINY, option, FOLDER / place, "--policy", policy)
 
-# A full disk: the largest file may be above what ranks share of memory, and below a checkpoint's 6 MB.
+# A full disk: the limit is above the size of the ranks' shared memory, and below a checkpoint's 6 MB.
 limit = (5_000_000, 5_000_000)
 for policy in ("single", "ddp"):
-    # SIGXFSZ is at its default: a write of the program's own would end it.
+    # SIGXFSZ has its default action: a write of the program's own would end it.
     status, text = run(*TINY, "--model", "mlp", "--save", good, "--policy", policy,
                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
     assert status == 1 and str(good) in text and "File too large" in text, f"status {status}: {text}"
@@ -275,7 +275,7 @@ assert [process.wait(20) for process in joined] == [0, 0]
 assert (FOLDER / "joined0.jsonl").exists() and not (FOLDER / "joined1.jsonl").exists(), "rank 0 alone writes"
 say("ranks that don't meet are named, those that do train")
 
-# --- Ranks that end while they train.
+# --- Ranks that end during training.
 
 
 def ranks_of(supervisor):
@@ -295,7 +295,7 @@ def ranks_of(supervisor):
 
 
 class Training:
-    """A run on three ranks that would go on for long, once it has written steps."""
+    """A long run on three ranks that has written some steps."""
 
     def __init__(self, *options):
         self.metrics = FOLDER / "long.jsonl"
@@ -314,7 +314,7 @@ class Training:
         assert sorted(self.ranks) == [0, 1, 2], self.ranks
 
     def end(self, limit=5):
-        """Status and output, after all processes have ended, which they do within `limit`."""
+        """Status and output, after all processes have ended within `limit`."""
         begun = time.monotonic()
         text, _ = self.process.communicate(timeout=limit)
         while any(alive(pid) for pid in self.ranks.values()):
@@ -331,11 +331,11 @@ for victim in (0, 1, 2):
     assert status == 128 + 9, f"status {status}: {text}"
     assert f"rank {victim} (pid {training.ranks[victim]}) was killed by SIGKILL" in text, text
 training = Training()
-os.killpg(training.process.pid, signal.SIGINT)  # as Ctrl-C does
+os.killpg(training.process.pid, signal.SIGINT)  # like Ctrl-C
 status, text = training.end()
 assert status == 128 + 2 and "SIGINT" in text, f"status {status}: {text}"
 training = Training()
-os.kill(training.process.pid, signal.SIGTERM)  # the supervisor alone
+os.kill(training.process.pid, signal.SIGTERM)  # only the supervisor
 status, text = training.end()
 assert status == 128 + 15 and "SIGTERM" in text, f"status {status}: {text}"
 training = Training()
@@ -348,7 +348,7 @@ assert status > 0 and "rank 2" in text and "1000 ms" in text, f"status {status}:
 assert shared_memory() <= shared_before, "shared memory was left"
 say("a rank that is killed or stopped, Ctrl-C and a killed supervisor end all ranks soon")
 
-# --- What goes on all the same.
+# --- Runs that continue.
 
 
 def log(*options):
@@ -359,8 +359,8 @@ def log(*options):
     return [event["loss"] for event in events if event["event"] == "step"], events[-1]["parameters_sha256"]
 
 
-# Killed at any moment, a run goes on from its last checkpoint as if nothing had happened. Dropout, augmentation, a
-# schedule, clipping: all that changes from step to step.
+# A run that is killed at any time resumes from its last checkpoint with the same results: with dropout, augmentation, a
+# schedule and clipping, which vary from step to step.
 RICH = ["--model", "mlp", "--train-images", "200", "--test-images", "10", "--batch", "30", "--epochs", "3", "--augment",
         "--schedule", "cosine", "--clip", "1", "--quiet"]
 for policy, devices, optimizer, stop in (("single", 1, "sgd", 10), ("single", 1, "adam", 14), ("dp", 2, "adam", 3), ("dp", 3, "sgd", 10),
@@ -371,11 +371,11 @@ for policy, devices, optimizer, stop in (("single", 1, "sgd", 10), ("single", 1,
     rest, resumed = log(*options, "--resume", FOLDER / "stopped")
     assert first + rest == losses and resumed == whole, f"{policy} {devices} {optimizer}: a resumed run differs"
     assert len(losses) == 21 and len(first) == stop
-    if (policy, stop) == ("ddp", 10):  # and elsewhere, up to rounding
+    if (policy, stop) == ("ddp", 10):  # on other devices up to rounding
         for other, count in (("single", 1), ("dp", 2)):
             elsewhere, _ = log(*options, "--policy", other, "--devices", count, "--resume", FOLDER / "stopped")
             assert max(abs(a / b - 1) for a, b in zip(elsewhere, rest, strict=True)) < 1e-3, f"{policy} resumed as {other}"
-# A run that is complete has nothing left to do, and says which parameters it has.
+# A complete run does nothing when resumed, and prints the same hash.
 _, again = log(*options, "--resume", FOLDER / "stopped", "--save", FOLDER / "complete")
 nothing, same = log(*options, "--resume", FOLDER / "complete")
 assert nothing == [] and same == again == whole
@@ -394,8 +394,8 @@ common = [(before[step + i], loss) for i, loss in enumerate(after) if step + i i
 assert all(a == b for a, b in common), "a run that was killed goes on differently"
 say("resumed runs end as if they had not stopped")
 
-# 100 steps, of which every 16th has a batch that doesn't divide. The rate is small: where a ReLU's input changes sign
-# between two policies by rounding, a large one turns that into another run.
+# 100 steps, every 16th of which has a batch that doesn't divide. The learning rate is small: with a large one, a ReLU
+# whose input changes sign by rounding would make the policies diverge.
 hundred = ["--model", "mlp", "--train-images", 1000, "--test-images", 10, "--batch", 64, "--steps", 100, "--epochs", 7, "--lr", 0.001, "--quiet"]
 expected, _ = log(*hundred)
 assert len(expected) == 100

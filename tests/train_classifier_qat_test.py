@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs train_classifier --qat and --int8 as a user would: policies, a model of integers and its file, a float
-model to begin with, a resume, and what is refused.
+"""Runs train_classifier --qat and --int8 as a user would: policies, an integer model and its file, a pretrained float
+model, resuming, and refusals.
 usage: train_classifier_qat_test.py PROGRAM"""
 
 import json
@@ -28,7 +28,7 @@ def run(*options, fails=False):
 
 
 def train(*options):
-    """The losses of the steps, the last line of the metrics, and what was printed."""
+    """The losses of the steps, the last line of the metrics, and the output."""
     said = run(*SMALL, "--quiet", *options, "--metrics", FOLDER / "metrics")
     log = [json.loads(line) for line in (FOLDER / "metrics").read_text().splitlines()]
     return [event["loss"] for event in log if event["event"] == "step"], log[-1], said
@@ -48,7 +48,7 @@ def dtypes(path):
     return {name: entry["dtype"] for name, entry in json.loads(data[8:8 + length]).items() if name != "__metadata__"}
 
 
-# The same steps under every policy, and the same integers as the model with the rounding has.
+# The same steps under every policy, and the same integers as the fake-quantised model.
 runs = {}
 for policy, devices in (("single", 1), ("dp", 2), ("ddp", 2), ("ddp", 3), ("fsdp", 2)):
     saved = FOLDER / f"{policy}{devices}.st"
@@ -59,7 +59,7 @@ for policy, devices in (("single", 1), ("dp", 2), ("ddp", 2), ("ddp", 3), ("fsdp
     print(f"{policy} on {devices}: losses within {worst:.1e} of one device's; {in_float} % in float, {in_integers} "
           "% in integers")
     assert done["policy"] == policy and done["devices"] == devices, done
-    # A sum that is rounded in another order may fall to the next of 256 levels.
+    # A sum in another order may round to the next of 256 levels.
     assert worst < 2e-2, f"{policy} on {devices}: {losses}"
     assert in_integers > 25 and abs(in_float - in_integers) <= 8, said  # of ten classes, after 22 steps
     integers = FOLDER / f"{policy}{devices}.int8.st"
@@ -69,18 +69,18 @@ for policy, devices in (("single", 1), ("dp", 2), ("ddp", 2), ("ddp", 3), ("fsdp
 assert runs["single1"][0] != train()[0], "--qat trains without rounding"
 assert len(train("--qat", "--accumulate", "2")[0]) == 2 * 6, "of 11 batches in an epoch"
 
-# Stopped and resumed, in the last epoch, too, in which ranges stay: as if it had not stopped.
+# Stopped and resumed, also in the last epoch, in which the ranges are fixed: same result as without a stop.
 for policy, devices, steps in (("single", 1, 7), ("ddp", 2, 15)):
     options = ("--qat", "--policy", policy, "--devices", devices)
     first = train(*options, "--steps", steps, "--save", FOLDER / "stopped")[0]
     rest, done, _ = train(*options, "--resume", FOLDER / "stopped")
     assert first + rest == runs[f"{policy}{devices}"][0], f"{policy}: a resumed run differs"
     assert done["parameters_sha256"] == runs[f"{policy}{devices}"][1]["parameters_sha256"], policy
-# What another policy has saved goes on, and is evaluated without a step.
+# A run resumes from another policy's checkpoint, and is evaluated without a step.
 accuracies(run(*SMALL, "--quiet", "--qat", "--int8", "--policy", "fsdp", "--devices", "2", "--resume", "ddp3.st"))
 print("a resumed run goes on as if it had not stopped")
 
-# A float model to begin with: it has learned.
+# Starts from a trained float model.
 run(*SMALL, "--quiet", "--save", "float.st")
 for policy, devices in (("single", 1), ("fsdp", 2)):
     losses = train("--qat", "--load", "float.st", "--lr", "0.001", "--policy", policy, "--devices", devices)[0]

@@ -56,7 +56,7 @@ for policy, devices in (("single", 1), ("dp", 2), ("dp", 3), ("ddp", 2), ("ddp",
     assert worst < 1e-4, f"{name} leaves the single device's trajectory by {worst}"
     print(f"{name}: losses within {worst:.1e} of one device's")
 
-# Devices by their numbers: the same run, on others.
+# Devices by number: the same run on other devices.
 for policy, devices, named in (("single", 1, "3"), ("dp", 2, "1,3"), ("ddp", 2, "cpu:4,2"),
                                ("parameter_server", 3, "2,0,1"), ("fsdp", 2, "cpu:3,1")):
     log, plain = events("named", "--policy", policy, "--device", named), logs[f"{policy}{devices}"]
@@ -67,7 +67,7 @@ for policy, devices, named in (("single", 1, "3"), ("dp", 2, "1,3"), ("ddp", 2, 
     assert log[-1]["bytes_sent_per_device"] == plain[-1]["bytes_sent_per_device"] or policy != "dp", log[-1]
 print("named devices compute the same")
 
-# Ranks that step by themselves leave it, and have one model again where they test it.
+# Ranks that step independently leave the trajectory, and share one model again for the test.
 check_form(events("local_sgd", "--policy", "local_sgd", "--devices", "2"), "local_sgd", 2)
 
 for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3)):
@@ -76,7 +76,7 @@ for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3)):
     assert again[-1]["parameters_sha256"] == logs[f"{policy}{devices}"][-1]["parameters_sha256"], policy
 print("a repeated run is bit-identical")
 
-# Stopped in the middle of an epoch under one policy and resumed under the same one: as if it had not stopped.
+# Stopped in the middle of an epoch and resumed under the same policy: same result as without a stop.
 saved = str(FOLDER / "stopped")
 for policy, devices in (("single", 1), ("fsdp", 3), ("ddp", 2), ("mesh:2x2", 4)):
     options = ("--policy", policy, "--devices", str(devices))
@@ -86,10 +86,10 @@ for policy, devices in (("single", 1), ("fsdp", 3), ("ddp", 2), ("mesh:2x2", 4))
     assert rest[-1]["parameters_sha256"] == logs[f"{policy}{devices}"][-1]["parameters_sha256"], policy
 run(*SMALL, "--policy", "dp", "--resume", saved)
 run(*SMALL, "--policy", "fsdp", "--devices", "2", "--resume", saved)
-# Gradients and parameters in parts: the same numbers.
+# Sharded gradients and parameters: the same numbers.
 assert logs["fsdp2"][-1]["parameters_sha256"] == logs["ddp2"][-1]["parameters_sha256"]
 assert "not under --policy fsdp" in run(*SMALL, "--policy", "fsdp", "--canonical-shares", "4", fails=True)
-# Under local_sgd a checkpoint holds what each rank has of its own.
+# Under local_sgd a checkpoint holds each rank's own state.
 options = ("--policy", "local_sgd", "--devices", "2", "--save-every", "5")
 whole = events("whole", *options, "--save", saved)
 saved_early = str(FOLDER / "early")
@@ -97,7 +97,7 @@ first = events("stopped", *options, "--epochs", "1", "--save", saved_early)
 assert losses(first) + losses(events("resumed", *options, "--resume", saved_early)) == losses(whole)
 print("a resumed run goes on as if it had not stopped")
 
-# Cut into the same shares, batches give the same bits, whatever the policy and the number of devices.
+# With the same canonical shares, all policies and numbers of devices give the same bits.
 options = ("--canonical-shares", "4", "--steps", "14")
 cut = {}
 for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("parameter_server", 3)):
@@ -108,7 +108,7 @@ assert "canonical_shares" not in logs["single1"][-1], logs["single1"][-1]
 uncut = events("uncut", "--steps", "14")[-1]["parameters_sha256"]
 assert uncut != cut["single"]["parameters_sha256"], "a batch in four shares has the bits of a whole one"
 whole = events("cut", *options[:2])[-1]["parameters_sha256"]
-for policy in ("single", "ddp"):  # goes on from what another policy has saved
+for policy in ("single", "ddp"):  # resumes from another policy's checkpoint
     rest = events("resumed", "--policy", policy, *options[:2], "--resume", saved)
     assert rest[-1]["parameters_sha256"] == whole, (policy, rest[-1])
 assert "the run's canonical_shares, 4, got 0 (none)" in run(*SMALL, "--resume", saved, fails=True)
@@ -116,7 +116,7 @@ assert "48 samples in 4 canonical shares: each of 3 devices has 12 to 24" in run
     *SMALL[:-1], "--policy", "dp", "--devices", "3", *options)
 print("with canonical shares all policies end with the same bits")
 
-# Gradients of several batches for a step: the steps of one batch that is so much larger, also where the data end.
+# Gradients of several batches per step: same steps as with one larger batch, also at the end of the data.
 several = ("--batch", "12", "--accumulate", "4")
 for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3), ("parameter_server", 3), ("fsdp", 2), ("mesh:2x2", 4)):
     named = ("--policy", policy, "--devices", str(devices), *several)
@@ -125,7 +125,7 @@ for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3), ("parameter_server
     worst = max(abs(a - b) for a, b in zip(losses(log), losses(logs["single1"]), strict=True))
     assert worst < 1e-4, f"{policy} on {devices} devices adds up other gradients: {worst}"
     print(f"4 batches a step, {policy}{devices}: losses within {worst:.1e} of one batch's")
-    if policy == "ddp":  # once a step, not once a batch
+    if policy == "ddp":  # one all-reduce per step, not per batch
         sent, of_one = (max(each[-1]["bytes_sent_per_device"]) for each in (log, logs["ddp3"]))
         assert sent < 1.1 * of_one, (sent, of_one)
     if policy in ("single", "ddp"):
@@ -142,7 +142,7 @@ one, others = (losses(events("accumulate", *several, "--model", "mlp", "--steps"
                for policy in ((), ("--policy", "ddp", "--devices", "3")))
 assert max(abs(a - b) for a, b in zip(one, others, strict=True)) < 1e-4, (one, others)  # dropout included
 
-# Nothing is learned: after the first epoch none is better.
+# With a rate of 0 no epoch improves on the first.
 for policy, devices in (("single", "1"), ("ddp", "2")):
     log = events("patience", "--policy", policy, "--devices", devices, "--lr", "0", "--epochs", "9", "--patience", "2")
     assert [event["epoch"] for event in log if event["event"] == "epoch"] == [0, 1, 2], log
@@ -163,7 +163,7 @@ for model, policy, devices in (("resnet18", "single", 1), ("resnet18", "dp", 2),
 assert "resnet50" in run("--model", "resnet7", fails=True)
 print("ResNets train")
 
-# The head: the model's table, for what one device gets of a batch, which changes nothing.
+# The head: the model's table for one device's part of a batch; printing it changes nothing.
 loud = SMALL[:-1] + ["--policy", "dp", "--devices", "3", "--metrics", str(FOLDER / "loud.jsonl")]
 for part in ("conv1   Conv2d(3, 6, kernel=5x5)   [16, 6, 28, 28]   456         5644800\n",
              "input [16, 3, 32, 32]: 10427520 multiply-adds, "):

@@ -37,9 +37,9 @@ with tempfile.TemporaryDirectory(prefix="chorus_qat_") as folder:
     names = header(folder / "model.int8.safetensors")
     assert names["conv1.weight"]["dtype"] == "I8" and names["fc.weight_scale"]["dtype"] == "F32", names
     sizes = [(folder / f"model.{kind}.safetensors").stat().st_size for kind in ("int8", "float")]
-    assert sizes[0] < 0.4 * sizes[1], sizes  # so narrow a model has many scales for its weights
+    assert sizes[0] < 0.4 * sizes[1], sizes  # such a narrow model has many scales for its weights
 
-    # From files: the float model goes on, and the integer one is evaluated.
+    # From files: the float model continues training, and the integer model is evaluated.
     alone = run("--int8", str(folder / "model.int8.safetensors"), "--test-images", "96")
     assert alone.returncode == 0 and f"{int8:.2f} %" in alone.stdout, alone.stdout + alone.stderr
     empty = folder / "empty"

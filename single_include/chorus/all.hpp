@@ -1284,7 +1284,7 @@ class StoreServer {
  public:
   /// For users in this process only: no socket.
   StoreServer() = default;
-  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// Also for other processes that know `token` (if empty: `key`). Throws UsageError for a token that is too
   /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {
@@ -18505,7 +18505,7 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
-    // Backward's first unit is present: gather the next one meanwhile.
+    // Backward's first unit is present: start gathering the next one.
     if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
       const bool has_first = states_[order.units.front()].at == At::here;
       for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);
@@ -23641,7 +23641,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   const std::array<int, 4>& place() const { return groups.place(); }
   /// The number of shares of a batch.
   int shares() const { return groups.batch.size(); }
-  /// The whole model, of which this rank may read its own part only.
+  /// The whole model; this rank may read only its own part.
   Model& module() {
     if constexpr (All::pipes)
       return this->model_.stages().model();
@@ -24178,7 +24178,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   }
 
   const PipelineOptions& options() const { return stages().options(); }
-  /// The whole model, of which this rank may read its own stages' numbers only.
+  /// The whole model; this rank may read only its own stages' numbers.
   Model& module() { return stages().model(); }
   const Model& module() const { return stages().model(); }
   /// The number of each stage's first layer, counted as in At, and the number of layers.
@@ -25591,7 +25591,7 @@ void convolution(const Conv2dShape& s, const Images& x, const PackedWeights& wei
 #include <immintrin.h>
 #endif
 
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+// g++ 12 warns about undefined values in its own AVX-512 intrinsics.
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -32363,9 +32363,9 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 /// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
 /// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
 /// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
-/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
-/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
-/// time, since it would have to wait for the sum anyway.
+/// has the same bits on whichever rank computes it: it is added in the order of ranks and rounded once. So with two
+/// ranks, the one that arrived first, or whose program only waits for this call, may own both chunks. The other rank
+/// loses no time, since it would have to wait for the sum anyway.
 
 namespace chorus::comm {
 
@@ -32381,8 +32381,8 @@ struct Offer {
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
-/// compute, the one that arrived first.
+/// Of two ranks the one that owns both chunks; `nobody`: each owns its own. The owner is the rank whose program waits
+/// while the other's computes. If both compute, it is the rank that arrived at least 20 us before the other.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;

@@ -16121,9 +16121,9 @@ inline void hierarchical_all_reduce(const Collective& c, std::byte* data, std::s
 /// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
 /// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
 /// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
-/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
-/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
-/// time, since it would have to wait for the sum anyway.
+/// has the same bits on whichever rank computes it: it is added in the order of ranks and rounded once. So with two
+/// ranks, the one that arrived first, or whose program only waits for this call, may own both chunks. The other rank
+/// loses no time, since it would have to wait for the sum anyway.
 
 namespace chorus::comm {
 
@@ -16139,8 +16139,8 @@ struct Offer {
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
-/// compute, the one that arrived first.
+/// Of two ranks the one that owns both chunks; `nobody`: each owns its own. The owner is the rank whose program waits
+/// while the other's computes. If both compute, it is the rank that arrived at least 20 us before the other.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;
@@ -17449,7 +17449,7 @@ inline void spin_pause() {
 #endif
 }
 
-/// What a sleeping rank waits for.
+/// The event that a sleeping rank waits for.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
@@ -17602,7 +17602,7 @@ class Place {
   /// either it sees that a rank has aborted, or that rank sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
   /// After a rank has aborted: returns when no other rank works in this one's memory any more. Waits until the deadline
-  /// for a rank that is stopped meanwhile.
+  /// for a stopped rank.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -17692,7 +17692,7 @@ class Place {
     }
     return text;
   }
-  /// What this board knows of a rank of the job: for whom it waits.
+  /// A rank of the job on this board, and the rank that it waits for.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;
@@ -44736,7 +44736,7 @@ namespace chorus {
 class BatchGroup;
 
 struct GatheredOptions {
-  bool write = false;  ///< all ranks take what rank 0 writes meanwhile
+  bool write = false;  ///< afterwards all ranks have the values that rank 0 wrote
 };
 
 /// The part of a policy that doesn't depend on the model's type.
@@ -45264,7 +45264,7 @@ struct Alike {
   bool zero_grad = true;       ///< only the program drops gradients
   bool all_parameters = true;  ///< each rank has all parameters, hence as many optimizers
   bool contents = false;       ///< values are equal, so they can be compared
-  bool rank_0_writes = false;  ///< ranks take what rank 0 alone writes
+  bool rank_0_writes = false;  ///< only rank 0 writes; the others get its values
 };
 
 /// One rank's record. Parameters and buffers are those that ranks share; in a pipeline, those of all stages.
@@ -50639,7 +50639,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   void forward_ended();
 
  private:
-  // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
+  // 3. Before backward, ranks exchange the counts that their losses average over: the weights of their gradients.
   void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
   void gradient_is_final(std::size_t i);
@@ -51865,7 +51865,7 @@ class StoreServer {
  public:
   /// For users in this process only: no socket.
   StoreServer() = default;
-  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// Also for other processes that know `token` (if empty: `key`). Throws UsageError for a token that is too
   /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {

@@ -42,7 +42,7 @@ namespace detail {
 /// - R/joined: the number of machines that have joined
 /// - R/nodes, R/most, R/restarts, R/address, R/port: machine 0's decision: who takes part, and where ranks meet
 /// - R/late: the number of machines that joined after that
-/// - R/left: the number of taking part that will not return
+/// - R/left: the number of machines that took part and will not return
 /// - R/over: the first event: the ranks of a machine have `ended` well or `failed`, or a late machine `joins`; the
 ///   latter two start a new round
 ///

@@ -40,7 +40,7 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   void forward_ended();
 
  private:
-  // 3. Before backward, ranks exchange what their losses are means over, which gives the weights of their gradients.
+  // 3. Before backward, ranks exchange the counts that their losses average over: the weights of their gradients.
   void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
   void gradient_is_final(std::size_t i);

@@ -102,7 +102,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   const std::array<int, 4>& place() const { return groups.place(); }
   /// The number of shares of a batch.
   int shares() const { return groups.batch.size(); }
-  /// The whole model, of which this rank may read its own part only.
+  /// The whole model; this rank may read only its own part.
   Model& module() {
     if constexpr (All::pipes)
       return this->model_.stages().model();

@@ -86,7 +86,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   }
 
   const PipelineOptions& options() const { return stages().options(); }
-  /// The whole model, of which this rank may read its own stages' numbers only.
+  /// The whole model; this rank may read only its own stages' numbers.
   Model& module() { return stages().model(); }
   const Model& module() const { return stages().model(); }
   /// The number of each stage's first layer, counted as in At, and the number of layers.

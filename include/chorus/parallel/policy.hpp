@@ -22,7 +22,7 @@ namespace chorus {
 class BatchGroup;
 
 struct GatheredOptions {
-  bool write = false;  ///< all ranks take what rank 0 writes meanwhile
+  bool write = false;  ///< afterwards all ranks have the values that rank 0 wrote
 };
 
 /// The part of a policy that doesn't depend on the model's type.

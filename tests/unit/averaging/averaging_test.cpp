@@ -14,7 +14,7 @@ using trace::Traffic;
 using Model = test::Smooth<Cpu>;
 constexpr std::uint64_t model_numbers = 111;
 
-/// Trains as the others do: the same loop, whatever the policy.
+/// Trains with the common loop, under any policy.
 template <class Net>
 std::string train(Net& net, const World& world, const optim::SgdOptions& options) {
   optim::Sgd optimizer{net.parameters(), options};
@@ -82,7 +82,7 @@ TEST_CASE("local sgd: ranks go apart and come together, and send 2(n-1)/n of the
 }
 
 TEST_CASE("local sgd: a period means optimizer steps, and a mean weighs ranks by their samples") {
-  // Rank 0 sees nothing: the mean is the other's parameters.
+  // Rank 0 has no samples: the mean is the other rank's parameters.
   const auto texts = Ranks(2, [](const World& world) {
                        auto communicator = comm::connect(world);
                        LocalSgd<Model> net{make<Model>(), communicator, {.period = 2}, 3};
@@ -155,7 +155,7 @@ TEST_CASE("parameter server: gradients accumulate over backward passes, batch no
         return test::text_of(test::gradients(net.module()));
       }).texts();
   CHECK(distance(test::numbers_in(texts[0]), test::gradients(single.module())) < rounding);
-  CHECK(distance(test::numbers_in(texts[1]), std::vector<double>(model_numbers)) == 0);  // they are the server's
+  CHECK(distance(test::numbers_in(texts[1]), std::vector<double>(model_numbers)) == 0);  // the server's parameters
   const auto buffers = common_text(2, [](const World& world) {
     auto communicator = comm::connect(world);
     ParameterServer<test::Normed<Cpu>> net{make<test::Normed<Cpu>>(), communicator, 3};

@@ -1,5 +1,4 @@
-// What users do with the policies that average otherwise, beyond the plain loop: LocalSgd, ParameterServer,
-// PostLocalSgd.
+// Uses of the policies that average in other ways, beyond the plain loop: LocalSgd, ParameterServer, PostLocalSgd.
 #include <catch.hpp>
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/optim/grad_scaler.hpp>
@@ -129,7 +128,7 @@ TEST_CASE("sync batch norm: local sgd with a period of 1, and a parameter server
                  expected) < rounding);
 }
 
-/// A backward pass that ends early, with some gradients there.
+/// A backward pass that ends early, when some gradients have arrived.
 template <class Net>
 void fail_in_backward(Net& net) {
   const Variable<double, 2> x(numbers(3, 5, 1), true);

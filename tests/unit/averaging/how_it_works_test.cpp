@@ -49,7 +49,7 @@ TEST_CASE("how a parameter server works: workers push gradients, rank 0 steps, a
                      }).texts();
   std::vector<std::vector<double>> all;
   for (const auto& text : texts) all.push_back(test::numbers_in(text));
-  // Once from each worker; once to each of two workers.
+  // The server receives from each worker, and sends to each of two workers.
   CHECK(std::vector(all[0].begin(), all[0].begin() + 2) == std::vector{0.0, 2 * model_bytes});
   CHECK(std::vector(all[1].begin(), all[1].begin() + 2) == std::vector{model_bytes, 0.0});
   CHECK(std::equal(all[0].begin() + 2, all[0].end(), all[2].begin() + 2, all[2].end()));

@@ -1,6 +1,6 @@
 #pragma once
-/// Training programs that a seed draws for the policies that average otherwise: ParameterServer, LocalSgd, and
-/// DistributedDataParallel with PostLocalSgd; and what they have to end with, written out on one device.
+/// Random training programs for the policies that average in other ways: ParameterServer, LocalSgd, and
+/// DistributedDataParallel with PostLocalSgd; and the expected results, computed on one device.
 
 #include <chorus/parallel/hooks/post_local_sgd.hpp>
 #include <chorus/parallel/local_sgd.hpp>
@@ -14,15 +14,15 @@ namespace test::random::averaging {
 
 enum class Kind { server, local, post_local };
 
-/// What ranks do before a step's first pass.
+/// The ranks' action before a step's first pass.
 enum class Before { nothing, evaluate, synchronise };
 
 struct Averaging {
-  Program program;  // of DistributedDataParallel: what it says of buckets, say, has no meaning here
+  Program program;  // of DistributedDataParallel: its bucket options, for example, are unused here
   Kind kind = Kind::server;
   int start = 0, period = 1;
-  std::vector<Before> before;  // each step
-  std::vector<double> rates;   // of learning
+  std::vector<Before> before;  // per step
+  std::vector<double> rates;   // learning rates
   int faulty_rank = -1, faulty_step = 0;
   bool fails_in_backward = false;
 
@@ -73,7 +73,7 @@ inline Averaging draw_averaging(std::uint64_t seed) {
       const bool may_again = a.kind == Kind::local || (served && pass.quiet_backward);
       pass.again = p.feature("backward twice", may_again && d.chance(15));
       pass.again_quiet = false;
-      for (auto& rows : pass.rows) rows += p.norm && !served ? 2 : 0;  // each rank has statistics of its own
+      for (auto& rows : pass.rows) rows += p.norm && !served ? 2 : 0;  // each rank has its own statistics
       p.feature("two forward passes", pass.pair);
     }
     p.feature("freezes", step.frozen != 0), p.feature("keeps gradients", step.keeps);
@@ -88,7 +88,7 @@ inline Drawn<Cpu> model_of(const Averaging& a, std::uint32_t key = 1) {
   if (model.norm) model.norm->set_synchronised(a.kind == Kind::server);
   return model;
 }
-/// All ranks of LocalSgd or PostLocalSgd, one after the other.
+/// Simulates all ranks of LocalSgd or PostLocalSgd, one after the other.
 template <class Opt>
 class AllRanks {
  public:
@@ -167,7 +167,7 @@ class AllRanks {
     return std::isfinite(all);
   }
 
-  /// All take the mean of their parameters, and of their norms' statistics.
+  /// All take the mean of their parameters and of their norms' statistics.
   void come_together() {
     double all = 0;
     for (auto& one : ranks_) all += one->seen;
@@ -200,7 +200,7 @@ class AllRanks {
     for (auto& one : ranks_) std::copy(sum.begin(), sum.end(), numbers(*one).begin());
   }
 
-  /// DistributedDataParallel's: what any rank has a gradient of, all have one of; and the average of all, if `average`.
+  /// As in DistributedDataParallel: all ranks have a gradient if any rank has; `average` divides it by the ranks.
   void share_gradients(const Pass& pass, bool average) {
     const auto all = std::accumulate(pass.rows.begin(), pass.rows.end(), Index{0});
     const auto count = ranks_[0]->net.parameters().size();

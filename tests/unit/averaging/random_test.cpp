@@ -1,6 +1,6 @@
-// ParameterServer, LocalSgd and PostLocalSgd on programs that seeds draw, beside one device that does what they have
-// to; and on programs in which one rank fails. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program
-// is shown), or =1000-2000 (all of them, and how often each feature was drawn).
+// ParameterServer, LocalSgd and PostLocalSgd on random programs, compared with an equivalent on one device; and on
+// programs in which one rank fails. Other seeds: CHORUS_RANDOM_SEEDS=17 (one, whose program is printed), or =1000-2000
+// (all of them, and how often each feature was drawn).
 #include "random.hpp"
 
 #include <unistd.h>
@@ -16,7 +16,7 @@ using namespace test::names;
 using namespace test::random;
 using namespace test::random::averaging;
 
-/// What `net` ends with on one rank.
+/// The result of `net` on one rank.
 template <class Opt, class Net>
 std::string run(const Averaging& a, Net& net, const World& world, const typename Opt::options_type& options) {
   const Program& p = a.program;

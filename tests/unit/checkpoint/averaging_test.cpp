@@ -1,5 +1,5 @@
-// Checkpoints of the policies that average otherwise: of LocalSgd each rank's model, momentum and samples, of
-// ParameterServer the server's.
+// Checkpoints of the policies that average in other ways: each rank's model, momentum and samples for LocalSgd, the
+// server's for ParameterServer.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/safetensors_writer.hpp>
@@ -27,7 +27,7 @@ void step(Net& net, Sgd& optimizer, std::int64_t number, const World& world) {
   optimizer.step();
 }
 
-/// All numbers of the model, and of the optimizer's state.
+/// All numbers of the model and of the optimizer's state.
 template <class Net>
 std::vector<double> numbers_of(Net& net, Sgd& optimizer) {
   auto all = test::values(net.module());
@@ -42,7 +42,7 @@ std::vector<double> numbers_of(Net& net, Sgd& optimizer) {
   return all;
 }
 
-/// How a rank makes its net: `local(2)` that of LocalSgd.
+/// A function that makes a rank's net: `local(2)` makes that of LocalSgd.
 auto local(int period) {
   return [period](auto& communicator) { return LocalSgd<Model>{make<Model>(), communicator, {.period = period}, 3}; };
 }
@@ -53,7 +53,7 @@ auto plain() {
   return [](auto& communicator) { return DistributedDataParallel<Model>{make<Model>(), communicator, {}, 3}; };
 }
 
-/// What `body(net, optimizer, world)` returns on each rank.
+/// The results of `body(net, optimizer, world)` on each rank.
 template <class MakeNet, class Body>
 std::vector<std::string> on_ranks(int ranks, const MakeNet& make_net, const Body& body) {
   return Ranks(ranks,
@@ -66,7 +66,7 @@ std::vector<std::string> on_ranks(int ranks, const MakeNet& make_net, const Body
       .texts();
 }
 
-/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; each rank's numbers.
+/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; returns each rank's numbers.
 template <class MakeNet>
 std::vector<std::string> train(int ranks, const MakeNet& make_net, const std::string& from, std::int64_t last,
                                const std::string& to) {
@@ -76,12 +76,12 @@ std::vector<std::string> train(int ranks, const MakeNet& make_net, const std::st
     for (; position.step < last; ++position.step) step(net, optimizer, position.step, world);
     if (!to.empty() && (world.rank == 0 || io::detail::all_ranks_save<Net>))
       io::save_checkpoint(net, optimizer, position, to);
-    if (!from.empty() || to.empty()) net.eval();  // where runs end, ranks come together
+    if (!from.empty() || to.empty()) net.eval();  // at the end of runs, ranks average
     return test::text_of(numbers_of(net, optimizer));
   });
 }
 
-/// The mean of ranks' numbers.
+/// The mean of the ranks' numbers.
 std::vector<double> mean_of(const std::vector<std::string>& texts) {
   std::vector<double> mean(test::numbers_in(texts[0]).size());
   for (const auto& text : texts)
@@ -90,7 +90,7 @@ std::vector<double> mean_of(const std::vector<std::string>& texts) {
   return mean;
 }
 
-/// Stops at each step, and goes on.
+/// Stops at each step and resumes.
 template <class MakeNet>
 void check_resumed(int ranks, const MakeNet& make_net) {
   const TemporaryFolder folder;
@@ -99,7 +99,7 @@ void check_resumed(int ranks, const MakeNet& make_net) {
   for (const std::int64_t at : {0, 1, 2, 3, 6}) {
     INFO(ranks << " ranks, stopped after step " << at);
     train(ranks, make_net, "", at, folder / "run");
-    CHECK((train(ranks, make_net, folder / "run", 7, "") == whole));  // without pages of numbers
+    CHECK((train(ranks, make_net, folder / "run", 7, "") == whole));  // a failure prints only a bool
   }
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("checkpoints of LocalSgd: one that a single process saved gives all ra
     for (std::int64_t number = 0; number < 3; ++number) step(rank, its, number, world);
     io::load_checkpoint(rank, its, run);
     auto text = test::text_of(numbers_of(rank, its));
-    rank.synchronise();  // nothing is apart
+    rank.synchronise();  // all ranks are equal
     return text + (text == test::text_of(numbers_of(rank, its)) ? "" : " changed");
   });
   for (const auto& text : loaded) CHECK(text == test::text_of(numbers_of(net, optimizer)));
@@ -179,7 +179,7 @@ TEST_CASE("checkpoints of LocalSgd: errors are clear, and change nothing") {
       CHECK_THAT(texts[rank], Contains("local_sgd has a number that makes no sense"));
     }
   }
-  // Rank 0 saves alone while the other one goes on, or has gone.
+  // Rank 0 saves alone while the other rank continues, or has ended.
   for (const bool goes_on : {true, false}) {
     const auto start = comm::Clock::now();
     const auto texts = on_ranks(2, local(1), [&](auto& net, Sgd& optimizer, const World& world) -> std::string {
@@ -200,7 +200,7 @@ TEST_CASE("checkpoints of ParameterServer: the server saves, and all go on with 
     const TemporaryFolder folder;
     auto model = make<Model>();
     const std::size_t parameters = test::values(model).size();
-    // The server's numbers; workers have its parameters, and no momentum.
+    // The server's numbers; workers have its parameters and no momentum.
     const auto shared = [&](const std::vector<std::string>& texts) {
       auto numbers = test::numbers_in(texts[0]);
       for (const auto& text : texts) {

@@ -1,5 +1,5 @@
-// What a resumed run has to know of DistributedDataParallel beyond numbers: which parameters ranks have stepped on
-// their own.
+// State of DistributedDataParallel that a resumed run needs besides numbers: which parameters ranks have stepped by
+// themselves.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
@@ -15,7 +15,7 @@ namespace checkpoint_buckets_test {
 using namespace test::names;
 using chorus_test::TemporaryFolder;
 
-/// A pass may leave its middle out.
+/// A pass may skip its middle layer.
 struct Gated : nn::Module {
   nn::Linear<Cpu, double> in{5, 14}, middle{14, 14}, out{14, 3};
   CHORUS_MODULE(Gated, in, middle, out)
@@ -34,8 +34,8 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-/// Steps `from` to `last`; the middle is open in those that are no multiple of 3, and `frozen` says in which its weight
-/// is frozen. What each rank ends with.
+/// Steps `from` to `last`. The middle layer is used in steps that are no multiple of 3, and its weight is frozen in the
+/// steps in `frozen`. Returns each rank's result.
 template <class Hook>
 std::vector<std::string> train(const Hook& hook, const std::string& from, std::int64_t last, const std::string& to,
                                const std::vector<std::int64_t>& frozen = {}) {
@@ -72,7 +72,7 @@ void check_resumed(const Hook& hook, const std::vector<std::int64_t>& frozen = {
   for (const std::int64_t at : {1, 2, 3, 4, 5, 6}) {
     INFO(typeid(Hook).name() << ", stopped after step " << at);
     train(hook, "", at, folder / "run", frozen);
-    CHECK((train(hook, folder / "run", 7, "", frozen) == whole));  // without pages of numbers
+    CHECK((train(hook, folder / "run", 7, "", frozen) == whole));  // a failure prints only a bool
   }
 }
 

@@ -1,5 +1,5 @@
-// Checkpoints of runs with canonical shares: they go on on any number of devices with the same bits, and under another
-// number of shares not at all.
+// Checkpoints of runs with canonical shares: they resume on any number of devices with the same bits, and not with
+// another number of shares.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/safetensors_writer.hpp>
@@ -17,7 +17,7 @@ using Model = test::Smooth<Cpu>;
 
 constexpr Index batch = 13;
 
-/// This net's samples of a batch, as its sampler has them.
+/// This net's samples of a batch, as its sampler selects them.
 template <class Net, class T, int Rank>
 Tensor<T, Rank> own_rows(const Net& net, const Tensor<T, Rank>& whole) {
   struct Rows {
@@ -37,7 +37,7 @@ void train(Net& net, optim::Optimizer<Cpu>& optimizer, std::int64_t begin, std::
   }
 }
 
-/// Steps [begin, end), from what `from` has where that is a file.
+/// Steps [begin, end), starting from the file `from` if there is one.
 template <class Net>
 std::string run(Net& net, const std::string& from, std::int64_t end, const std::string& to = "") {
   optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
@@ -47,7 +47,7 @@ std::string run(Net& net, const std::string& from, std::int64_t end, const std::
   if (!to.empty()) io::save_checkpoint(net, optimizer, {.step = end}, to);
   return test::text_of(test::values(net.module()));
 }
-/// `body(net)` of a net in so many shares, or in none.
+/// `body(net)` for a net with so many shares, or without shares.
 template <class Body>
 std::string with_net(int shares, const Body& body) {
   if (shares == 0) {
@@ -104,7 +104,7 @@ TEST_CASE("checkpoints: a run with other canonical shares is refused, by all ran
                          }),
              Contains("canonical_shares, 4, got 8:") && Contains("canonical_shares, 0 (none), got 8:"));
 
-  // The weights alone go anywhere.
+  // Weights alone can be loaded by any net.
   SingleDevice<SameBits<Model>> net(SameBits{make<Model>(), 8}, 3);
   io::load(net.module(), folder / "of_4");
   CHECK(test::text_of(test::values(net.module())) == single(4, "", 2));

@@ -1,5 +1,5 @@
-// One file for all policies: what is saved under one loads under every other, under the same names; and what is
-// refused.
+// One file for all policies: a file saved under one policy loads under every other, with the same names; and refused
+// files.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -35,14 +35,14 @@ std::string fingerprint(Net& net) {
          test::text_of(net.module().norm.running_var.value().to_vector());
 }
 
-/// Trains a little, so that no number is as it was.
+/// Trains a little, so that every number changes.
 template <class Net>
 void advance(Net& net, const World& world = {}) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
   for (std::uint32_t number = 0; number < 2; ++number) test::step(net, optimizer, number, 8, world);
 }
 
-/// Under each policy: calls `body(net, world)`, under ddp on two ranks, and returns what it says.
+/// Under each policy: calls `body(net, world)`, under ddp on two ranks, and returns its text.
 template <class M, class Body>
 std::string under(const std::string& policy, const Body& body) {
   if (policy == "single") {
@@ -97,7 +97,7 @@ TEST_CASE("checkpoint: under dp what was loaded reaches all devices") {
   SingleDevice<Model> single{make<Model>(7)};
   io::save(single.module(), folder / "model");
   DataParallel<Model> net{make<Model>(1), {.device_ids = {0, 1, 2}}};
-  net(numbers(6, 5, 1));  // the copies hold the old numbers
+  net(numbers(6, 5, 1));  // the copies hold the old parameters
   io::load(net.module(), folder / "model");
   net.eval();
   single.eval();
@@ -146,7 +146,7 @@ TEST_CASE("checkpoint: names of PyTorch's wrappers, with module. before each, ar
   CHECK_THAT(message_of<FileError>([&] { io::load(stranger.module(), folder / "wrapped"); }),
              Contains("missing: fc3.") && Contains("unexpected: module.norm."));
 
-  // Where one name is without it, it is a part of the others.
+  // If one name lacks the prefix, the prefix is part of the others.
   save_wrapped("fc1.bias");
   const auto before = fingerprint(other);
   CHECK_THAT(message_of<FileError>([&] { io::load(other.module(), folder / "wrapped"); }),
@@ -154,7 +154,7 @@ TEST_CASE("checkpoint: names of PyTorch's wrappers, with module. before each, ar
   CHECK(fingerprint(other) == before);
 }
 
-/// The file at `from` as PyTorch would have saved it from a compiled model of floats in DDP.
+/// The file at `from`, as PyTorch would save it from a compiled float model in DDP.
 void save_as_floats(const std::string& from, const std::string& to) {
   const io::SafetensorsReader file(from);
   std::vector<std::vector<std::byte>> numbers;
@@ -186,7 +186,7 @@ TEST_CASE("checkpoint: a file with other names and types loads under every polic
   for (const std::string policy : {"single", "dp", "ddp"}) {
     const auto text = under<Model>(policy, [&](auto& any, const World&) {
       any.eval();
-      output(any);  // copies hold the old numbers now
+      output(any);  // the copies hold the old parameters now
       const bool complete = io::load(any.module(), folder / "floats").complete();
       const auto got = fingerprint(any);
       return distance(output(any), of_same) < rounding && complete ? got : "other outputs";

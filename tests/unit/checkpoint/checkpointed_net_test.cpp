@@ -1,4 +1,4 @@
-// A whole net inside of `checkpoint`: what is computed again in backward draws the numbers that were drawn at first.
+// A whole net inside of `checkpoint`: recomputation in backward draws the same random numbers as the first pass.
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -13,7 +13,7 @@ using Model = test::Dropping<Cpu>;
 
 enum class Way { plain, checkpointed, twice };
 
-/// Three steps of two forward passes each; parameters, and passes counted.
+/// Three steps of two forward passes each; returns parameters, and the number of passes.
 template <class Net>
 std::vector<double> train(Net& net, Way way, const World& world = {}) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
@@ -49,7 +49,7 @@ TEST_CASE("a net inside of a checkpoint: copies on several devices draw the same
   }
 }
 
-/// Layers that are used or not, together or one of them twice, from call to call.
+/// Layers that a call may skip, share, or use twice.
 template <class D>
 struct Varied : nn::Module {
   nn::Linear<D, double> first{5, 7}, a{7, 7}, b{7, 7}, last{7, 3};

@@ -19,7 +19,7 @@ using chorus_test::TemporaryFolder;
 using Adam = optim::Adam<Cpu>;
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
 
-/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; the parameters as text.
+/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; returns the parameters as text.
 template <class Optimizer, class Hook = AllReduce>
 std::string train(int ranks, const std::string& from, std::uint32_t last, const std::string& to) {
   return common_text(ranks, [=](const World& world) {
@@ -91,8 +91,7 @@ TEST_CASE("checkpoints: of a run that has not begun, the first pass still learns
   CHECK(train<ShardedOptimizer<Adam>, ReduceScatter>(3, folder / "new", 3, "") == whole);
 }
 
-/// The same with whatever else a run can take along: a loss scale, averages, a plateau's count. All that they hold, as
-/// text.
+/// The same with all other state of a run: a loss scale, averages, a plateau's counters. Returns all of it as text.
 template <class Optimizer>
 std::string train_with_all(int ranks, const std::string& from, std::uint32_t last, const std::string& to) {
   return common_text(ranks, [=](const World& world) {
@@ -159,7 +158,7 @@ TEST_CASE("checkpoints: what a run takes along must be in the file, and the othe
                     Contains("while the model holds the averages"));
 }
 
-/// Writes a file's tensors, with a checksum that is right, and other metadata.
+/// Writes a file's tensors with a correct checksum and other metadata.
 void write_again(const std::string& from, const std::string& to, const io::Metadata& metadata) {
   const io::SafetensorsReader file(from);
   std::vector<std::vector<std::byte>> data;
@@ -171,7 +170,7 @@ void write_again(const std::string& from, const std::string& to, const io::Metad
   io::write_safetensors(to, tensors, metadata);
 }
 
-/// The file with this text, which stands there once, in place of another of the same length.
+/// Copies the file, with its only occurrence of `old` replaced by `text` of the same length.
 void replace_in(const std::string& path, std::string_view old, std::string_view text, const std::string& to) {
   auto content = chorus_test::get(path);
   const auto at = content.find(old);

@@ -1,5 +1,4 @@
-// What communication hooks remember: in checkpoints, on other numbers of ranks, under other hooks, and in other
-// buckets.
+// State of communication hooks: in checkpoints, on other numbers of ranks, under other hooks, and in other buckets.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
@@ -21,7 +20,7 @@ namespace checkpoint_hooks_test {
 using namespace test::names;
 using chorus_test::TemporaryFolder;
 
-/// Its matrices are large enough to be worth compressing.
+/// Its matrices are large enough for compression.
 struct Model : nn::Module {
   nn::Linear<Cpu, double> fc1{5, 14}, fc2{14, 12}, fc3{12, 3};
   CHORUS_MODULE(Model, fc1, fc2, fc3)
@@ -31,7 +30,7 @@ using Sgd = optim::Sgd<Cpu>;
 const optim::SgdOptions sgd{.lr = 0.1, .momentum = 0.9};
 const DistributedDataParallelOptions small_buckets{.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 2e-3};
 
-/// What a net's hook remembers of each parameter.
+/// The state of a net's hook for each parameter.
 template <class Net>
 std::map<std::string, std::vector<double>> memory_of(Net& net) {
   std::map<std::string, std::vector<double>> all;
@@ -56,7 +55,7 @@ void step(Net& net, Optimizer& optimizer, std::int64_t number, const World& worl
   optimizer.step();
 }
 
-/// Calls `body(net, optimizer, world)` on ranks whose nets have this hook; what each returns.
+/// Calls `body(net, optimizer, world)` on ranks whose nets have this hook; returns each rank's result.
 template <class Hook, class Optimizer = Sgd, class Body>
 std::vector<std::string> on_ranks(int ranks, const Hook& hook, const Body& body) {
   return Ranks(ranks,
@@ -73,7 +72,7 @@ std::vector<std::string> on_ranks(int ranks, const Hook& hook, const Body& body)
       .texts();
 }
 
-/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; each rank's parameters and memory.
+/// Trains from `from` (a file, or "") to step `last`, and saves to `to`; returns each rank's parameters and hook state.
 template <class Hook, class Optimizer = Sgd>
 std::vector<std::string> train(int ranks, const Hook& hook, const std::string& from, std::int64_t last,
                                const std::string& to) {
@@ -86,7 +85,7 @@ std::vector<std::string> train(int ranks, const Hook& hook, const std::string& f
   });
 }
 
-/// Stops at each step, and goes on.
+/// Stops at each step and resumes.
 template <class Hook, class Optimizer = Sgd>
 void check_resumed(int ranks, const Hook& hook) {
   INFO(typeid(Hook).name());
@@ -96,7 +95,7 @@ void check_resumed(int ranks, const Hook& hook) {
   for (const std::int64_t at : {0, 1, 2, 3, 5}) {
     INFO(ranks << " ranks, stopped after step " << at);
     train<Hook, Optimizer>(ranks, hook, "", at, folder / "run");
-    CHECK((train<Hook, Optimizer>(ranks, hook, folder / "run", 6, "") == whole));  // without pages of numbers
+    CHECK((train<Hook, Optimizer>(ranks, hook, folder / "run", 6, "") == whole));  // prints a bool
   }
 }
 
@@ -107,7 +106,7 @@ TEST_CASE("checkpoints of hooks: a run under any hook goes on with the same bits
     check_resumed(ranks, PowerSgd{.matrix_approximation_rank = 2, .start_powersgd_iter = 2});
     check_resumed(ranks, PostLocalSgd{.start_local_sgd_iter = 1, .period = 2});
   }
-  // A third column of fc3's gradient, whose rows add up to 0, is drawn in each step.
+  // The third column of fc3's gradient, whose rows sum to 0, is random in each step.
   check_resumed(2, PowerSgd{.matrix_approximation_rank = 3, .min_compression_rate = 0.5});
   check_resumed(2, Fp16Compress{});
   check_resumed(2, Fp16Compress{.error_feedback = false});
@@ -121,7 +120,7 @@ TEST_CASE("checkpoints of hooks: with fused and sharded optimizers, too") {
   check_resumed<PostLocalSgd, FusedOptimizer<Sgd>>(2, {.start_local_sgd_iter = 1, .period = 2});
 }
 
-/// Numbers behind the bar, or before it.
+/// The numbers before or after the bar.
 std::vector<double> parameters_in(const std::string& text) { return test::numbers_in(text.substr(0, text.find('|'))); }
 
 TEST_CASE("checkpoints of hooks: on another number of ranks each takes the mean of what all had") {
@@ -218,7 +217,7 @@ TEST_CASE("checkpoints of hooks: a hook takes another one's errors, and starts a
   train(2, AllReduce{}, "", 3, plain);
   const auto loaded = [&](const auto& hook, const std::string& path) {
     return on_ranks(2, hook, [&](auto& net, auto& optimizer, const World& world) {
-      step(net, optimizer, 0, world);  // whatever it remembers by now is forgotten
+      step(net, optimizer, 0, world);  // its present state is replaced
       io::load_checkpoint(net, optimizer, path);
       const auto text = memory_text(net);
       step(net, optimizer, 3, world);
@@ -265,7 +264,7 @@ TEST_CASE("checkpoints of hooks: errors are clear, and change nothing") {
                           "model and the optimizer that were saved (io::load takes the model alone)");
   CHECK_THAT(refused[1], Contains("mismatched: training/rank1/hook/q.fc1.weight (expected F64 [5, 2]") &&
                              !Contains("changed something"));
-  // Rank 0 saves alone while the other one goes on, waits, or has gone.
+  // Rank 0 saves alone while the other rank continues, waits, or has ended.
   for (const int way : {0, 1, 2}) {
     INFO("way " << way);
     const auto start = comm::Clock::now();
@@ -314,7 +313,7 @@ TEST_CASE("hooks: what a net remembers is taken back from itself; numbers of oth
     auto& net = rank.net;
     Sgd optimizer{net.parameters(), sgd};
     step(net, optimizer, 0, world);
-    net.module().fc1.weight.set_requires_grad(false);  // what is kept of it waits aside
+    net.module().fc1.weight.set_requires_grad(false);  // its state is put aside
     step(net, optimizer, 1, world);
     const auto all = memory_of(net);
     detail::access_to(net).set_hook_state(detail::access_to(net).hook_state());
@@ -359,7 +358,7 @@ TEST_CASE("hooks: a copy of a net's hook begins without what that remembers") {
 TEST_CASE("hooks: buckets know the names of their parameters from the start") {
   const auto text = common_text(3, [](const World& world) -> std::string {
     auto options = small_buckets;
-    options.find_unused_parameters = true;  // the order stays the first one
+    options.find_unused_parameters = true;  // the order stays the initial one
     Distributed<Model, Bf16Compress> rank(world, options);
     Sgd optimizer{rank.net.parameters(), sgd};
     step(rank.net, optimizer, 0, world);
@@ -375,7 +374,7 @@ TEST_CASE("hooks: what is remembered of a parameter moves along when buckets cha
     Distributed<Model, PowerSgd> rank(world, small_buckets);
     auto& net = rank.net;
     Sgd optimizer{net.parameters(), sgd};
-    step(net, optimizer, 0, world);  // behind it parameters lie in the order that it has shown
+    step(net, optimizer, 0, world);  // afterwards parameters are in the learned order
     const auto first = memory_of(net);
     double rest = 0;
     for (const double number : first.at("rest.fc2.weight")) rest += std::abs(number);

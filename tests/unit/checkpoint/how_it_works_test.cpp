@@ -1,4 +1,4 @@
-// How a checkpoint works: one file, of the model's names, from which a run goes on as if it had never stopped.
+// How a checkpoint works: one file with the model's names, from which a run resumes as if it had never stopped.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -12,7 +12,7 @@ using namespace test::names;
 using chorus_test::TemporaryFolder;
 using Model = test::Smooth<Cpu>;
 
-/// Steps [begin, end) of a run that saves after two of them, and goes on from the file where `begin` is not 0.
+/// Steps [begin, end) of a run that saves after two of them, and resumes from the file if `begin` is not 0.
 template <class Net>
 std::string run(Net& net, const World& world, std::uint32_t begin, std::uint32_t end, const std::string& path) {
   optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
@@ -37,12 +37,12 @@ TEST_CASE("how a checkpoint works: a run that stops and goes on has the bits of 
   CHECK(!undisturbed.empty());
   CHECK(ranks(2, 4) == undisturbed);
 
-  // The file knows no policy: two devices of one process go on where two processes have stopped.
+  // The file is independent of the policy: two devices of one process resume the run of two processes.
   DataParallel<Model> net{make<Model>(), {.device_ids = {0, 1}}, 3};
   const auto under_dp = test::numbers_in(run(net, {}, 2, 4, path));
   CHECK(distance(under_dp, test::numbers_in(undisturbed)) < rounding);
 
-  // What is in it: the model under its own names, and beside it what a run needs to go on.
+  // Contents: the model under its own names, and the other state that a run needs to resume.
   const io::SafetensorsReader file(path);
   CHECK(file.find("fc1.weight") != nullptr);
   CHECK(file.metadata().at("training/step") == "2");

@@ -1,5 +1,5 @@
-/// Checkpoints with bytes changed at random: a run goes on from what they hold, or there is a FileError with the path
-/// and nothing has changed. CHORUS_RANDOM_SEEDS=FIRST-LAST tries other seeds.
+/// Checkpoints with bytes changed at random: either a run resumes from their contents, or there is a FileError with the
+/// path and nothing has changed. CHORUS_RANDOM_SEEDS=FIRST-LAST tries other seeds.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/optim/grad_scaler.hpp>
@@ -16,7 +16,7 @@ using namespace chorus_test;
 using Draw = test::DrawFrom<0x636b7074>;
 using Model = test::Normed<Cpu>;
 
-/// A run of one rank, with all that a checkpoint takes along.
+/// A run of one rank, with everything that a checkpoint can hold.
 struct Training {
   test::Distributed<Model> rank{World{}};
   optim::Adam<Cpu> optimizer{rank.net.parameters(), {.lr = 0.1}};
@@ -33,7 +33,7 @@ struct Training {
   io::TrainingPosition load(const std::string& path) {
     return io::load_checkpoint(rank.net, optimizer, path, scaler, plateau);
   }
-  /// All that a checkpoint holds.
+  /// Everything that a checkpoint holds.
   std::string fingerprint() {
     std::string out;
     const auto add = [&](const void* data, std::size_t bytes) { out.append(static_cast<const char*>(data), bytes); };
@@ -65,7 +65,7 @@ TEST_CASE("random changes to a checkpoint: a run goes on, or nothing has changed
     auto head = good.substr(8, header - 8), data = good.substr(header);
     if (draw.chance(70)) head = test::changed(std::move(head), draw);
     if (draw.chance(50)) data = test::changed(std::move(data), draw);
-    data.resize(good.size() - header);  // what has another length is refused at once
+    data.resize(good.size() - header);  // another length is refused at once
     put(folder / "FILE", safetensors_file(head) + data);
     const auto refuse = [&](const Error& error) {
       ++refused;

@@ -1,4 +1,4 @@
-// What a checkpoint knows of a run beside its numbers: the learning rate and the seed. And ranks without a file.
+// Facts about a run in a checkpoint: the learning rate and the seed. And ranks without a file.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/safetensors_writer.hpp>
@@ -26,8 +26,8 @@ auto made(Net& net) {
     return Optimizer{net, sgd};
 }
 
-/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; parameters and rate as text. The rate is
-/// set by hand once.
+/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; returns parameters and rate as text. The
+/// rate is set by hand once.
 template <class Optimizer>
 std::string train(const std::string& from, std::uint32_t last, const std::string& to) {
   return common_text(2, [=](const World& world) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The optimizers of drawn programs, and their schedules.
+/// The optimizers of random programs, and their schedules.
 
 #include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/layerwise.hpp>

@@ -1,6 +1,6 @@
 #pragma once
-/// Training programs that a seed draws to be broken off and resumed: a policy, a hook, an optimizer in one of its
-/// forms, a model, its data, and what each step does. All are legal.
+/// Random training programs to be interrupted and resumed: a policy, a hook, an optimizer in one of its forms, a model,
+/// its data, and each step's actions. All are legal.
 
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/nn/batch_norm.hpp>
@@ -17,7 +17,7 @@ enum class Form { plain, fused, sharded };
 enum class Narrowing { none, bf16, half };
 enum class Rate { constant, decay, milestones, exponential, ramp, cosine, warmup, one_cycle, plateau };
 
-/// Convolution, norm, dropout, and blocks of which a pass may leave some out, computed again in backward or not.
+/// Convolution, norm, dropout, and blocks that a pass may skip and that backward may recompute.
 template <class D>
 struct Trained : ch::nn::Module {
   std::optional<ch::nn::Conv2d<D>> conv;
@@ -51,7 +51,7 @@ struct Step {
   int micro_batches = 1;       // all but the last under no_sync
   std::vector<unsigned> uses;  // by rank
   std::uint64_t frozen = 0;
-  int poisoned = -1;       // the rank whose gradients are not finite
+  int poisoned = -1;       // the rank with non-finite gradients
   bool evaluates = false;  // afterwards, on the last batch
 };
 
@@ -75,7 +75,7 @@ struct Program {
   ch::DistributedDataParallelOptions options;
   std::vector<Step> steps;
   std::int64_t saved_after = 0;
-  bool frozen_before = false;  // a net is resumed with what its next step freezes already frozen
+  bool frozen_before = false;  // when a net is resumed, the parameters that its next step freezes are already frozen
   bool epoch_ends_saved = false;
 
   int processes() const { return kind == Kind::single || kind == Kind::data_parallel ? 1 : devices; }
@@ -134,7 +134,7 @@ inline void draw_options(Program& p, Draw& d, bool any_unused) {
     o.first_bucket_cap_mb = d.below(3) * 0.5 * kib;
     o.bucket_cap_mb = d.below(4) * 0.5 * kib;
   }
-  // Of buffers that differ, a checkpoint has rank 0's, until post-local SGD has ranks differ in all.
+  // If ranks' buffers differ, a checkpoint has rank 0's, unless post-local SGD makes ranks differ entirely.
   o.broadcast_buffers = !p.feature("no broadcast_buffers", p.hook != Hook::post_local_sgd && d.chance(20));
   o.find_unused_parameters = p.feature("find_unused", any_unused || (!o.static_graph && d.chance(20)));
 }
@@ -173,11 +173,11 @@ inline Program draw(std::uint64_t seed) {
   p.padding = p.feature("padding", p.processes() > 1 && d.chance(20));
   p.augments = p.feature("augments", d.chance(40));
   p.workers = static_cast<int>(d.below(3));
-  // A share of no samples has no statistics.
+  // A share without samples has no statistics.
   const Index last = p.drop_last || p.samples % p.batch == 0 ? p.batch : p.samples % p.batch;
   const bool freezes = p.feature("freezes", d.chance(30));
   p.frozen_before = freezes && d.chance(50);
-  // 0: all blocks; 1: each rank the same in all passes; 2: others in each; 3: others on each rank, too.
+  // 0: all blocks; 1: on each rank the same in all passes; 2: varying between passes; 3: varying between ranks, too.
   const auto use = d.below(4);
   ++p.features[ch::cat("use ", use)];
   if (p.narrowing == Narrowing::none && last >= p.devices && d.chance(50)) {

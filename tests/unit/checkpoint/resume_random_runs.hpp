@@ -1,5 +1,5 @@
 #pragma once
-/// Runs drawn programs: as a whole, up to a checkpoint, and on from there.
+/// Runs random programs: whole, up to a checkpoint, and resumed from there.
 
 #include <chorus/data/loader.hpp>
 #include <chorus/data/synthetic_images.hpp>
@@ -26,8 +26,8 @@
 
 namespace test::random::resume {
 
-/// What is done of a program: from the checkpoint `from`, if it has a name, to the end, where `to` is written; after
-/// the program's `saved_after`, `middle` is, if it has a name.
+/// A part of a program's run: from the checkpoint `from`, if named, to the end, where it writes `to`; after the
+/// program's `saved_after` it writes `middle`, if named.
 struct Job {
   std::string from, middle, to;
 };
@@ -48,7 +48,7 @@ class Training {
         average_(net.parameters(), p.average < 0 ? optim::equal_weights() : optim::exponential(p.average)),
         plateau_(optimizer, {.factor = 0.5, .patience = 1, .threshold = 0.01}) {}
 
-  /// Each step's loss, and what this rank ends with, as text.
+  /// Returns each step's loss and this rank's final state, as text.
   std::string run(const Job& job) {
     const data::SyntheticImages images{p_.samples, 1, data::Split::train, {1, 8, 8}};
     data::LoaderOptions loading{.batch = p_.batch, .workers = p_.workers, .drop_last = p_.drop_last};
@@ -80,7 +80,7 @@ class Training {
   }
 
  private:
-  // A policy that acts on what is not finite, and a scaler that does, don't go together.
+  // A NonFinite policy and a scaler can't be combined.
   static optim::GradScaler<Cpu> make_scaler(Net& net, const Program& p) {
     const optim::GradScalerOptions options{.init_scale = p.loss_scale, .backoff_factor = 1e-3, .growth_interval = 2};
     if (p.options.non_finite == NonFinite::propagate) return optim::GradScaler(net, options);
@@ -92,7 +92,7 @@ class Training {
     if (at_.batch >= batches) at_ = {.epoch = at_.epoch + 1, .batch = 0, .step = at_.step};
   }
 
-  /// Micro-batch number `micro` of this step; whether it was the last one, behind which the optimizer has stepped.
+  /// Trains on micro-batch `micro` of this step; returns true if it was the last one and the optimizer stepped.
   bool take(const data::Batch& batch, int micro) {
     const Step& step = this->step();
     if (micro == 0) {
@@ -116,7 +116,7 @@ class Training {
     if (step.evaluates) evaluate(batch, step);
     return true;
   }
-  /// The mean loss of all.
+  /// The mean loss over all ranks.
   double backward(const data::Batch& batch, const Step& step, bool last) {
     if constexpr (requires { net_.no_sync(); }) {
       if (last) return backward(batch, step);
@@ -171,7 +171,7 @@ class Training {
   std::string losses_;
 };
 
-/// Nets with fused and sharded optimizers, too.
+/// Whether nets also have fused and sharded optimizers.
 template <class Net>
 constexpr bool has_forms = false;
 template <class Hook>
@@ -242,7 +242,7 @@ std::string train_model(Model model, const Program& p, const World& world, const
 
 /// One rank's part of a job.
 inline std::string run(const Program& p, const World& world, const Job& job) {
-  // Nothing of a new run is as it was in the old one.
+  // A new run begins with everything different from the old one.
   auto model = p.model(job.from.empty() ? 1 : 2 + static_cast<std::uint32_t>(world.rank));
   if (p.narrowing == Narrowing::bf16)
     return train_model(nn::MixedPrecision<Trained<Cpu>, bf16>{std::move(model)}, p, world, job);

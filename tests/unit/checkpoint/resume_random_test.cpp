@@ -1,6 +1,6 @@
-// Training programs that seeds draw are broken off somewhere, and go on in new processes from a checkpoint: all that is
-// left at the end has the same bits as without the break. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one,
-// whose program is shown), or =1000-2000 (all of them, and how often each feature was drawn).
+// Random training programs are interrupted and resumed from a checkpoint in new processes: the final state has the same
+// bits as without the interruption. Other seeds: CHORUS_RANDOM_SEEDS=17 (one, whose program is printed), or =1000-2000
+// (all of them, and how often each feature was drawn).
 #include <catch.hpp>
 
 #include <unit/io/files.hpp>
@@ -22,7 +22,7 @@ std::vector<std::string> on_ranks(const Program& program, const Job& job) {
       .texts();
 }
 
-/// The tensors in which two files differ; "" where they are the same.
+/// The tensors in which two files differ; "" if they are equal.
 std::string difference(const std::string& a, const std::string& b) {
   if (chorus_test::get(a) == chorus_test::get(b)) return "";
   const io::SafetensorsReader first(a), second(b);

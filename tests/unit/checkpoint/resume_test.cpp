@@ -1,5 +1,5 @@
-// A run that was stopped in the middle of an epoch and resumed ends with the bits of one that was not, under every
-// policy; and a run may go on under another policy.
+// A run that was stopped in the middle of an epoch and resumed ends with the bits of an undisturbed run, under every
+// policy; and a run may resume under another policy.
 #include <catch.hpp>
 #include <chorus/data/loader.hpp>
 #include <chorus/data/synthetic_images.hpp>
@@ -16,7 +16,7 @@ namespace resume_test {
 using namespace test::names;
 using chorus_test::TemporaryFolder;
 
-/// Dropout, and batch norm with its buffers.
+/// Dropout, and batch norm with buffers.
 template <class D>
 struct Net : nn::Module {
   nn::Linear<D, double> fc1{64, 12}, fc2{12, 10};
@@ -35,7 +35,7 @@ Model seeded() {
   return {};
 }
 
-/// Trains from `from` (a file, or "") for steps up to `last`, and saves to `to`; the state as text. 3 epochs of 4
+/// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; returns the state as text. 3 epochs of 4
 /// batches.
 template <class Policy>
 std::string run(Policy& net, bool adam, const std::string& from, std::int64_t last, const std::string& to,
@@ -71,7 +71,7 @@ std::string run(Policy& net, bool adam, const std::string& from, std::int64_t la
   return io::parameters_sha256(net.module()) + cat(" passes ", net.forward_passes(), " step ", position.step);
 }
 
-/// `run` in a new net of a policy; what all ranks say, and rank 0's running mean.
+/// `run` in a new net of a policy; returns the text of all ranks, and rank 0's running mean.
 std::string run_under(const std::string& policy, int devices, bool adam, const std::string& from, std::int64_t last,
                       const std::string& to) {
   const auto with_buffers = [&](auto& net, const World& world) {
@@ -90,7 +90,7 @@ std::string run_under(const std::string& policy, int devices, bool adam, const s
   }
   const auto texts = Ranks(devices, [&](const World& world) {
                        auto communicator = comm::connect(world);
-                       // Small buckets: sums of three ranks are rounded in an order that depends on them.
+                       // Small buckets: rounding of sums over three ranks depends on their order.
                        DistributedDataParallel<Model> net{
                            seeded(), communicator, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 2e-3}, 9};
                        return with_buffers(net, world);
@@ -149,7 +149,7 @@ TEST_CASE("resume: parameters that were trained may be frozen when a run goes on
   freeze(single.module());
   const auto x = numbers(6, 64, 1);
   const auto y = labels(6, 10, 1);
-  single.eval();  // running statistics: all shares are normalised alike
+  single.eval();  // running statistics: all shares are normalised in the same way
   cross_entropy(single(x), y).backward();
   const auto text = common_text(2, [&](const World& world) {
     auto model = seeded();

@@ -1,4 +1,4 @@
-// Giving a group up: whoever waits is told why.
+// Aborting a group: each waiting rank gets an error with the reason.
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <thread>

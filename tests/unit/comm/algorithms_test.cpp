@@ -1,5 +1,5 @@
-// Which algorithm serves a call: the one that was asked for, or the fastest; the flight recorder says which. Each gives
-// the bits that its order of additions has, over everything that carries bytes.
+// Which algorithm runs a call: the one asked for, or the fastest; the flight recorder names it. Each algorithm gives
+// the bits that its order of additions implies, over every transport.
 #include <algorithm>
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -20,7 +20,7 @@ using Texts = std::vector<std::string>;
 
 enum class Kind { threads, processes, tcp };
 
-/// What `body` returns on each of `size` ranks, or what was thrown there.
+/// What `body` returns on each of `size` ranks, or the message of what it throws there.
 Texts on_ranks(Kind kind, int size, Algorithm asked, const std::function<std::string(comm::AnyCommunicator&)>& body) {
   if (kind != Kind::threads)
     return test::Ranks(size,
@@ -46,7 +46,7 @@ Texts on_ranks(Kind kind, int size, Algorithm asked, const std::function<std::st
   return texts;
 }
 
-/// By whom the all-reduces of the newest 64 calls were served: `ring`, `direct ring`, ...
+/// The algorithms of the all-reduces among the newest 64 calls: `ring`, `direct ring`, ...
 std::string served_by(const comm::AnyCommunicator& c, const std::string& call = "all_reduce") {
   const auto record = c.flight_record();
   std::string found;
@@ -66,7 +66,7 @@ float number(int rank, std::size_t i) {
   return static_cast<float>((static_cast<std::size_t>(rank) * 7919 + i * 104729) % 10007) * 1e-3f - 4.7f;
 }
 
-/// The sums of all ranks' numbers, added up from rank first(i) on, around the ring.
+/// The sums of all ranks' numbers; element i is added up around the ring, starting with rank first(i).
 std::vector<float> sums(int ranks, std::size_t count, const std::function<int(std::size_t)>& first) {
   std::vector<float> out(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -76,7 +76,7 @@ std::vector<float> sums(int ranks, std::size_t count, const std::function<int(st
   return out;
 }
 
-/// "" where an all-reduce gives these bits; the data lies in the communicator's memory if it is `lent`.
+/// "" if an all-reduce gives these bits; if `lent`, the data is in memory that the communicator allocated.
 std::string gives(comm::AnyCommunicator& c, const std::vector<float>& expected, bool lent = false) {
   std::vector<float> own(expected.size());
   const auto memory = lent ? c.allocate(own.size() * sizeof(float)) : nullptr;
@@ -211,7 +211,7 @@ TEST_CASE("what can't run there is refused on every rank, which says what can", 
                     "in_place or hierarchical");
   CHECK_THROWS_AS(comm::all_reduce_of("bruck"), UsageError);
 
-  // An engine that is not chorus' own, as MPI, gloo and NCCL are.
+  // A backend that is not chorus' own, like MPI, gloo and NCCL.
   comm::register_backend(comm::Backend::nccl, [](const comm::World&) { return comm::alone(); });
   comm::World world{.size = 2, .master_port = 1, .all_reduce = Algorithm::ring};
   CHECK_THROWS_WITH(comm::connect(world, {.backend = comm::Backend::nccl}),

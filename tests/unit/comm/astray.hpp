@@ -1,5 +1,5 @@
 #pragma once
-/// Ranks that call different things: what any engine has to say of it, and that no data has moved.
+/// Ranks that call different collectives: the error that every backend must raise, and that no data is changed.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <functional>
@@ -11,8 +11,8 @@ namespace test {
 
 namespace ch = chorus;
 
-/// What rank 0 calls while rank 1 is in `all_reduce #1 (min of 100 I32)`, and how that is named. `f` has 100 numbers,
-/// `g` 200.
+/// What rank 0 calls while rank 1 is in `all_reduce #1 (min of 100 I32)`, and how the error names that call. `f` has
+/// 100 numbers, `g` has 200.
 struct Astray {
   using C = ch::comm::AnyCommunicator;
   std::function<void(C&, std::vector<float>& f, std::vector<float>& g, std::vector<int>& i)> call;
@@ -38,7 +38,7 @@ inline std::vector<Astray> calls_astray() {
   };
 }
 
-/// One of two ranks: what its call throws; begins with "moved: " where data has moved.
+/// One of two ranks; returns the error of its call, with the prefix "moved: " if data was changed.
 inline std::string go_astray(ch::comm::AnyCommunicator& c, const Astray& astray) {
   std::vector<float> f(100, 1), g(200, 2);
   std::vector<int> i(100, 3);
@@ -47,7 +47,7 @@ inline std::string go_astray(ch::comm::AnyCommunicator& c, const Astray& astray)
   try {
     if (c.rank() == 0) astray.call(c, f, g, i);
     if (c.rank() == 1) c.all_reduce(std::span(i), ch::comm::ReduceOp::min);
-    c.barrier();  // a sender may notice only here
+    c.barrier();  // a sender may get the error only here
   } catch (const ch::CommError& error) {
     text = error.what();
   }
@@ -56,7 +56,7 @@ inline std::string go_astray(ch::comm::AnyCommunicator& c, const Astray& astray)
   return (still ? "" : "moved: ") + text;
 }
 
-/// One of three ranks, of which the last has other numbers to reduce.
+/// One of three ranks, the last of which passes another number of elements.
 inline std::string third_astray(ch::comm::AnyCommunicator& c) {
   std::vector<double> x(1000, c.rank());
   const auto before = x;

@@ -20,7 +20,7 @@ void on_threads(int size, std::chrono::milliseconds timeout, F f) {
 
 TEST_CASE("asynchronous and blocking calls keep their order", "[comm]") {
   on_threads(3, std::chrono::seconds(10), [](comm::AnyCommunicator& c) {
-    // Each step needs the one before: x = 3 x + 3, over two buffers and all kinds of calls.
+    // Each step depends on the one before: x = 3 x + 3, over two buffers and all kinds of calls.
     std::vector<double> x(1000, 1), y(1000);
     std::vector<comm::Work> works;
     double expected = 1;
@@ -29,14 +29,14 @@ TEST_CASE("asynchronous and blocking calls keep their order", "[comm]") {
       works.push_back(c.broadcast_async(std::span(x), step % 3));
       expected *= 3;
       if (step % 5 == 4) {
-        c.all_reduce(std::span(x), comm::ReduceOp::max);  // blocking: all before it are done
+        c.all_reduce(std::span(x), comm::ReduceOp::max);  // blocking: all earlier calls are done
         if (!works.back().done() || x[999] != expected) throw std::runtime_error("order");
         works.clear();
       }
     }
     works.push_back(c.barrier_async());
     works.back().wait();
-    works.back().wait();  // a second time: nothing to wait for
+    works.back().wait();  // a second wait returns at once
   });
 }
 
@@ -85,7 +85,7 @@ TEST_CASE("a blocking call behind one that fails is a call of its own", "[comm]"
                         Catch::Matchers::Contains("this communicator has failed before: rank 0: all_reduce #0"));
   const auto record = c.flight_record();
   CHECK(record.find("broadcast #1") != std::string::npos);
-  CHECK(record.find("barrier") == std::string::npos);  // it was dropped
+  CHECK(record.find("barrier") == std::string::npos);  // the ring buffer dropped it
 }
 
 TEST_CASE("where no thread can be started, signals reach the caller's as before", "[comm]") {

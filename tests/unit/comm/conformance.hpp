@@ -1,5 +1,5 @@
 #pragma once
-/// What every Communicator has to do, as a function that each rank runs: returns "" or the first thing that is wrong.
+/// What every Communicator has to do, as a function that each rank runs: returns "" or the first difference.
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
@@ -12,7 +12,7 @@ namespace test {
 
 namespace ch = chorus;
 
-/// A small number that depends on the rank and the place, so that sums are exact in every scalar type.
+/// A small number that depends on the rank and the index, so that sums are exact in every scalar type.
 template <class T>
 T value(int rank, std::size_t i) {
   if constexpr (std::is_same_v<T, bool>) return (static_cast<std::size_t>(rank) + i) % 3 == 0;
@@ -94,7 +94,7 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
   c.all_gather(own, all);
   look(expect<T>(all, gathered, "all_gather in place"));
 
-  if (n > 1) {  // around the ring, against the order of ranks
+  if (n > 1) {  // around the ring, in descending order of ranks
     const int to = (r + n - 1) % n, from = (r + 1) % n;
     auto received = storage<T>(count);
     fill(mine);
@@ -109,7 +109,7 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
   return wrong;
 }
 
-/// Each rank has the largest number.
+/// Each rank has the largest number of the type: sums wrap around.
 template <class T>
 std::string wraps(ch::comm::Communicator auto& c) {
   using U = std::make_unsigned_t<T>;
@@ -121,7 +121,7 @@ std::string wraps(ch::comm::Communicator auto& c) {
       sums, [&](std::size_t) { return sum; }, "a sum that wraps");
 }
 
-/// Zeros of both signs and what is not a number, in min and max: whichever ranks they come from.
+/// min and max of -0, +0 and NaN don't depend on which ranks they come from.
 template <class T>
 std::string extremes(ch::comm::Communicator auto& c) {
   using ch::comm::ReduceOp;
@@ -155,7 +155,7 @@ std::string extremes(ch::comm::Communicator auto& c) {
   return wrong;
 }
 
-/// Texts of every length, none among them.
+/// Texts of several lengths, and empty ones.
 std::string objects(ch::comm::Communicator auto& c) {
   const auto text_of = [](int rank) {
     return std::string(static_cast<std::size_t>(7 * rank), 'a') + std::string(static_cast<std::size_t>(rank % 2), '\0');
@@ -170,7 +170,7 @@ std::string objects(ch::comm::Communicator auto& c) {
   return "";
 }
 
-/// Every operation, with every scalar type, and with counts that divide by the number of ranks and counts that don't.
+/// Every operation with every scalar type; counts that are multiples of the number of ranks, and others.
 inline std::string conforms(ch::comm::Communicator auto& c) {
   const auto n = static_cast<std::size_t>(c.size());
   for (const std::size_t count : {std::size_t{0}, std::size_t{1}, n - 1, n + 1, std::size_t{1001}, std::size_t{8192}})

@@ -1,5 +1,5 @@
 #pragma once
-/// A connection over TCP, both ends of it in this process.
+/// A TCP connection with both ends in this process.
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-// What a communicator can tell when something is wrong: who is missing, and what was called last.
+// What a communicator reports on a failure: which ranks are missing, and the last calls.
 #include <catch.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -13,7 +13,7 @@ using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
-// A mesh of 2 x 2 in which rank 3 stands still: rank 1 waits for it in a column, and rank 0 for rank 1 in a row.
+// A 2 x 2 mesh in which rank 3 does not take part: rank 1 waits for it in a column, and rank 0 for rank 1 in a row.
 TEST_CASE("groups name ranks of the job and their axis, and follow who waits from group to group", "[comm]") {
   for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
     test::Ranks ranks(
@@ -206,7 +206,7 @@ TEST_CASE("the flight recorder: groups of one job don't write over each other's 
     auto half = comm::connect(comm::split(all, world, world.rank / 2));
     for (auto* group : {&half, &all}) {
       try {
-        group->barrier();  // may hear of a peer's abort before it ends
+        group->barrier();  // may throw a peer's abort
         group->abort("enough");
         group->barrier();
       } catch (const CommError&) {

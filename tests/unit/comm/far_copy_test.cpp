@@ -1,4 +1,4 @@
-// Copies past the caches, and writes to connections whose other end is gone.
+// Copies with non-temporal stores, and writes to connections that the peer has closed.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ TEST_CASE("FarCopy copies every byte and no other, whichever way it takes", "[co
   const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   std::byte* const out = memory.data() + border + (64 - misaligned) % 64;
   comm::FarCopy copy;
-  // More turns than there are between two measurements.
+  // More iterations than there are between two measurements.
   for (int turn = 0; turn < 100; ++turn) {
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{4097},
                                     std::size_t{16'384}, std::size_t{16'385}, most}) {

@@ -1,4 +1,4 @@
-// Ranks that die, stop, leave, or call something else: the others get an error that says so, and soon.
+// Ranks that die, stop, leave, or call another collective: the others get an error that says so, within the timeout.
 #include <dirent.h>
 
 #include <catch.hpp>
@@ -16,7 +16,7 @@ using Catch::Matchers::StartsWith;
 
 constexpr comm::Backend kinds[] = {comm::Backend::shm, comm::Backend::tcp};
 
-/// But for Open MPI's shared memory, which another test may be running.
+/// Ignores Open MPI's shared memory, which another test may be using.
 std::size_t entries(const char* folder) {
   std::size_t count = 0;
   DIR* const dir = opendir(folder);
@@ -25,7 +25,7 @@ std::size_t entries(const char* folder) {
   return count;
 }
 
-/// Repeats one collective for ever.
+/// Repeats one collective until it fails.
 std::string repeat(const comm::World& world, comm::Backend kind, comm::Op op) {
   auto c = comm::connect(world, {.backend = kind});
   std::vector<float> mine(20'000), all(20'000 * static_cast<std::size_t>(world.size));
@@ -150,7 +150,7 @@ TEST_CASE("faults: a forked child that drops its communicator does not leave in 
         int status = 0;
         waitpid(child, &status, 0);
         if (status != 0) return "the child did not end";
-        std::this_thread::sleep_for(200ms);  // the other rank waits, and looks around
+        std::this_thread::sleep_for(200ms);  // meanwhile the other rank waits, and checks its peers
       }
       c.all_reduce(std::span(x));
       return cat(x[9]);
@@ -182,7 +182,7 @@ TEST_CASE("a rank may leave while others still read what it sent", "[comm]") {
   for (const auto kind : kinds) {
     test::Ranks ranks(2, [kind](const comm::World& world) -> std::string {
       auto c = comm::connect(world, {.backend = kind});
-      std::vector<int> data(2'000'000, 7);  // more than sockets hold
+      std::vector<int> data(2'000'000, 7);  // larger than the socket buffers
       if (world.rank == 0) {
         for (int i = 0; i < 3; ++i) c.send(std::span(data), 1);
         return "sent";
@@ -202,7 +202,7 @@ TEST_CASE("a rank may leave while others still read what it sent", "[comm]") {
 TEST_CASE("ranks in different calls are both named", "[comm]") {
   for (const auto kind : kinds) {
     for (const auto& astray : test::calls_astray()) {
-      // Rank 1 receives in its call, and so meets what rank 0 sends.
+      // Rank 1 receives during its own call, so it gets what rank 0 sends.
       test::Ranks ranks(2, [&, kind](const comm::World& world) {
         auto c = comm::connect(world, {.backend = kind});
         return test::go_astray(c, astray);

@@ -1,4 +1,4 @@
-// A flight record that can't be written: that is said, and the failure that it tells of stays the one that counts.
+// A flight record that can't be written: stderr says so, and the original error is still the one thrown.
 #include <sys/resource.h>
 
 #include <catch.hpp>
@@ -11,7 +11,7 @@ namespace flight_recorder_test {
 using namespace chorus;
 using Catch::Matchers::Contains;
 
-/// What is said where the record goes to `path`, and files end at so many bytes.
+/// What stderr gets if the record goes to `path` and RLIMIT_FSIZE is `most` bytes.
 std::string dump_to(const std::string& path, rlim_t most = RLIM_INFINITY) {
   test::Ranks ranks(1, [&](const comm::World&) {
     setenv("CHORUS_FLIGHT_RECORDER", path.c_str(), 1);
@@ -32,7 +32,7 @@ std::string dump_to(const std::string& path, rlim_t most = RLIM_INFINITY) {
 TEST_CASE("a flight record that can't be written is said to be none", "[comm]") {
   const std::string path = "/tmp/chorus_flight_" + std::to_string(getpid());
   CHECK(dump_to(path) == "");
-  CHECK_THAT(dump_to(path, 100), !Contains("ended with status"));  // stderr is a file, too
+  CHECK_THAT(dump_to(path, 100), !Contains("ended with status"));  // stderr is a file as well, with the same limit
   unlink((path + ".rank0").c_str());
   CHECK(dump_to("/nonexistent/record") ==
         "chorus: the flight record cannot be written to /nonexistent/record.rank0: No such file or directory\n");

@@ -1,4 +1,4 @@
-// Gloo behind the Communicator concept.
+// Gloo as a Communicator.
 #include <catch.hpp>
 
 #include "astray.hpp"
@@ -85,7 +85,7 @@ TEST_CASE("gloo: ranks in different calls are both named, before any data moves"
     }
     CHECK_THAT(texts[1], StartsWith("rank 1: all_reduce #1 (min of 100 I32): ") && Contains(astray.name));
   }
-  // A sender too hears of it in that very call, and who else waits for the two.
+  // The sender, and a third rank that waits for these two, also get the error in that call.
   const auto lost = run(3, [](auto& c) -> std::string {
     std::vector<float> x(300'000, 1);
     try {

@@ -1,4 +1,4 @@
-// Shared memory inside machines, TCP between them. Machines are played by CHORUS_HOST_ID.
+// Shared memory within machines, TCP between them. CHORUS_HOST_ID makes ranks of this machine act as several.
 #include <catch.hpp>
 #include <numeric>
 
@@ -11,7 +11,7 @@ using namespace chorus;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 
-/// Ranks on machines: `"aab"` puts ranks 0 and 1 on one, rank 2 on another.
+/// Ranks on machines: `"aab"` puts ranks 0 and 1 on machine a, rank 2 on machine b.
 test::Ranks on_machines(const std::string& machines, std::function<std::string(comm::AnyCommunicator&)> f,
                         std::chrono::milliseconds timeout = 10s) {
   return test::Ranks(
@@ -51,16 +51,15 @@ TEST_CASE("between machines 2 (M - 1) / M of the data leave each leader, and not
     return texts;
   };
   const auto across = [&](std::uint64_t machines) { return 2 * (machines - 1) * data / machines; };
-  // A leader sends across, and the sums to the next rank inside; the others send once up the chain, and all but the
-  // last once down.
+  // A leader sends to the other machines, and the sums to the next rank of its machine; each other rank sends once up
+  // the chain, and all but the last one send once down.
   CHECK(sent("aabb") == std::vector{cat(across(2) + data), cat(data), cat(across(2) + data), cat(data)});
   CHECK(sent("aaab") == std::vector{cat(across(2) + data), cat(2 * data), cat(data), cat(across(2))});
   CHECK(sent("abc") == std::vector(3, cat(across(3))));
   CHECK(sent("aaa") == std::vector{cat(data), cat(2 * data), cat(data)});
 }
 
-// A rank that waits in shared memory may be the one that others wait for: it has to send on what the network had no
-// room for.
+// Others may depend on a rank that waits in shared memory: it must send on what the network did not accept at first.
 TEST_CASE("a slow network and a rank that waits inside of its machine", "[comm]") {
   for (const std::string machines : {"abab", "aabb", "aabba"}) {
     auto ranks = on_machines(machines, [](comm::AnyCommunicator& c) -> std::string {

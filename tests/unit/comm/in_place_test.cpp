@@ -1,4 +1,4 @@
-// Collectives of ranks that read each other's memory where it lies.
+// Collectives in which ranks read each other's memory directly, without copies.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace in_place_test {
 using namespace chorus;
 using comm::ReduceOp;
 
-/// Numbers of type T in memory that the communicator gave, or of the program's own.
+/// Numbers of type T in memory that the communicator allocated, or that the program owns.
 template <class T>
 struct Lent {
   std::shared_ptr<std::byte> memory;
@@ -51,7 +51,7 @@ std::uint64_t hash(std::span<const float> numbers) {
   return hash;
 }
 
-/// All collectives of numbers that are exact in T; "" or what is wrong.
+/// All collectives, of numbers that are exact in T; returns "" or the first difference.
 template <class T>
 std::string exact(comm::AnyCommunicator& c, std::size_t count) {
   const int n = c.size(), r = c.rank();
@@ -73,7 +73,7 @@ std::string exact(comm::AnyCommunicator& c, std::size_t count) {
   for (std::size_t i = 0; i < whole.numbers.size(); ++i) whole.numbers[i] = value(r, i);
   const auto part = whole.numbers.subspan(static_cast<std::size_t>(r) * count, count);
   c.reduce_scatter(whole.numbers, data.numbers);
-  c.reduce_scatter(whole.numbers, part);  // in its place
+  c.reduce_scatter(whole.numbers, part);  // in place
   for (std::size_t i = 0; i < count; ++i) {
     const auto expected = sum(static_cast<std::size_t>(r) * count + i);
     if (data.numbers[i] != expected || part[i] != expected) return cat("reduce_scatter of ", count, ": at ", i);
@@ -128,7 +128,7 @@ TEST_CASE("in place: weighted sums are the same bits on all ranks, and those of 
       fill(std::span(sent), world.rank);
       c.all_reduce(std::span(sent), ReduceOp::sum, {.scale = scale(world.rank)});
       std::string others = hash(std::span(sent)) == hash(data.numbers) ? "" : " when sent others";
-      // Two ranks' numbers have one sum, wherever it is computed.
+      // Each order of additions gives the same sum of two ranks' numbers.
       for (const bool lent : {true, false}) {
         if (size != 2) break;
         Lent<float> whole(c, count - 1, lent), part(c, count / 2, lent);
@@ -168,7 +168,7 @@ TEST_CASE("in place: whichever rank is ahead, the sums and the traffic are the s
     }
     if (c.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     auto work = c.all_reduce_async(data.numbers, ReduceOp::sum, {.scale = 0.3 + c.rank()});
-    // The program computes meanwhile.
+    // The program computes while the call runs.
     while (!work.done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     work.wait();
     return hash(data.numbers);
@@ -225,7 +225,7 @@ TEST_CASE("in place: memory that was given back is unmapped by the others, too",
 }
 
 TEST_CASE("in place: what can't be mapped is sent", "[comm]") {
-  // The second region stands for one of a process that this one may not look into.
+  // The second region stands for memory of a process that this one is not allowed to map.
   auto lent = comm::SharedMemory::allocate(1000);
   auto window = comm::SharedMemory::find(lent.get() + 10, 100);
   CHECK(window.key != 0);
@@ -236,7 +236,7 @@ TEST_CASE("in place: what can't be mapped is sent", "[comm]") {
   lent.get()[10] = std::byte{42};
   CHECK(*there == std::byte{42});
   window.fd = 1'000'000;
-  CHECK(mapped.open(getpid(), window) == there);  // known already
+  CHECK(mapped.open(getpid(), window) == there);  // mapped already
   ++window.key;
   CHECK(mapped.open(getpid(), window) == nullptr);
   lent.reset();
@@ -248,12 +248,12 @@ TEST_CASE("in place: what was offered but not mapped at first, and then can't be
     auto c = comm::connect(world);
     Lent<float> lent(c, 10'000), elsewhere(c, 10'000, false);
     std::string log;
-    for (const int other : {1, 0, 2}) {  // who brings other memory; at last none does
+    for (const int other : {1, 0, 2}) {  // the rank with memory of its own; in the last pass none
       auto* const data = world.rank == other && other != 2 ? &elsewhere : &lent;
       fill(data->numbers, world.rank);
       c.all_reduce(data->numbers);
       log += cat(hash(data->numbers), " ");
-      // Now nobody finds rank 0's memory any more.
+      // From here on no rank can map rank 0's memory.
       const int known_as = comm::SharedMemory::find(reinterpret_cast<std::byte*>(lent.numbers.data()), 1).fd;
       if (world.rank == 0 && other == 0) dup2(open("/dev/null", O_RDWR), known_as);
     }
@@ -280,7 +280,7 @@ TEST_CASE("in place: a rank that is killed meanwhile is named by the others", "[
   }
 }
 
-/// As combine_products, and for a while in the middle of it.
+/// Like combine_products, but it pauses in the middle.
 std::atomic<int> adding{0}, aborted{0};
 void add_slowly(void* out, const void* in, double, const void* mine, double, std::size_t count) {
   adding = 1;
@@ -300,7 +300,7 @@ TEST_CASE("in place: once a call has failed, nobody writes to its data any more"
     call.count = data[0].size();
     call.in = call.out = data[0].data();
     try {
-      group[0].engine().now(call);  // it adds up all, and goes through, or half of it, and needs the other half
+      group[0].engine().now(call);  // it adds up everything and returns, or half of it, and needs the peer's half
     } catch (const CommError&) {
     }
   });

@@ -1,4 +1,4 @@
-// MPI behind the Communicator concept: real jobs under mpirun.
+// MPI as a Communicator, in real jobs under mpirun.
 #include <unistd.h>
 
 #include <catch.hpp>
@@ -29,7 +29,7 @@ std::string folder_of_programs() {
   return self.substr(0, self.rfind('/')) + "/programs";
 }
 
-/// What the ranks of a job print.
+/// The output of the ranks of a job.
 std::string job(int ranks, const std::string& what, const std::string& errors = "/dev/null") {
   const auto line = cat("timeout 60 mpirun --allow-run-as-root --oversubscribe -np ", ranks, " ", folder_of_programs(),
                         "/mpi_ranks ", what, " 2>", errors);
@@ -73,7 +73,7 @@ TEST_CASE("mpi: deadlines and aborts", "[comm]") {
   const auto aborted = job(3, "abort");
   CHECK_THAT(aborted, Contains("rank 1: all_reduce #1 (sum of 100000 F32): aborted: no flour left\n"));
   for (const int rank : {0, 2})
-    CHECK_THAT(aborted, Contains(cat("rank ", rank, ": all_reduce #")));  // #1, or a slow one #0
+    CHECK_THAT(aborted, Contains(cat("rank ", rank, ": all_reduce #")));  // #1, or #0 if the rank was slow
   CHECK_THAT(aborted, Contains("gave up: ") && Contains("no flour left"));
   CHECK_THAT(job(2, "late"), Contains("late: rank 0: all_reduce #1 (sum of 100000 F32): mpi: waited 1000 ms"));
 }

@@ -1,4 +1,4 @@
-// Names that the system looks up for longer than anybody wants to wait.
+// Host names whose look-up takes longer than the timeout.
 #include <dlfcn.h>
 #include <netdb.h>
 
@@ -7,7 +7,7 @@
 
 #include "processes.hpp"
 
-/// The system's own, but two names of this test take their time, as where name servers don't answer.
+/// Calls the system's getaddrinfo; two names take long, as if no name server answered.
 extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints, addrinfo** result) {
   using Function = int (*)(const char*, const char*, const addrinfo*, addrinfo**);
   static const auto system = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "getaddrinfo"));
@@ -31,7 +31,7 @@ using comm::Clock;
 
 TEST_CASE("a name is looked up by a deadline", "[comm]") {
   const auto start = Clock::now();
-  CHECK(comm::Address::resolve("127.0.0.1", 5, start).port() == 5);  // in numbers: nobody is asked
+  CHECK(comm::Address::resolve("127.0.0.1", 5, start).port() == 5);  // a numeric address: no look-up
   CHECK(comm::Address::resolve("::1", 6, start).host() == "::1");
   CHECK(comm::Address::resolve("[::1]", 6, start).host() == "::1");
   CHECK(!comm::Address::resolve("[0:0:0:0:0:0:0:1]", 6, start).misleads("[0:0:0:0:0:0:0:1]"));

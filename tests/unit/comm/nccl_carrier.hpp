@@ -1,5 +1,5 @@
 #pragma once
-/// NCCL's stand-in as a backend that `connect` knows, for tests that run over any of them.
+/// The NCCL stand-in as a backend that `connect` knows, for tests that run over any backend.
 
 #include <chorus/comm/connect.hpp>
 #include <chorus/comm/split.hpp>
@@ -8,7 +8,7 @@
 
 namespace test {
 
-/// One rank: the communicator over host memory, the one that carries the stand-in's collectives, and the device.
+/// One rank: the communicator over host memory, the communicator that carries the stand-in's collectives, the device.
 struct NcclCarrier {
   ch::comm::AnyCommunicator control, data;
   std::shared_ptr<StandInDevice> device = std::make_shared<StandInDevice>(&data);
@@ -23,7 +23,7 @@ struct NcclCarrier {
   NcclCarrier(const NcclCarrier&) = delete;
   ~NcclCarrier() { of(engine) = nullptr; }
 
-  /// `host_computes`: see StandInDevice, which policies on CPUs want.
+  /// `host_computes`: see StandInDevice; policies on CPUs need it.
   static void register_it(bool host_computes = false) {
     host() = host_computes;
     ch::comm::register_backend(ch::comm::Backend::nccl, [](const ch::comm::World& world) {
@@ -32,17 +32,17 @@ struct NcclCarrier {
       return std::shared_ptr<ch::comm::Engine>(carrier, &carrier->engine);
     });
   }
-  /// What is behind a communicator; null where that is something else.
+  /// The stand-in behind a communicator, or null if the communicator has another backend.
   static NcclCarrier* behind(const ch::comm::AnyCommunicator& c) { return of(c.engine()); }
 
-  /// Has the compute stream do `work`, behind what it was given so far.
+  /// Enqueues `work` on the compute stream.
   void compute(std::function<void()> work) {
     if (device->host_computes)
       work();
     else
       device->compute(std::move(work));
   }
-  /// Returns when the streams have done all they were given; throws what has failed.
+  /// Waits until the streams are idle; throws their error.
   void synchronize() {
     ch::check<ch::Error>(device->finish(), "the compute stream did not come to its end");
     engine.queue().synchronize();

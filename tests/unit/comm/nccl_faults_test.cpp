@@ -1,4 +1,4 @@
-// What NcclCommunicator does when NCCL, CUDA or another rank fails: an error that says where, an abort, never a hang.
+// NcclCommunicator when NCCL, CUDA or another rank fails: an error that names the call, an abort, and never a hang.
 #include <catch.hpp>
 
 #include "../message_of.hpp"
@@ -14,7 +14,7 @@ using test::StandInDevice;
 using test::StandInNccl;
 using namespace std::chrono_literals;
 
-/// A group of one, with two calls behind it.
+/// A group of one rank that has made two calls.
 struct Alone {
   comm::AnyCommunicator control;
   std::shared_ptr<StandInDevice> device = std::make_shared<StandInDevice>();
@@ -69,7 +69,7 @@ TEST_CASE("nccl: a call that the others do not join runs into its deadline", "[c
   auto work = one.reduce();
   work.wait();
   one.device->compute([] {});
-  CHECK(one.device->finish());  // whoever waits for the device goes on
+  CHECK(one.device->finish());  // threads that wait for the device continue
   CHECK_THAT(message_of<TimeoutError>([&] { one.nccl.synchronize(); }),
              Contains("all_reduce #2") && Contains("bucket 2") && Contains("200 ms"));
   CHECK(work.done());
@@ -114,7 +114,7 @@ TEST_CASE("nccl: a replay has a deadline", "[comm]") {
   CHECK_THROWS_AS(one.nccl.synchronize(), TimeoutError);
 }
 
-/// Whether `body` returns in time. If not, the graph is destroyed, so that it does after all.
+/// Whether `body` returns in time. If not, destroys the graph, which ends `body`.
 template <class Body>
 bool in_time(StandInDevice& device, const Body& body) {
   std::atomic<bool> ended = false;
@@ -131,7 +131,7 @@ bool in_time(StandInDevice& device, const Body& body) {
 }
 
 TEST_CASE("nccl: a replay whose peer is gone ends while its graph lives", "[comm]") {
-  for (const bool asked : {true, false}) {  // this thread finds out, or the one that watches
+  for (const bool asked : {true, false}) {  // this thread detects it, or the watchdog does
     CAPTURE(asked);
     Alone one(200ms);
     one.device->graphs = 1;
@@ -142,7 +142,7 @@ TEST_CASE("nccl: a replay whose peer is gone ends while its graph lives", "[comm
       if (!asked) CHECK(one.device->aborted());
       CHECK_THROWS_AS(one.nccl.synchronize(), TimeoutError);
       CHECK_THROWS_AS(one.nccl.launch("a graph's replay", [] {}), CommError);
-      CHECK(one.device->finish());  // who waits for the device before the graph is destroyed goes on
+      CHECK(one.device->finish());  // a wait for the device returns before the graph is destroyed
       CHECK(one.device->count("end of abort") == 0);
     }));
   }
@@ -157,7 +157,7 @@ TEST_CASE("nccl: whoever is told of a failure hears it before the abort ends", "
     CHECK_THROWS_AS(one->reduce(), CommError);
     CHECK_THAT(message_of<CommError>([&] { one->control.barrier(); }), Contains("all_reduce #2"));
   }));
-  one.reset();  // in order: the abort has ended before the streams go
+  one.reset();  // the abort ends before the streams are destroyed
   const auto lines = device->record();
   CHECK(std::find(lines.begin(), lines.end(), "end of abort") <
         std::find(lines.begin(), lines.end(), "destroy_stream"));
@@ -217,7 +217,7 @@ TEST_CASE("nccl: a rank that is asked to give up while it begins a group ends th
   std::thread other;
   one.device->at_group_start = [&] {
     other = std::thread([&] { one.nccl.abort("enough"); });
-    std::this_thread::sleep_for(300ms);  // it has said so by then, and waits for this call's end
+    std::this_thread::sleep_for(300ms);  // the abort has begun, and waits for this call's end
   };
   CHECK_THAT(message_of<CommError>([&] { one.nccl.group([&] { one.reduce(); }); }), Contains("enough"));
   other.join();
@@ -302,7 +302,7 @@ TEST_CASE("nccl: where rank 0 gets no id, every rank says so", "[comm]") {
 
 TEST_CASE("nccl: one rank fails and the others hear of it", "[comm]") {
   const auto texts = test::nccl_ranks(3, [](test::NcclRank& rank) -> std::string {
-    std::vector<float> numbers(1000);  // outlives the stream that works on it
+    std::vector<float> numbers(1000);  // outlives the stream that uses it
     auto nccl = rank.nccl();
     if (rank.control.rank() == 1) rank.device->refusals["all_reduce"] = 3;
     return message_of<CommError>([&] {
@@ -311,7 +311,7 @@ TEST_CASE("nccl: one rank fails and the others hear of it", "[comm]") {
     });
   });
   CHECK_THAT(texts[1], Contains("rank 1: all_reduce #0") && Contains("error 3"));
-  // From rank 1 itself, or from their own NCCL, whichever comes first.
+  // The error is rank 1's message or their own NCCL's error, whichever comes first.
   for (const std::size_t rank : {std::size_t{0}, std::size_t{2}})
     CHECK_THAT(texts[rank], Contains("all_reduce #0 (sum of 1000 F32): nccl: error"));
 }
@@ -323,10 +323,10 @@ TEST_CASE("nccl: whose device waits for a rank that has given up hears it long b
     std::vector<float> numbers(1000);
     auto nccl = rank.nccl();
     if (rank.control.rank() == 1) {
-      rank.control.barrier();  // the other one's call is under way
+      rank.control.barrier();  // the other rank's call is running
       rank.device->refusals["all_reduce"] = 3;
       const auto why = message_of<CommError>([&] { nccl.all_reduce_async(std::span(numbers)); });
-      std::this_thread::sleep_for(1s);  // it does not end at once: its peer can't hear it from that
+      std::this_thread::sleep_for(1s);  // stays alive: otherwise its peer would notice the closed connection
       return why;
     }
     rank.device->stuck = true;
@@ -358,7 +358,7 @@ TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
   ranks.await_sign(1);
   kill(ranks.pid(1), SIGKILL);
   for (const int rank : {0, 2}) {
-    const auto outcome = ranks.outcome(rank);  // from its own NCCL, or from the process that has ended
+    const auto outcome = ranks.outcome(rank);  // from its own NCCL, or because the process ended
     CHECK_THAT(outcome.text,
                Contains(cat("rank ", rank, ": ")) && (Contains("all_reduce") || Contains("rank 1 is gone")));
     CHECK(outcome.seconds < 20);

@@ -1,4 +1,4 @@
-// What NcclCommunicator asks of NCCL and CUDA, in which order, and that no stream runs ahead of what it needs.
+// The calls that NcclCommunicator makes to NCCL and CUDA, their order, and that each stream waits for its inputs.
 #include <unistd.h>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ TEST_CASE("nccl: no stream runs ahead", "[comm]") {
       rank.device->compute([&] { got = numbers; });
       other.wait();
       rank.device->compute([&] { got_second = second; });
-      if (step % 2 == 1) continue;  // two steps ahead of the device
+      if (step % 2 == 1) continue;  // the host is two steps ahead of the device
       if (!rank.device->finish()) return "the compute stream did not come to its end";
       if (got != std::vector<float>(100, 1.5f + s)) return cat("step ", step, ": the first sum is ", got[0]);
       if (got_second != std::vector<float>(100, 30 + 2 * s))
@@ -148,7 +148,7 @@ TEST_CASE("nccl: what a capture that failed has left is waited for by nobody", "
   const int waits = device->count("wait compute");
   work.wait();
   CHECK(device->count("wait compute") == waits);
-  device->stuck = true;  // what has ended needs no wait
+  device->stuck = true;  // a finished call needs no wait
   nccl.all_reduce(std::span(numbers));
   CHECK(device->count("wait compute") == waits + 1);
   device->stuck = false;

@@ -1,5 +1,5 @@
 #pragma once
-/// Ranks that speak NCCL's stand-in, each a process of its own.
+/// Ranks over the NCCL stand-in, each in its own process.
 
 #include "nccl_stand_in.hpp"
 #include "processes.hpp"
@@ -8,7 +8,7 @@ namespace test {
 
 using StandInNccl = ch::comm::NcclCommunicator<StandIn>;
 
-/// One rank: the communicator over host memory, the one that carries the stand-in's collectives, and the device.
+/// One rank: the communicator over host memory, the communicator that carries the stand-in's collectives, the device.
 struct NcclRank {
   ch::comm::World data_world;
   ch::comm::AnyCommunicator control, data;

@@ -1,6 +1,6 @@
 #pragma once
 /// A stand-in for the NCCL and CUDA calls of NcclCommunicator: streams that run late and in the worst order that their
-/// events allow, collectives carried out by another communicator over host memory, faults on request, and a record.
+/// events allow, collectives over another communicator in host memory, faults on request, and a record of calls.
 
 #include <atomic>
 #include <chorus/comm/any_communicator.hpp>
@@ -16,40 +16,40 @@ namespace test {
 
 namespace ch = chorus;
 
-/// The streams and events of one rank, and what was asked of them. Stream 0 is the compute stream.
+/// The streams and events of one rank, and the record of its calls. Stream 0 is the compute stream.
 class StandInDevice {
  public:
   explicit StandInDevice(ch::comm::AnyCommunicator* data = nullptr) : data_(data) {}
 
-  // What a test says.
+  // Set by tests.
 
-  /// The compute stream is the host itself: it does its work at once, and waiting for an event blocks.
+  /// The host is the compute stream: it runs the work at once, and waiting for an event blocks.
   bool host_computes = false;
-  /// What is on the device.
+  /// Whether an address is device memory.
   std::function<bool(const void*)> holds = [](const void*) { return true; };
-  /// What the next calls of a name return, once each.
+  /// Error codes that the next calls of a name return, once each.
   std::map<std::string, int> refusals;
-  /// How often a call is "in progress" before it is accepted.
+  /// How often a call returns "in progress" before it succeeds.
   int slow_accepts = 0;
-  /// Streams other than the compute stream stand still. A test may say so while others look.
+  /// Streams other than the compute stream make no progress. Tests may set it while other threads read it.
   std::atomic<bool> stuck = false;
   bool capturing = false;
-  /// Graphs that were captured with the communicator: an abort ends the kernels, but returns when they are destroyed.
+  /// Graphs with calls of the communicator. An abort ends the kernels, but returns only when they are destroyed.
   std::atomic<int> graphs = 0;
   int async_code = 0;
-  /// What happens while a group is begun.
+  /// Called while a group begins.
   std::function<void()> at_group_start = [] {};
 
   void compute(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
     streams_[0].push_back({[work = std::move(work)] { return work(), true; }});
   }
-  /// Work that takes until `goes_on` is false.
+  /// Work that runs until `goes_on` is false.
   void compute_while(const std::atomic<bool>& goes_on) {
     const std::lock_guard lock(mutex_);
     streams_[0].push_back({[&goes_on] { return !goes_on; }});
   }
-  /// Waits until the compute stream has done all it was given; false where that takes too long.
+  /// Waits until the compute stream is idle; returns false after `limit`.
   bool finish(std::chrono::milliseconds limit = std::chrono::seconds(20)) {
     const auto deadline = ch::comm::Clock::now() + limit;
     while (ch::comm::Clock::now() < deadline) {
@@ -72,7 +72,7 @@ class StandInDevice {
     for (const auto& line : record_) n += line.starts_with(start) ? 1 : 0;
     return n;
   }
-  /// Whether an abort has been begun, and only one: it is another thread's, which may need a moment.
+  /// Whether exactly one abort has begun. Another thread begins it, so this waits a moment.
   bool aborted() {
     for (int turn = 0; turn < 5000 && count("abort") == 0; ++turn)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -82,10 +82,10 @@ class StandInDevice {
  private:
   friend struct StandIn;
   struct Step {
-    std::function<bool()> done;  // runs it, or goes on with it; true at its end
+    std::function<bool()> done;  // runs or continues the step; true when it has ended
   };
   struct Event {
-    int asked = 0, reached = 0;  // how often it was recorded, and how often the record was come to
+    int asked = 0, reached = 0;  // records that were enqueued, and that the stream has passed
     bool exists = true;
   };
 
@@ -101,8 +101,8 @@ class StandInDevice {
 
   static std::string stream_name(int stream) { return stream == 0 ? "compute" : "comm"; }
 
-  // The others first, as far as they come, then one step of the compute stream: whatever does not wait for it runs
-  // ahead.
+  // Runs the other streams as far as possible, then one step of the compute stream. So a stream that lacks a wait runs
+  // ahead, and the test notices.
   void pump() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -123,7 +123,7 @@ class StandInDevice {
 
   void enqueue(int stream, std::function<bool()> step) { streams_[stream].push_back({std::move(step)}); }
 
-  // A collective begins when the stream comes to it and ends when the other ranks have come too.
+  // A collective begins when the stream reaches it and ends when the other ranks have joined.
   void enqueue(int stream, const ch::comm::Call& call) {
     auto work = std::make_shared<std::optional<ch::comm::Work>>();
     enqueue(stream, [this, work, call] {
@@ -150,7 +150,7 @@ class StandInDevice {
   bool grouping_ = false;
 };
 
-/// The table of calls, as NcclApi.
+/// The table of calls, as in NcclApi.
 struct StandIn {
   using Comm = int;
   using Stream = int;
@@ -158,7 +158,7 @@ struct StandIn {
   struct UniqueId {
     char text[128];
   };
-  /// A ReduceOp, or 10 + the place of a scale.
+  /// A ReduceOp, or 10 + the index of a scale.
   using RedOp = int;
 
   static constexpr int success = 0, in_progress = 7, not_ready = 600;
@@ -200,7 +200,7 @@ struct StandIn {
   std::string nccl_error(int code, Comm) { return ch::cat("error ", code); }
 
   RedOp reduce_op(ch::comm::ReduceOp op) { return static_cast<int>(op); }
-  /// The scale is a number of the type that is added up.
+  /// The scale has the type of the reduced numbers.
   int scaled_sum(RedOp& op, double scale, ch::DType type, Comm) {
     const std::lock_guard lock(device->mutex_);
     if (type == ch::DType::bfloat16) scale = static_cast<double>(static_cast<float>(ch::bf16(scale)));
@@ -306,7 +306,7 @@ struct StandIn {
     device->async_code = 0;
     for (auto& [number, steps] : device->streams_)
       if (number != 0) steps.clear();
-    for (auto& event : device->events_) event.reached = event.asked;  // aborted kernels end
+    for (auto& event : device->events_) event.reached = event.asked;  // an abort ends the kernels
     device->pump();
   }
 

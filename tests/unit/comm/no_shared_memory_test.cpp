@@ -1,4 +1,4 @@
-// Machines that have little shared memory, or none.
+// Machines with little or no shared memory.
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -14,7 +14,7 @@
 #include "../message_of.hpp"
 #include "processes.hpp"
 
-// This process's own, before those of the C library: they fail while a test says so.
+// These functions override the C library's; they fail while a test sets a flag.
 namespace no_shared_memory_test {
 bool no_memfd = false, no_room = false;
 }
@@ -35,7 +35,7 @@ using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 using comm::Backend;
 
-/// An all-reduce of `count` numbers; "" or what is wrong.
+/// An all-reduce of `count` numbers; returns "" or the difference.
 std::string adds_up(comm::AnyCommunicator& c, std::size_t count) {
   std::vector<float> own(count);
   const auto lent = c.allocate(count * sizeof(float));
@@ -56,7 +56,7 @@ TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[com
     for (const auto backend : {Backend::automatic, Backend::hierarchical}) {
       const auto body = [&](const comm::World& world) {
         no_memfd = lack == no_file, no_room = lack == no_space;
-        const rlimit small{100'000, 100'000};  // as `ulimit -f 100`
+        const rlimit small{100'000, 100'000};  // like `ulimit -f 100`
         if (lack == no_size) setrlimit(RLIMIT_FSIZE, &small);
         return test::with_stderr([&]() -> std::string {
           auto c = comm::connect(world, {.backend = backend});
@@ -108,7 +108,7 @@ TEST_CASE("shared memory that was asked for and is not there is an error of all 
 TEST_CASE("a communicator that has no room for a buffer lends none, and goes on", "[comm]") {
   test::Ranks ranks(2, [](const comm::World& world) -> std::string {
     auto c = comm::connect(world, {.backend = Backend::shm});
-    no_room = world.rank == 1;  // the other's lie in shared memory
+    no_room = world.rank == 1;  // the other rank's are in shared memory
     if ((c.allocate(1000) == nullptr) != (world.rank == 1)) return "allocate";
     return adds_up(c, 1'000'000);
   });

@@ -1,4 +1,4 @@
-// What other ranks say, in this rank's messages: nothing that a terminal obeys.
+// Text from other ranks in this rank's messages has no control characters.
 #include <catch.hpp>
 #include <chorus/comm/connect.hpp>
 

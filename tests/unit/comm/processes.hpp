@@ -1,5 +1,5 @@
 #pragma once
-/// Runs a function as several ranks, each a process of its own, and collects what it returns or throws.
+/// Runs a function as several ranks, each in its own process, and collects the results or errors.
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -22,14 +22,14 @@ namespace ch = chorus;
 using namespace std::chrono_literals;
 
 struct Outcome {
-  std::string text;    ///< what the function returned, or what() of what it threw; and its status if that is not 0
-  int status = 0;      ///< as waitpid tells it
-  double seconds = 0;  ///< from the start until its end
+  std::string text;    ///< the function's result or its exception's what(); plus the status if that is not 0
+  int status = 0;      ///< from waitpid
+  double seconds = 0;  ///< from start to end
 };
 
 inline ch::comm::Socket free_port() { return ch::comm::Socket::listen(ch::comm::Address::resolve("127.0.0.1", 0)); }
 
-/// In a rank: what `body` writes to stderr is added to what it returns.
+/// In a rank: appends what `body` writes to stderr to its result.
 template <class Body>
 std::string with_stderr(const Body& body) {
   std::FILE* const file = std::tmpfile();
@@ -41,7 +41,7 @@ std::string with_stderr(const Body& body) {
   return text;
 }
 
-/// While it lives, no thread can be started in this process: each would get a stack that no machine has room for.
+/// While it lives, this process can't start threads: the default stack size is too large for any machine.
 class NoThreads {
  public:
   NoThreads() {
@@ -62,14 +62,14 @@ class NoThreads {
   pthread_attr_t before_;
 };
 
-/// One of three ranks: rank 1 waits for rank 0, which comes a little later and waits for rank 2, which stays away. What
-/// is thrown.
+/// One of three ranks: rank 1 waits for rank 0, which starts a little later and waits for rank 2, which never calls.
+/// Returns the error.
 inline std::string wait_in_a_chain(ch::comm::AnyCommunicator& c) {
   std::vector<float> x(1);
   c.barrier();
   if (c.rank() != 1) std::this_thread::sleep_for(c.rank() == 0 ? 300ms : 20s);
   try {
-    c.broadcast(std::span(x), 2);  // to rank 0, and from there to rank 1
+    c.broadcast(std::span(x), 2);  // data goes to rank 0, and from there to rank 1
   } catch (const ch::CommError& error) {
     return error.what();
   }
@@ -101,13 +101,13 @@ class Ranks {
   int pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }
   int port() const { return port_; }
 
-  /// Waits until the process has written something, such as the sign that it is where the test wants it.
+  /// Waits until the process calls give_sign.
   void await_sign(int rank) {
     char byte;
     [[maybe_unused]] const auto n = read(children_[static_cast<std::size_t>(rank)].sign, &byte, 1);
   }
 
-  /// Waits for one rank to end.
+  /// Waits until one rank ends.
   Outcome outcome(int rank) {
     auto& child = children_[static_cast<std::size_t>(rank)];
     Outcome result;
@@ -128,7 +128,7 @@ class Ranks {
     return all;
   }
 
-  /// In a rank: tells the test that it has come this far.
+  /// In a rank: tells the test that it has reached this point.
   static void give_sign() { [[maybe_unused]] const auto n = write(sign_fd(), "!", 1); }
 
  private:
@@ -143,7 +143,7 @@ class Ranks {
   void start(const ch::comm::World& world, const Function& function, int listener) {
     int output[2], sign[2];
     if (pipe2(output, O_CLOEXEC) != 0 || pipe2(sign, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
-    std::fflush(nullptr);  // what is in its buffers is the parent's to write
+    std::fflush(nullptr);  // otherwise parent and child both write the buffers
     const int pid = fork();
     if (pid == 0) {
       sign_fd() = sign[1];

@@ -1,6 +1,5 @@
 #pragma once
-/// Sequences of communicator calls that a seed draws, the numbers that each rank brings, and what the calls have to
-/// make of them.
+/// Seeds draw sequences of communicator calls and each rank's numbers; the expected results are computed.
 
 #include <chorus/comm/engine/engine.hpp>
 #include <map>
@@ -16,7 +15,7 @@ using ch::DType;
 using ch::comm::Op;
 using ch::comm::ReduceOp;
 
-/// What carries the calls. `machines`: several of them, played by CHORUS_HOST_ID. `nccl`: its stand-in.
+/// The transport. `machines`: several machines, simulated with CHORUS_HOST_ID. `nccl`: its stand-in.
 enum class Carrier { shm, tcp, threads, machines, gloo, mpi, nccl };
 
 struct Call {
@@ -24,18 +23,18 @@ struct Call {
   DType dtype = DType::f32;
   ReduceOp how = ReduceOp::sum;
   std::size_t count = 0;
-  int root = 0, to = 0;        ///< places; a message's sender is `root`
-  bool in_group = false;       ///< all groups that `split` made call it, each for itself
-  bool in_place = false;       ///< `mine` is its own place in `all`
+  int root = 0, to = 0;        ///< ranks in the group; a message's sender is `root`
+  bool in_group = false;       ///< each group that `split` made makes the call
+  bool in_place = false;       ///< `mine` is this rank's part of `all`
   bool later = false;          ///< asynchronous
   std::vector<double> scales;  ///< by rank of the job
-  std::uint64_t key = 0;       ///< of its numbers
+  std::uint64_t key = 0;       ///< the seed of its numbers
 };
 
-/// Calls whose buffers are there at once.
+/// Calls that run at the same time, each with its own buffers.
 struct Batch {
   std::vector<Call> calls;
-  std::vector<std::size_t> waits;  ///< the order in which they are waited for
+  std::vector<std::size_t> waits;  ///< the order in which the calls are waited for
 };
 
 enum class Fault {
@@ -50,7 +49,7 @@ enum class Fault {
   aborts,
   aborts_meanwhile,
   throws,
-  stops  // stands still for two seconds
+  stops  // sleeps for two seconds
 };
 
 struct Program {
@@ -58,8 +57,8 @@ struct Program {
   int ranks = 2;
   Carrier carrier = Carrier::shm;
   std::string machines;           ///< by rank, a letter
-  bool special = false;           ///< infinities, NaN, -0 and subnormal numbers, too
-  std::vector<int> colors, keys;  ///< of `split`; empty: it is not called
+  bool special = false;           ///< with infinities, NaN, -0 and subnormal numbers
+  std::vector<int> colors, keys;  ///< for `split`; empty: no call of it
   std::vector<Batch> batches;
   std::map<std::string, int> features;
 
@@ -67,25 +66,25 @@ struct Program {
   int faulty_rank = -1;
   std::size_t faulty_batch = 0, faulty_call = 0;
 
-  /// Whether a call has such numbers; over others' engines sums of them depend on their order.
+  /// Whether a call has special numbers. Not for sums over foreign backends: their results depend on the order.
   bool special_in(const Call& call) const { return special && (carrier < Carrier::gloo || call.how != ReduceOp::sum); }
   std::string text() const;
 };
 
 using Draw = DrawFrom<5>;
 
-/// How one rank treats one of its calls: drawn apart, since others need to know of the memory alone.
+/// How one rank makes a call. Drawn separately: other ranks need to know only `lent`.
 struct Habits {
-  bool lent;         ///< the data lies in memory of the communicator; over NCCL: of the device
-  std::size_t skip;  ///< numbers before it that are no part of it
+  bool lent;         ///< the data is in memory that the communicator allocated; over NCCL: on the device
+  std::size_t skip;  ///< numbers before the data that are not part of it
   int pause;         ///< microseconds before the call
-  bool scribbles;    ///< over what it was called with, at once
-  int waits;         ///< how: wait(), done(), by the destructor
-  bool fresh;        ///< the batch's memory is given back first, and new one made
+  bool scribbles;    ///< overwrites its inputs right after the call
+  int waits;         ///< with wait(), done() or the destructor
+  bool fresh;        ///< frees the batch's memory first, and allocates new memory
 };
 inline Habits habits(const Program& p, const Call& call, int rank) {
   Draw d(call.key * 64 + static_cast<std::uint64_t>(rank));
-  // In half of the programs all ranks do the same, so that they often work in place.
+  // In half of the programs all ranks have the same habits, so that they often work in place.
   const bool together = p.seed % 2 == 0 || p.carrier == Carrier::nccl;
   Draw all(call.key * 64 + 63);
   Habits h{};
@@ -98,12 +97,12 @@ inline Habits habits(const Program& p, const Call& call, int rank) {
   return h;
 }
 
-/// Numbers in [0, several MiB), most of them few: around the lengths at which an algorithm changes.
+/// A count of up to several MiB, usually small, often near a size at which the algorithm changes.
 inline std::size_t draw_count(Draw& d, std::size_t element, std::size_t ranks, bool whole) {
   constexpr std::size_t KiB = 1024;
   const auto near = [&](std::size_t bytes) { return std::max<std::size_t>(bytes / element + d.below(7), 3) - 3; };
   const auto kind = d.below(100);
-  const std::size_t parts = whole ? ranks : 1;  // of an all-gather all ranks' numbers count
+  const std::size_t parts = whole ? ranks : 1;  // an all-gather's size is that of all ranks
   if (kind < 6) return 0;
   if (kind < 14) return 1;
   if (kind < 24) return d.below(static_cast<std::uint32_t>(3 * ranks));
@@ -114,7 +113,7 @@ inline std::size_t draw_count(Draw& d, std::size_t element, std::size_t ranks, b
   if (kind < 80) return near(128 * KiB / parts);
   if (kind < 88) return near(256 * KiB / parts);
   if (kind < 94) return d.below(static_cast<std::uint32_t>(400 * KiB / element / parts));
-  if (kind < 98) return near(512 * KiB / parts * (whole ? 1 : ranks));  // a segment of shared memory's ring
+  if (kind < 98) return near(512 * KiB / parts * (whole ? 1 : ranks));  // a segment of the shared-memory ring
   return near((600 * KiB + d.below(d.chance(20) ? 3000 : 300) * KiB) / parts);
 }
 
@@ -138,7 +137,7 @@ inline Call draw_call(Draw& d, const Program& p, std::uint64_t key) {
   c.later = d.chance(60) && c.op != Op::monitored_barrier;
   c.scales.assign(ranks, 1.0);
   const bool reduces = c.op == Op::all_reduce || c.op == Op::reduce_scatter;
-  if (p.carrier == Carrier::nccl && reduces) {  // what it does not reduce
+  if (p.carrier == Carrier::nccl && reduces) {  // NCCL does not reduce these types
     if (c.dtype == DType::i16 || c.dtype == DType::u16) c.dtype = DType::bfloat16;
     if (c.how != ReduceOp::sum) return c;
   }
@@ -149,7 +148,7 @@ inline Call draw_call(Draw& d, const Program& p, std::uint64_t key) {
   return c;
 }
 
-/// `ranks`: how many, where that is given.
+/// `ranks`: the number of ranks; 0 draws it.
 inline Program draw(std::uint64_t seed, const std::vector<Carrier>& carriers, int ranks = 0) {
   Draw d(seed);
   Program p;

@@ -1,6 +1,6 @@
-// Communicators on calls that seeds draw, whose results are known; and on programs in which one rank errs. Other seeds
-// than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or =1000-2000 (all of them, and how often
-// each feature was drawn).
+// Communicators on randomly drawn calls with known results, and on programs in which one rank makes an error.
+// CHORUS_RANDOM_SEEDS=17 runs another seed and shows its program; =1000-2000 runs all of them and shows how often each
+// feature was drawn.
 #include <dirent.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ std::vector<Carrier> carriers() {
   return all;
 }
 
-/// What a rank says in the end: "ended with ...", "wrong: ...", or an error.
+/// The final text of a rank: "ended with ...", "wrong: ...", or an error.
 std::string one_rank(const Program& program, const comm::World& world) {
   try {
     return Rank(program, world).run();
@@ -50,7 +50,7 @@ std::vector<std::string> on_ranks(const Program& program, std::chrono::milliseco
     return test::Ranks(
                program.ranks,
                [&](const comm::World& world) {
-                 alarm(seconds);  // a rank that hangs is killed
+                 alarm(seconds);  // kills a rank that hangs
                  test::NcclCarrier::register_it();
                  setenv("CHORUS_HOST_ID", program.machines.substr(static_cast<std::size_t>(world.rank), 1).c_str(), 1);
                  return one_rank(program, world);
@@ -93,7 +93,7 @@ std::string lines(const std::vector<std::string>& texts) {
   return all;
 }
 
-/// Other tests' files come and go.
+/// Counts only this test's files: other tests run at the same time.
 std::size_t shared_files() {
   std::size_t count = 0;
   DIR* const folder = opendir("/dev/shm");
@@ -124,13 +124,13 @@ TEST_CASE("comm random: calls over NCCL's stand-in give what they have to", "[co
   check_results(20, {Carrier::nccl});
 }
 
-/// The places of all ranks of the group in which `rank` makes a call.
+/// The size of the group in which `rank` makes a call.
 int group_size(const Program& p, const Call& call, int rank) {
   if (!call.in_group) return p.ranks;
   return static_cast<int>(std::count(p.colors.begin(), p.colors.end(), p.colors[static_cast<std::size_t>(rank)]));
 }
 
-/// Lets one rank do something that is an error there. Returns whether there is such a thing in this program.
+/// Lets one rank make an error of this kind. Returns false if the program has no call where that is possible.
 bool spoil(Program& p, Fault fault) {
   Draw d(p.seed + 7'000'000);
   p.fault = static_cast<Fault>(1 + d.below(10));
@@ -143,12 +143,12 @@ bool spoil(Program& p, Fault fault) {
     p.faulty_call = d.below(static_cast<std::uint32_t>(calls.size()));
     const auto& call = calls[p.faulty_call];
     const bool bare = call.op == Op::barrier || call.op == Op::monitored_barrier;
-    // Messages have ends of their own: here, all ranks of a group take part.
+    // Messages are checked elsewhere: here all ranks of a group take part.
     if (call.op == Op::message || group_size(p, call, p.faulty_rank) < 2) continue;
     if (bare && (p.fault == Fault::other_count || p.fault == Fault::other_type || p.fault == Fault::other_root))
       continue;
     if (call.op == Op::all_gather && p.fault == Fault::other_root) continue;
-    if (p.carrier == Carrier::nccl) {  // does nothing where nothing moves, moves bytes, and knows no bool
+    if (p.carrier == Carrier::nccl) {  // ignores empty calls, moves untyped bytes, and has no bool
       const bool moves = call.op == Op::all_gather || call.op == Op::broadcast;
       if (call.count == 0 && !bare) continue;
       if (p.fault == Fault::other_type && (moves || call.dtype < DType::i32)) continue;
@@ -167,7 +167,7 @@ bool spoil(Program& p, Fault fault) {
   return false;
 }
 
-/// `fault`: which one, unless it is drawn.
+/// `fault`: the kind, or `none` to draw it.
 void check_faults(std::uint64_t last, const std::vector<Carrier>& over, std::chrono::milliseconds timeout,
                   Fault fault = Fault::none) {
   const auto before = shared_files();
@@ -190,14 +190,13 @@ void check_faults(std::uint64_t last, const std::vector<Carrier>& over, std::chr
         CHECK(program.carrier == Carrier::nccl);
       } else {
         CHECK(text.starts_with("error: rank "));
-        // In a call, or by its own will, or told of another's end while it was in none.
+        // The error comes in a call, from its own abort, or from another rank's end between calls.
         CHECK((text.find(" #") != std::string::npos || text.ends_with(": aborted: it has enough") ||
                text.find(": nccl: gives up: rank ") != std::string::npos));
         CHECK(text.find("ended with status") == std::string::npos);
       }
     }
-    // The calls before the fault take their time, too, most of all under a sanitizer; one that stands still, two
-    // seconds.
+    // The calls before the fault also take time, most of all under a sanitizer; a rank that stops takes two seconds.
     const auto limit = 3 * timeout + (fault == Fault::stops ? 3s : 0s);
     CHECK(took < limit);
     ++faults;

@@ -1,6 +1,6 @@
 #pragma once
-/// The numbers that ranks bring to drawn calls, and what the calls have to make of them: bit for bit where chorus' own
-/// engines add up, whose order of additions is documented; within rounding errors over others.
+/// The numbers of drawn calls, and the expected results: bit for bit over chorus' own transports, whose order of
+/// additions is documented; within rounding errors over others.
 
 #include <chorus/comm/transport/shm_transport.hpp>
 #include <chorus/comm/transport/tcp_transport.hpp>
@@ -13,7 +13,7 @@
 
 namespace test::calls {
 
-/// Calls f.operator()<T>() for the type of that name.
+/// Calls f.operator()<T>() for the type of that dtype.
 template <class F>
 auto with_type(DType type, const F& f) {
   switch (type) {
@@ -46,7 +46,7 @@ auto with_type(DType type, const F& f) {
   }
 }
 
-/// As std::vector, of bool too.
+/// Like std::vector, but also for bool.
 template <class T>
 class Numbers {
  public:
@@ -63,7 +63,7 @@ class Numbers {
   std::vector<std::byte> bytes_;
 };
 
-/// Number i that rank `rank` brings to a call.
+/// Element i of what rank `rank` passes to a call.
 template <class T>
 T number(std::uint64_t key, int rank, std::size_t i, bool special) {
   std::uint64_t h = (key * 64 + static_cast<std::uint64_t>(rank)) * 0x9E3779B97F4A7C15u + i * 0xBF58476D1CE4E5B9u;
@@ -72,7 +72,7 @@ T number(std::uint64_t key, int rank, std::size_t i, bool special) {
   if constexpr (std::is_same_v<T, bool>) {
     return h % 3 == 0;
   } else if constexpr (std::is_integral_v<T>) {
-    // Sums of signed numbers stay in range.
+    // Sums of signed numbers do not overflow.
     if constexpr (std::is_signed_v<T> && sizeof(T) >= 4) return static_cast<T>(static_cast<T>(h) / 16);
     return static_cast<T>(h);
   } else {
@@ -113,7 +113,7 @@ void add_up(Numbers<T>& out, const std::vector<Numbers<T>>& all, ReduceOp how, c
   }
 }
 
-/// 0, 1, ..., n - 1, and the order in which a ring adds up what ends at place c.
+/// 0, 1, ..., n - 1, and the order in which a ring adds up the chunk of rank c.
 inline std::vector<int> by_rank(int n) {
   std::vector<int> order(static_cast<std::size_t>(n));
   std::iota(order.begin(), order.end(), 0);
@@ -125,7 +125,7 @@ inline std::vector<int> around_to(int c, int n) {
   return order;
 }
 
-/// Half a queue: what a ring has of a chunk under way at once, in numbers.
+/// Half a queue: the elements of a chunk that a ring has in flight at once.
 inline std::size_t longest_chunk(Carrier carrier, std::size_t element) {
   return 4 * ((carrier == Carrier::tcp ? ch::comm::TcpTransport::slot_bytes : ch::comm::ShmTransport::slot_bytes) /
               element);
@@ -141,15 +141,15 @@ void add_up_in_ring(Numbers<T>& out, const std::vector<Numbers<T>>& all, const C
   }
 }
 
-/// `all`: by place in the group, what each rank brings, multiplied by its scale. `shown`: it lies where all ranks can
-/// reach it. `machines`: by place.
+/// `all`: the scaled contributions, by rank in the group. `shown`: the data is in memory that all ranks can map.
+/// `machines`: by rank in the group.
 template <class T>
 Numbers<T> all_reduced(const Program& p, const Call& call, const std::vector<Numbers<T>>& all, bool shown,
                        const std::string& machines) {
   const int n = static_cast<int>(all.size());
   const auto count = all[0].size(), bytes = count * sizeof(T);
   Numbers<T> out(count);
-  if (p.carrier == Carrier::machines && n > 1) {  // in each machine down to its first rank, then around those
+  if (p.carrier == Carrier::machines && n > 1) {  // reduces each machine to its first rank, then in a ring of those
     std::vector<Numbers<T>> sums;
     for (int first = 0; first < n; ++first) {
       if (machines.find(machines[static_cast<std::size_t>(first)]) != static_cast<std::size_t>(first)) continue;
@@ -159,7 +159,7 @@ Numbers<T> all_reduced(const Program& p, const Call& call, const std::vector<Num
       sums.emplace_back(count);
       add_up(sums.back(), all, call.how, order, 0, count);
     }
-    // The leaders' segments are those of as many leaders.
+    // The segments depend on the number of leaders.
     add_up_in_ring(out, sums, call, p.carrier);
     return out;
   }
@@ -173,7 +173,7 @@ Numbers<T> all_reduced(const Program& p, const Call& call, const std::vector<Num
   return out;
 }
 
-/// This rank's part, `place` of n.
+/// The part of rank `place` of n.
 template <class T>
 Numbers<T> reduce_scattered(const Program& p, const Call& call, const std::vector<Numbers<T>>& parts, bool shown,
                             int place) {
@@ -185,10 +185,10 @@ Numbers<T> reduce_scattered(const Program& p, const Call& call, const std::vecto
   return out;
 }
 
-/// What may differ: which NaN it is; the rounding.
+/// Permitted differences: which NaN it is; rounding errors.
 enum class Same { but_nan, but_rounding };
 
-/// "" or where numbers differ. `all`: what was added up.
+/// "" or the first difference. `all`: the contributions.
 template <class T>
 std::string difference(const Numbers<T>& got, const Numbers<T>& expected, const std::vector<Numbers<T>>& all = {},
                        Same same = Same::but_nan) {

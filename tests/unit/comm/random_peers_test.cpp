@@ -1,6 +1,5 @@
-// Peers from which anything may come: a group that forms, or that runs, over connections on which bytes are changed.
-// All get their results or an error by the deadline, and nothing is left behind. CHORUS_RANDOM_SEEDS=FIRST-LAST tries
-// other seeds.
+// Peers that send anything: a group that forms or runs over connections on which bytes are changed. Each rank gets its
+// result or an error by the deadline, and no resources leak. CHORUS_RANDOM_SEEDS=FIRST-LAST runs other seeds.
 #include <catch.hpp>
 #include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/transport/mesh.hpp>
@@ -22,13 +21,13 @@ using test::connection;
 using test::Mischief;
 using Draw = test::WireDraw;
 
-/// How long a rank waits for what may never come; where all will come it has more time than a busy machine needs.
+/// The timeout. If all data arrives, it is long enough for a busy machine.
 std::chrono::milliseconds limit(bool harmless) { return harmless ? 10s : 200ms; }
 
 std::ptrdiff_t entries(const char* folder) {
   return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
 }
-/// Descriptors and threads of this process. The thread sanitizer has one of its own from the first other one on.
+/// File descriptors and threads of this process. The thread sanitizer starts a thread of its own with the first one.
 std::string belongings() {
   [[maybe_unused]] static const bool first = [] {
     std::thread([] {}).join();
@@ -38,15 +37,15 @@ std::string belongings() {
   return cat(entries("/proc/self/fd"), " descriptors, ", entries("/proc/self/task"), " threads");
 }
 
-/// What is there that was not there before, or the other way; "" if nothing. A thread that has been joined may be there
-/// for a moment.
+/// Descriptors and threads that differ from `before`; "" if none. Waits a moment, since a joined thread may still be
+/// listed.
 std::string left_behind(const std::string& before) {
   for (const auto end = Clock::now() + 1s; belongings() != before && Clock::now() < end;)
     std::this_thread::sleep_for(1ms);
   return belongings() == before ? "" : cat(": before ", before, ", after ", belongings());
 }
 
-/// One of two ranks: some of each collective, short and in many pieces. "" where all results are right.
+/// One of two ranks: some calls of each collective, short and in many pieces. Returns "" if all results are right.
 std::string use(comm::AnyCommunicator& c) {
   const auto mine = static_cast<float>(c.rank() + 1);
   const int peer = 1 - c.rank();
@@ -67,7 +66,7 @@ std::string use(comm::AnyCommunicator& c) {
 }
 
 struct Outcome {
-  std::string text;  ///< as `use` says, or the error's
+  std::string text;  ///< from `use`, or the error's
   double seconds = 0;
 };
 
@@ -86,7 +85,7 @@ std::future<Outcome> in_thread(Body body) {
   });
 }
 
-/// What is wrong with how two ranks ended; "" where nothing is. `harmless`: nothing was changed on the way.
+/// What is wrong in the outcomes of two ranks, or "". `harmless`: no byte was changed.
 std::string judge(const std::array<Outcome, 2>& outcomes, bool harmless) {
   for (std::size_t rank = 0; rank < 2; ++rank) {
     const auto& [text, seconds] = outcomes[rank];
@@ -165,7 +164,7 @@ TEST_CASE("ranks whose first words are changed on the way: a group or errors, in
       const auto proxy = test::free_port();
       const auto address = listener.local();
       std::vector<std::unique_ptr<test::Wire>> wires;
-      std::jthread accepts([&](const std::stop_token& stop) {  // what comes later is left as it is
+      std::jthread accepts([&](const std::stop_token& stop) {  // later connections are passed on unchanged
         while (!stop.stop_requested()) {
           proxy.wait(POLLIN, Clock::now() + 10ms);
           auto guest = proxy.accept();
@@ -230,7 +229,7 @@ TEST_CASE("strangers who say almost the right words: the group forms", "[comm]")
         for (auto changes = draw.below(4); changes > 0; --changes)
           text[draw.below(sizeof hello)] = static_cast<char>(draw.below(256));
         std::memcpy(&hello, text.data(), sizeof hello);
-        if (world.token.empty() && hello.rank == 1 && hello.size == 2) hello.size = 3;  // else it is rank 1
+        if (world.token.empty() && hello.rank == 1 && hello.size == 2) hello.size = 3;  // as it is, it would be rank 1
         const auto length = draw.chance(80) ? sizeof hello : draw.below(sizeof hello);
         strangers.back().try_send(comm::bytes_of(hello).first(length));
         if (draw.chance(20)) strangers.back().try_send(comm::bytes_of(hello));

@@ -1,6 +1,5 @@
 #pragma once
-/// Runs drawn calls as one rank, and looks at all that comes of them: the results, what lies around them, and what was
-/// only to be read.
+/// Makes drawn calls as one rank, and checks the results, the memory around them, and that inputs are unchanged.
 
 #include <unistd.h>
 
@@ -16,7 +15,7 @@
 
 namespace test::calls {
 
-/// What one rank does in a program. Throws Wrong where a result is wrong, and what its communicators throw.
+/// One rank of a program. Throws Wrong if a result is wrong, and the errors of its communicators.
 class Rank {
  public:
   struct Wrong : std::runtime_error {
@@ -39,7 +38,7 @@ class Rank {
     }
   }
 
-  /// The same text on all ranks.
+  /// Returns the same text on all ranks.
   std::string run() {
     for (std::size_t i = 0; i < p_.batches.size(); ++i) run(i);
     for (auto* group : {group_ ? &*group_ : nullptr, &all_}) finish(group);
@@ -50,20 +49,20 @@ class Rank {
   struct Group {
     ch::comm::AnyCommunicator c;
     std::vector<int> members;  ///< ranks of the job
-    std::uint64_t sums = 0;    ///< a hash of all sums that all ranks have
+    std::uint64_t sums = 0;    ///< hash of all results that are equal on all ranks
   };
-  /// A call under way.
+  /// A running call.
   struct Running {
     Call call;
     Habits habits;
-    std::size_t mine = 0, whole = 0;  ///< where its data begin in the memory
+    std::size_t mine = 0, whole = 0;  ///< where its data begins in the memory
     std::size_t mine_bytes = 0, whole_bytes = 0;
     bool spoilt = false;
     ch::comm::Work work;
     std::shared_ptr<std::vector<std::byte>> result;
   };
 
-  /// Over NCCL: the compute stream is the host, or runs late.
+  /// Over NCCL: chooses whether the host is the compute stream or the stream runs late.
   void take_place(const Group& group) {
     auto* const nccl = NcclCarrier::behind(group.c);
     if (nccl == nullptr) return;
@@ -89,7 +88,7 @@ class Rank {
   Group& group_of(const Call& call) { return call.in_group ? *group_ : all_; }
   int me() const { return all_.c.rank(); }
 
-  /// The call as this group makes it; none where this rank has no part in it.
+  /// The call with this group's ranks; none if this rank takes no part.
   std::optional<Call> own(Call call) {
     const int n = group_of(call).c.size(), place = group_of(call).c.rank();
     call.root %= n;
@@ -133,7 +132,7 @@ class Rank {
         auto& r = running[i];
         if (r.habits.waits == 1)
           while (!r.work.done()) std::this_thread::yield();
-        if (r.habits.waits == 2) r.work = {};  // waits, too; the next call would tell of an error
+        if (r.habits.waits == 2) r.work = {};  // its destructor waits as well; the next call would throw its error
         if (r.habits.waits != 2) r.work.wait();
         if (r.habits.waits == 2 && p_.fault != Fault::none) r.spoilt = true;
         take(r);
@@ -153,15 +152,15 @@ class Rank {
     }
   }
 
-  // Memory: the program's own and the communicator's in one piece each, used from the front in every batch.
+  // Memory: one block of the program's own and one of the communicator's, used from the start in every batch.
 
   static constexpr std::byte guard{0xA5}, scribble{0x5A};
   struct Region {
     std::byte* data = nullptr;
-    std::vector<std::byte> shadow;  ///< what has to be there
+    std::vector<std::byte> shadow;  ///< the expected contents
   };
 
-  /// Does `work` with a call's data, or has the stream do it on which the call runs.
+  /// Runs `work` on a call's data, or enqueues it on the stream of the call.
   void work_on(const Running& r, std::function<void()> work) {
     auto* const nccl = NcclCarrier::behind(group_of(r.call).c);
     if (nccl != nullptr && r.habits.lent)
@@ -198,7 +197,7 @@ class Rank {
     end += 64;
     if (fresh || end > lent_bytes_) {
       lent_.reset();
-      lent_bytes_ = std::bit_ceil(end);  // so that new memory often is of the old one's size
+      lent_bytes_ = std::bit_ceil(end);  // so that new memory often has the old size
       lent_ = all_.c.allocate(lent_bytes_);
       if (p_.carrier == Carrier::nccl)
         lent_ = std::shared_ptr<std::byte>(new std::byte[lent_bytes_], std::default_delete<std::byte[]>());
@@ -242,7 +241,7 @@ class Rank {
     });
   }
 
-  /// Copies the result of a call that has ended, and uses its memory for something else at once.
+  /// Copies the result of a finished call, and overwrites its memory at once.
   void take(Running& r) {
     const bool gathers = r.call.op == Op::all_gather, scatters = r.call.op == Op::reduce_scatter;
     const bool sends = r.call.op == Op::message && group_of(r.call).c.rank() == r.call.root;
@@ -267,7 +266,7 @@ class Rank {
         r.call.dtype, [&]<class T>() { return calls::judge<T>(p_, r.call, group.members, group.c.rank(), *r.result); });
     return wrong.empty() ? "" : ch::cat(ch::comm::name(r.call.op), " ", r.call.how, " of ", r.call.dtype, ": ", wrong);
   }
-  /// All links are empty, and all ranks have had the same sums.
+  /// Checks that all links are empty, and that all ranks had the same sums.
   void finish(Group* group) {
     if (group == nullptr) return;
     auto& c = group->c;
@@ -318,7 +317,7 @@ class Rank {
     }
   }
 
-  /// The fault of a call that is about to be made.
+  /// Makes the fault of the next call.
   std::thread go_wrong() {
     const auto in = std::chrono::microseconds(Draw(p_.seed).below(3000));
     auto& c = group_of(p_.batches[p_.faulty_batch].calls[p_.faulty_call]).c;

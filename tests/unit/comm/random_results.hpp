@@ -1,5 +1,5 @@
 #pragma once
-/// Makes drawn calls, and judges their results.
+/// Makes drawn calls, and checks their results.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/transport/transport.hpp>
@@ -8,7 +8,7 @@
 
 namespace test::calls {
 
-/// Makes a call over these bytes; returns its handle where it is asynchronous.
+/// Makes a call on these bytes; returns its handle if it is asynchronous.
 template <class T>
 ch::comm::Work make(ch::comm::AnyCommunicator& c, const Call& call, std::span<T> mine, std::span<T> whole,
                     double scale) {
@@ -41,7 +41,7 @@ ch::comm::Work make(ch::comm::AnyCommunicator& c, const Call& call, std::span<T>
   return {};
 }
 
-/// What is wrong with what place `at` of a group of these ranks has got, or "".
+/// What is wrong with the result of rank `at` in a group of these ranks, or "".
 template <class T>
 std::string judge(const Program& p, const Call& call, const std::vector<int>& members, int at,
                   const std::vector<std::byte>& result) {

@@ -1,5 +1,5 @@
 #pragma once
-/// `Wire`: carries bytes between two connections, and changes, drops, repeats, adds or holds some on the way.
+/// `Wire`: carries bytes between two connections, and changes, drops, repeats, inserts or delays some of them.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -21,20 +21,20 @@ namespace test {
 
 using WireDraw = DrawFrom<0x77697265>;
 
-/// What happens to the bytes that go one way.
+/// What happens to the bytes of one direction.
 struct Mischief {
   enum Kind { none, flip, overwrite, drop, repeat, insert, cut, hold } kind = none;
-  std::size_t at = 0;      ///< the byte where it happens
-  std::size_t length = 0;  ///< of what is dropped, repeated or inserted; ms of what is held
-  std::size_t chunk = 0;   ///< the most that is passed on at once
-  std::string bytes;       ///< what is written or inserted
+  std::size_t at = 0;      ///< the position of the change
+  std::size_t length = 0;  ///< bytes that are dropped, repeated or inserted; ms of a delay
+  std::size_t chunk = 0;   ///< the most bytes that are passed on at once
+  std::string bytes;       ///< the bytes that are written or inserted
 
-  /// Somewhere in the first `reach` bytes.
+  /// Within the first `reach` bytes.
   static Mischief draw(WireDraw& draw, std::size_t reach) {
     Mischief out;
     out.kind = static_cast<Kind>(draw.below(8));
     out.at = draw.below(static_cast<std::uint32_t>(reach));
-    if (draw.chance(60)) out.at = out.at % 200 / 8 * 8 % reach;  // in heads, at the beginning of a field
+    if (draw.chance(60)) out.at = out.at % 200 / 8 * 8 % reach;  // often in headers, at the start of a field
     out.length = 1 + draw.below(draw.chance(60) ? 16 : 3000);
     out.chunk = draw.chance(30) ? 1 + draw.below(7) : draw.chance(50) ? 1 + draw.below(500) : 65536;
     const char byte = draw.one_of(std::vector<char>{'\0', '\1', '\x7f', '\x80', '\xff', ' '});
@@ -46,7 +46,7 @@ struct Mischief {
     return chorus::cat(names[kind], " at ", at, ", length ", length, ", chunks of ", chunk);
   }
 
-  /// Changes what comes from byte `begin` on; false where the connection ends here.
+  /// Changes the text that starts at byte `begin`; returns false if the connection ends here.
   bool apply(std::string& text, std::size_t begin) const {
     if (at < begin || at >= begin + text.size()) return true;
     const auto from = at - begin, count = std::min(length, text.size() - from);
@@ -65,7 +65,7 @@ class Wire {
  public:
   using Socket = chorus::comm::Socket;
 
-  /// Until both ends have closed, or the wire is destroyed.
+  /// Runs until both ends have closed, or the wire is destroyed.
   Wire(Socket a, Socket b, Mischief from_a, Mischief from_b)
       : ends_{std::move(a), std::move(b)}, ways_{Way{std::move(from_a)}, Way{std::move(from_b)}}, thread_([this] {
           while (!stop_ && carry()) {
@@ -99,7 +99,7 @@ class Wire {
     return !(ways_[0].ended && ways_[1].ended);
   }
 
-  /// False where both connections end.
+  /// Returns false if both connections end.
   static bool pass(Way& way, const Socket& from, const Socket& to) {
     if (!way.waiting.empty()) {
       const auto n = to.try_send(std::as_bytes(std::span(way.waiting)));
@@ -119,7 +119,7 @@ class Wire {
     text.resize(static_cast<std::size_t>(n));
     const bool goes_on = way.mischief.apply(text, way.passed);
     way.passed += static_cast<std::size_t>(n);
-    if (way.passed > 300) way.mischief.chunk = 65536;  // small ones take long
+    if (way.passed > 300) way.mischief.chunk = 65536;  // small chunks are slow
     way.waiting = text;
     if (goes_on) return true;
     to.try_send(std::as_bytes(std::span(way.waiting)));

@@ -1,4 +1,4 @@
-// How ranks find each other, and who cannot keep them from it.
+// How ranks find each other, and that strangers can't prevent it.
 #include <catch.hpp>
 
 #include "processes.hpp"
@@ -56,8 +56,8 @@ TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
     return sum_of_ranks(world);
   });
   std::vector<comm::Socket> silent;
-  for (int i = 0; i < 20; ++i) silent.push_back(visit(ranks.port()));  // half open: they never say anything
-  std::jthread slow([&] {                                              // a byte at a time, and no end
+  for (int i = 0; i < 20; ++i) silent.push_back(visit(ranks.port()));  // half open: they send nothing
+  std::jthread slow([&] {                                              // one byte at a time, without end
     for (int i = 0; i < 10; ++i, std::this_thread::sleep_for(30ms)) say(silent[1], "c");
   });
   const auto http = visit(ranks.port()), garbage = visit(ranks.port()), length = visit(ranks.port());
@@ -65,7 +65,7 @@ TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
   say(garbage, std::string(100'000, '\xff'));
   const std::uint64_t too_long[] = {1ull << 63, 1ull << 63, 1ull << 63, 1ull << 63, 1ull << 63, 1ull << 63};
   length.send_all(std::as_bytes(std::span(too_long)), comm::Clock::now() + 100ms);
-  std::this_thread::sleep_for(100ms);  // by now the real rank 1 is there
+  std::this_thread::sleep_for(100ms);  // by now the real rank 1 has connected
 
   const auto refused = [&](comm::detail::Hello& hello) {
     const auto socket = visit(ranks.port());
@@ -102,7 +102,7 @@ TEST_CASE("a rank that died before the group formed may come again", "[comm]") {
   });
   {
     comm::detail::Hello hello{.rank = 1, .size = 3};
-    visit(ranks.port()).send_all(comm::bytes_of(hello), comm::Clock::now() + 100ms);  // and is gone
+    visit(ranks.port()).send_all(comm::bytes_of(hello), comm::Clock::now() + 100ms);  // closes at once
   }
   CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
 }
@@ -113,7 +113,7 @@ TEST_CASE("a rank that is killed while others are awaited is named at once, not 
     test::Ranks ranks(
         4,
         [port](comm::World world) -> std::string {
-          if (world.rank == 3) {  // never comes
+          if (world.rank == 3) {  // never joins
             std::this_thread::sleep_for(6s);
             return "";
           }
@@ -122,7 +122,7 @@ TEST_CASE("a rank that is killed while others are awaited is named at once, not 
           return sum_of_ranks(world);
         },
         30s);
-    std::this_thread::sleep_for(500ms);  // by now ranks 1 and 2 have told rank 0 that they are there
+    std::this_thread::sleep_for(500ms);  // by now ranks 1 and 2 have connected to rank 0
     const auto killed = comm::Clock::now();
     kill(ranks.pid(victim), SIGKILL);
     for (int rank = 0; rank < 3; ++rank) {
@@ -142,7 +142,7 @@ TEST_CASE("no rank 0", "[comm]") {
   CHECK_THROWS_WITH(
       comm::connect({.rank = 1, .size = 2, .master_port = port, .timeout = 100ms}),
       cat("rank 1: rendezvous at 127.0.0.1:", port, ": rank 0 was not found within 100 ms: Connection refused"));
-  const auto silent = test::free_port();  // takes connections, says nothing
+  const auto silent = test::free_port();  // accepts connections, sends nothing
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2, .master_port = silent.local().port(), .timeout = 100ms}),
                     Contains("it took the connection and gave no answer"));
   const auto server = test::free_port();

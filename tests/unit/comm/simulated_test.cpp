@@ -1,4 +1,4 @@
-// Ranks in virtual time: closed forms, the numbers of real ranks, and what goes wrong.
+// Ranks in virtual time: closed-form times, the results of real ranks, and errors.
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/simulate/simulate.hpp>
@@ -20,12 +20,12 @@ using comm::Algorithm;
 using comm::Op;
 using comm::ReduceOp;
 
-/// One kind of link between all ranks; calls begin at once.
+/// The same kind of link between all ranks; calls begin without delay.
 Links plain(double alpha, double bandwidth) { return {.inside = {alpha, bandwidth}, .between = {alpha, bandwidth}}; }
 
 constexpr double alpha = 14e-6, bandwidth = 12.5e9;
 
-/// Seconds that one call takes, of ranks that begin together.
+/// Seconds of one call if all ranks begin at the same time.
 double seconds_of(int ranks, Op op, std::size_t bytes, const Links& links, Algorithm all_reduce = Algorithm::ring) {
   return simulate({.ranks = ranks, .links = links, .all_reduce = all_reduce, .true_numbers = false},
                   [&](SimulatedRank& rank) { rank.call(op, bytes); })
@@ -34,7 +34,7 @@ double seconds_of(int ranks, Op op, std::size_t bytes, const Links& links, Algor
 double error(double got, double expected) { return std::abs(got / expected - 1); }
 
 TEST_CASE("simulated: collectives take what their closed forms say") {
-  // Chunks of up to 32 KiB are one piece each: their steps can't overlap.
+  // Chunks of up to 32 KiB are one piece each, so their steps can't overlap.
   const auto links = plain(alpha, bandwidth);
   for (const int n : {2, 3, 8, 64}) {
     INFO(n << " ranks");
@@ -49,14 +49,14 @@ TEST_CASE("simulated: collectives take what their closed forms say") {
     const double pieces = 4;
     CHECK(error(seconds_of(n, Op::broadcast, 4 * std::size_t{32768}, links),
                 (ranks - 1) * alpha + (ranks - 1 + pieces - 1) * 32768 / bandwidth) < 1e-9);
-    // Dissemination: a round is alpha.
+    // Dissemination: a round takes alpha.
     CHECK(error(seconds_of(n, Op::barrier, 0, links), std::ceil(std::log2(ranks)) * alpha) < 1e-9);
   }
 }
 
 TEST_CASE("simulated: short messages are gathered in log2 N rounds") {
   for (const int n : {4, 8, 16, 64}) {
-    // N - 1 chunks in all, as in the ring, but few alphas.
+    // N - 1 chunks in all, as in the ring, but log2(N) alphas.
     const double expected = std::log2(n) * alpha + (n - 1) * 64 / bandwidth;
     CHECK(error(seconds_of(n, Op::all_gather, 64, plain(alpha, bandwidth)), expected) < 1e-9);
   }
@@ -65,8 +65,8 @@ TEST_CASE("simulated: short messages are gathered in log2 N rounds") {
 TEST_CASE("simulated: two ranks exchange, several send to each other directly") {
   const auto links = plain(alpha, bandwidth);
   CHECK(error(seconds_of(2, Op::all_reduce, 32'000, links, Algorithm::direct), alpha + 32'000 / bandwidth) < 1e-9);
-  // Every rank sends chunks to rank 0 first, then to rank 1, ...: the last one has its chunks when its port, which
-  // begins N - 2 chunks later, has received N - 1; then it sends N - 1 sums, of which rank N - 2 gets the last.
+  // Every rank sends chunks to rank 0 first, then to rank 1, and so on. The last rank's port starts N - 2 chunks later
+  // and receives N - 1 chunks; then that rank sends N - 1 sums, the last to rank N - 2.
   for (const int n : {3, 5, 8}) {
     INFO(n << " ranks");
     const double chunk = 8'000 / bandwidth, ranks = n;
@@ -81,15 +81,15 @@ TEST_CASE("simulated: islands, and what they share") {
   links.call = 0;
   const double inside = links.inside.alpha + 32'000 / links.inside.bandwidth,
                between = links.between.alpha + 32'000 / links.between.bandwidth;
-  // In a flat ring of two islands each step of some chunk crosses: it comes over two slow links in 2 (N - 1) hops and
-  // all of them wait for it in turn.
+  // In a flat ring over two islands some chunk crosses a slow link in each step: in 2 (N - 1) hops a chunk crosses both
+  // slow links, and all chunks wait for it in turn.
   const double ring = seconds_of(16, Op::all_reduce, 16 * 32'000, links, Algorithm::ring);
   CHECK(ring > 2 * 15 * inside);
   CHECK(ring <= 2 * 15 * between);
   CHECK(seconds_of(16, Op::all_reduce, 4'000, links, Algorithm::automatic) <
         seconds_of(16, Op::all_reduce, 4'000, links, Algorithm::ring));
 
-  // Each of 8 ranks sends to its counterpart on the other island: with a port each at once, with one port in turn.
+  // Each of 8 ranks sends to its counterpart on the other island: at once with a port each, in turn with one.
   const auto exchange = [](const Links& of) {
     return simulate({.ranks = 16, .links = of, .true_numbers = false},
                     [](SimulatedRank& rank) {
@@ -113,7 +113,7 @@ TEST_CASE("simulated: a shared port serves who comes first, not who is run first
       rank.call(Op::message, bytes, trace::Traffic::control, peer, receives);
     };
     switch (rank.rank()) {
-      case 0: {  // comes to the port between the islands when it has sent to rank 1
+      case 0: {  // reaches the port between the islands after it has sent to rank 1
         auto first = rank.start(Op::message, much, trace::Traffic::control, 1);
         return message(some, 3);
       }
@@ -179,13 +179,13 @@ TEST_CASE("simulated: a straggler delays all by its own delay, jitter by its see
   };
   const double call = 6 * (alpha + 32'000 / bandwidth);
   CHECK(error(seconds({}), 3 * (0.010 + call)) < 1e-9);
-  // What the others can do without it they have done when it comes.
+  // The other ranks have done all independent work when the straggler arrives.
   CHECK(seconds({.stragglers = {{2, 1.3}}}) > 3 * (0.013 + call / 2));
   CHECK(seconds({.stragglers = {{2, 1.3}}}) < 3 * (0.013 + call));
   CHECK(seconds({.jitter = 0.1, .seed = 1}) == seconds({.jitter = 0.1, .seed = 1}));
   CHECK(seconds({.jitter = 0.1, .seed = 1}) != seconds({.jitter = 0.1, .seed = 2}));
 
-  // Its mean and deviation.
+  // Its mean and standard deviation.
   const Computing computing{.jitter = 0.1, .seed = 7};
   double sum = 0, squares = 0;
   constexpr int draws = 20'000;
@@ -265,7 +265,7 @@ TEST_CASE("simulated: the same times in every run") {
   }
 }
 
-// Kept as they are: another compiler, optimization or machine must give them, too.
+// Fixed values: every compiler, optimization level and machine must give them.
 TEST_CASE("simulated: the same times everywhere") {
   const auto end = [](const char* links) {
     return simulate({.ranks = 10,
@@ -296,7 +296,7 @@ TEST_CASE("simulated: a program that only looks whether a call is done gets on")
     if (looks < 10 || looks > 1000) throw Error(cat(looks, " looks"));
     if (x[0] != 2) throw Error("it is not done");
   });
-  // A call that can't be done before this rank does more is not done.
+  // A call that depends on later calls of this rank is not done.
   simulate({.ranks = 2}, [](SimulatedRank& rank) {
     auto& c = rank.communicator();
     std::vector<float> x(1), y(1);
@@ -450,7 +450,7 @@ TEST_CASE("simulated: steps of algorithms that are kept are those of ranks in th
   CHECK(kept == real);
   CHECK(kept[0].size() >= 2 * 2 + 1);
   CHECK_THAT(kept[0][0], Contains("\"first\":1"));
-  // What lies elsewhere, such as in Bruck's own memory, has no place in the call's.
+  // Steps on other memory, such as Bruck's buffer, have no offset in the call's data.
   const auto gathered = simulate({.ranks = 4, .true_numbers = false, .keep_steps = true},
                                  [](SimulatedRank& rank) { rank.call(Op::all_gather, 64); });
   REQUIRE(gathered.ranks[0].steps.size() == 2 * 2);

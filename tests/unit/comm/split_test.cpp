@@ -1,4 +1,4 @@
-// Groups of some of the ranks, over every engine that ranks on one machine have; MPI's are in mpi_test.
+// Subgroups over every backend that works on one machine; MPI's are in mpi_test.
 #include <catch.hpp>
 #include <chorus/comm/split.hpp>
 #include <thread>
@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 
-/// Even and odd ranks, the odd ones backwards: "" or what is wrong. Groups and parent are used in turn.
+/// Even ranks, and odd ranks in descending order: returns "" or the difference. Uses the groups and the parent in turn.
 std::string even_and_odd(const comm::World& world, comm::Backend backend) {
   auto all = comm::connect(world, {.backend = backend});
   const bool odd = world.rank % 2 == 1;
@@ -124,7 +124,7 @@ TEST_CASE("split: a rank that dies before its group has met is missed there, and
         auto all = comm::connect(world, {.backend = comm::Backend::tcp});
         const auto place = comm::split(all, world, world.rank / 2);
         if (world.rank == 3) {
-          std::this_thread::sleep_for(300ms);  // the others may still be in split, which needs all
+          std::this_thread::sleep_for(300ms);  // the others may still be in split, which needs all ranks
           _exit(0);
         }
         try {

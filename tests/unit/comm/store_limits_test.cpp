@@ -1,4 +1,4 @@
-// What users may ask of a store, and how much memory all of them together can take from its server.
+// Limits of a store's requests, and of the server's memory for all users together.
 #include <catch.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store/store_impl.hpp>
@@ -21,7 +21,7 @@ using comm::detail::StoreMessage;
 using comm::detail::StoreTable;
 using Texts = std::vector<std::string>;
 
-/// A user who does not look at what it sends.
+/// A user that sends arbitrary requests.
 struct RawUser {
   comm::Socket socket;
   explicit RawUser(comm::StoreServer& server) : socket(server.attach()) {}
@@ -86,8 +86,8 @@ TEST_CASE("store: the server itself looks at keys and values, of every request, 
     CHECK_THAT(user.refusal(request), Contains("the value of 'k' has 8388609 bytes, at most 8388608"));
   CHECK(user.ask({StoreCode::num_keys, 0, {}})->number == 0);
 
-  // Where it is no request at all, the connection ends before anything is made of it.
-  const std::string body(64 << 20, '\0');  // 16 Mi texts of no length
+  // If the bytes are no request, the connection ends before the server allocates anything.
+  const std::string body(64 << 20, '\0');  // 16 Mi empty texts
   const RawUser many(server);
   CHECK(peak_memory_of([&] {
           many.say({.code = StoreCode::check, .count = 16 << 20, .bytes = body.size()}, body);
@@ -131,7 +131,7 @@ TEST_CASE("store: users together have so much room for messages, and wait for ea
   CHECK(first.take(StoreTable::most_room - (1 << 20), soon(), never));
   CHECK(second.take(1 << 20, soon(), never));
   CHECK(!second.take(1 << 20, soon(), never));
-  CHECK(second.take(StoreTable::small_bytes, soon(), never));  // what is small does not wait for what is large
+  CHECK(second.take(StoreTable::small_bytes, soon(), never));  // small requests do not wait for large ones
   auto start = Clock::now();
   CHECK(!second.take(1 << 20, Clock::now() + 60s, [] { return true; }));
   CHECK(Clock::now() - start < 10s);
@@ -147,7 +147,7 @@ TEST_CASE("store: users together have so much room for messages, and wait for ea
     CHECK(third.take(80 << 20, soon(), never));
     CHECK(!first.take(80 << 20, soon(), never));
   }
-  CHECK(first.take(80 << 20, soon(), never));  // the third has given it back
+  CHECK(first.take(80 << 20, soon(), never));  // the third has freed it
   std::jthread closing([&] {
     std::this_thread::sleep_for(100ms);
     table.close();
@@ -193,7 +193,7 @@ TEST_CASE("store: many users with large messages get their answers, in bounded m
     std::vector<std::jthread> users;
     for (int i = 0; i < 12; ++i)
       users.emplace_back([&] {
-        // Readers that take their time: the server holds the replies.
+        // Slow readers: the server has to keep the replies.
         const RawUser user(*server);
         comm::detail::send(user.socket, {StoreCode::get, 20'000, Texts(7, "big")}, Clock::now() + 20s);
         std::this_thread::sleep_for(500ms);
@@ -208,7 +208,7 @@ TEST_CASE("store: many users with large messages get their answers, in bounded m
       });
   });
   CHECK(right == 12);
-  CHECK(peak < 300 << 20);  // 12 x 56 MiB otherwise
+  CHECK(peak < 300 << 20);  // 12 x 56 MiB without the limit
 }
 
 }  // namespace store_limits_test

@@ -1,4 +1,4 @@
-// Keys and values that ranks share: what each call does, who waits for whom, and who cannot harm it.
+// Keys and values that ranks share: what each call does, what blocks, and which clients can't do harm.
 #include <catch.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/store/store_impl.hpp>
@@ -29,7 +29,7 @@ std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-/// A server with a port, and what it takes to find it.
+/// A server with a port, and what a client needs to connect.
 struct Server {
   std::string token;
   std::uint64_t key = 77;
@@ -42,7 +42,7 @@ struct Server {
   }
 };
 
-/// What each call does, as PyTorch's documentation of TCPStore has it.
+/// What each call does, according to PyTorch's documentation of TCPStore.
 void use(Store store) {
   store.set("first_key", "first_value");
   CHECK(store.get("first_key") == "first_value");
@@ -57,7 +57,7 @@ void use(Store store) {
   CHECK(store.get("counter") == "-3");
   store.set("counter", "40");
   CHECK(store.add("counter", 2) == 42);
-  CHECK(store.compare_set("key", "first", "second") == "first");  // is not there, and stays so
+  CHECK(store.compare_set("key", "first", "second") == "first");  // a missing key stays missing
   CHECK(!store.check({"key"}));
   CHECK(store.compare_set("key", "", "first") == "first");
   CHECK(store.compare_set("key", "first", "second") == "second");
@@ -158,7 +158,7 @@ TEST_CASE("waits end when the key comes, at their deadline, or with the server",
   CHECK(store.get("a") == "now");
   CHECK(Clock::now() - start < 2s);
   setter.join();
-  // The server ends while one waits.
+  // The server ends while a call waits.
   std::thread ender([&] {
     std::this_thread::sleep_for(100ms);
     server.server.reset();
@@ -315,7 +315,7 @@ TEST_CASE("a user who sends what is no request loses its connection, nobody else
   CHECK(sent(head({.code = StoreCode::done})) == "refused");
   CHECK(Clock::now() - start < 4s);
   CHECK(store.get("a") == "b");
-  // Who announces much and sends nothing takes no memory, and is waited for by nobody, at the end either.
+  // A client that announces much and sends nothing costs no memory, and nobody waits for it, not even the destructor.
   const auto slow = server.server->attach();
   const auto promise = head({.code = StoreCode::set, .count = 1, .bytes = 64 << 20});
   slow.send_all(std::as_bytes(std::span(promise)), Clock::now() + 1s);
@@ -418,7 +418,7 @@ TEST_CASE("who does not know the token has no store, nor is one", "[comm]") {
   CHECK_THAT(told("another secret, as long"), Contains("refuses this process: it does not know the job's token"));
   CHECK_THAT(told(""), Contains("refuses this process"));
   CHECK_THAT(told("short"), Contains("UsageError") && Contains("has 5 characters, expected at least 16"));
-  // A server that knows the number alone.
+  // A server that knows the key but not the token.
   Server impostor;
   CHECK_THAT(error_of([&] { Store::connect("127.0.0.1", impostor.port, server.token, 2s, impostor.key); }),
              Contains("refuses this process"));

@@ -1,4 +1,4 @@
-// What the connections of a group do with those who don't belong to it, and with what no rank would say.
+// What a group's connections do with strangers, and with messages that no rank sends.
 #include <sys/resource.h>
 
 #include <catch.hpp>
@@ -183,7 +183,7 @@ TEST_CASE("what no rank would send over a group's connections is an error", "[co
     odd.kind = 77;
     say(far_news, odd);
     CHECK_THROWS_WITH(link.receive(1), "waited 500 ms for rank 1, which is stopped or busy elsewhere");
-    odd.kind = comm::detail::News::gives_up;  // its reason has no end
+    odd.kind = comm::detail::News::gives_up;  // its reason has no terminating zero
     say(far_news, odd);
     CHECK_THROWS_WITH(link.receive(1), Contains("rank 1 gave up: xxx"));
   }
@@ -248,7 +248,7 @@ TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]"
     return what;
   };
   comm::detail::Answer answer;
-  answer.refusal.characters.fill('x');  // without an end
+  answer.refusal.characters.fill('x');  // without a terminating zero
   answer.proof.fill(decltype(answer.proof)::value_type{'y'});
   CHECK_THAT(answers(answer), Contains("rank 2: xxx") && !Contains("y"));
   answer.refusal = comm::FixedText<1024>("\x1b[2Jall is\nwell\xff");

@@ -1,4 +1,4 @@
-// TLS between ranks: what a relay that does not know the token can do, and what it can't.
+// TLS between ranks: what a relay without the token can and cannot do.
 #include <atomic>
 #include <catch.hpp>
 #include <chorus/comm/algorithms/transport_communicator.hpp>
@@ -21,8 +21,8 @@ using test::connection;
 
 constexpr const char* secret = "correct horse battery staple";
 
-/// Stands between two sockets and passes on what each of them sends. `change` sees each part, and may change it, leave
-/// it out, or send something else besides; from 0 for the client's, 1 for the server's.
+/// A relay between two sockets. It calls `change` on each part, which may change it, drop it or add to it; from 0 for
+/// parts of the client, 1 for parts of the server.
 class Relay {
  public:
   using Change = std::function<void(int from, std::vector<std::byte>& bytes)>;
@@ -68,7 +68,7 @@ struct Encrypted {
     server.encrypt(comm::Tls::Side::server, secret);
   }
 
-  /// Sends `bytes` to the server; what arrives there, as far as it comes within 2 s.
+  /// Sends `bytes` to the server; returns the bytes that arrive there within 2 s.
   std::vector<std::byte> pass(std::span<const std::byte> bytes) {
     std::jthread sender([&] { client.send_all(bytes, Clock::now() + 2s); });
     std::vector<std::byte> got(bytes.size());
@@ -91,7 +91,7 @@ std::vector<std::byte> some_bytes(std::size_t count) {
   return bytes;
 }
 
-/// Not compared by Catch, which would print all of them.
+/// A bool: Catch would print all bytes.
 bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) { return a == b; }
 
 TEST_CASE("what is sent over TLS arrives, and can't be read on the way", "[comm]") {
@@ -127,7 +127,7 @@ TEST_CASE("what was sent before is not taken again", "[comm]") {
     if (from == 0 && again) part = last;
     if (from == 0) last = part;
   });
-  CHECK(same(pair.pass(bytes), bytes));  // may come in one part with the end of the handshake
+  CHECK(same(pair.pass(bytes), bytes));  // may arrive together with the end of the handshake
   CHECK(same(pair.pass(bytes), bytes));
   again = true;
   CHECK(pair.pass(bytes).empty());
@@ -172,7 +172,7 @@ comm::World with_tls(comm::World world, bool tls = true) {
   return world;
 }
 
-/// What both of two ranks, threads here, throw from an all-reduce whose connection for data goes through a relay.
+/// The errors of both of two ranks (threads) in an all-reduce whose data connection goes through a relay.
 std::array<std::string, 2> errors_through(const Relay::Change& change) {
   Encrypted data(change), news;
   auto transports =
@@ -226,7 +226,7 @@ TEST_CASE("ranks of which one does not encrypt are refused by name, whoever it i
   CHECK_THAT(plain_host.outcome(1).text, Contains("rank 1: who answers at 127.0.0.1:") &&
                                              Contains("does not encrypt what it sends (CHORUS_TLS=0 there, and not "
                                                       "here?)"));
-  // Who would do without follows.
+  // A rank without TLS adopts rank 0's setting.
   test::Ranks plain_guest(2, [](const comm::World& world) { return sums(with_tls(world, world.rank == 0)); });
   CHECK(plain_guest.texts() == std::vector<std::string>(2, "3 3"));
 }

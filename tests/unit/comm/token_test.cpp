@@ -1,4 +1,4 @@
-// Who knows the job's token may join, nobody else.
+// Only ranks that know the job's token can join.
 #include <ifaddrs.h>
 #include <sys/resource.h>
 
@@ -27,7 +27,7 @@ comm::Socket visit(int port) {
   return comm::Socket::connect(comm::Address::resolve("127.0.0.1", port), comm::Clock::now() + 1s);
 }
 
-/// Says hello with this token, or with another visit's proof; what the host says to it.
+/// Sends a hello with this token, or with the proof of an earlier connection; returns the host's answer.
 std::string intrude(int port, comm::detail::Hello hello, const std::string& token, const comm::Mac* replayed = nullptr,
                     comm::Mac* overheard = nullptr) {
   const auto socket = visit(port);
@@ -36,14 +36,14 @@ std::string intrude(int port, comm::detail::Hello hello, const std::string& toke
   hello.proof = replayed ? *replayed
                          : comm::prove(token, {std::as_bytes(std::span(challenge.nonce)), comm::detail::proven(hello)});
   if (overheard) *overheard = hello.proof;
-  if (overheard) return "";  // and goes away
+  if (overheard) return "";  // and closes the connection
   socket.send_all(comm::bytes_of(hello), comm::Clock::now() + 1s);
   comm::detail::Answer answer;
   if (!socket.receive_all(comm::bytes_of(answer), comm::Clock::now() + 1s)) return "closed";
   return answer.welcome ? "welcome" : std::string(answer.refusal.view());
 }
 
-/// An address of this machine that others can reach, or "".
+/// An address of this machine that other machines can reach, or "".
 std::string outer_address() {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return "";
@@ -71,7 +71,7 @@ TEST_CASE("ranks with one token form a group, whatever those without it do", "[c
     CHECK_THAT(intrude(ranks.port(), hello, ""), Contains(refusal));
     CHECK_THAT(intrude(ranks.port(), hello, "correct horse battery stable"), Contains(refusal));
     comm::Mac overheard;
-    intrude(ranks.port(), hello, secret, nullptr, &overheard);  // a proof that is right, for another challenge
+    intrude(ranks.port(), hello, secret, nullptr, &overheard);  // a valid proof, for another challenge
     CHECK_THAT(intrude(ranks.port(), hello, "", &overheard), Contains(refusal));
     CHECK(ranks.texts() == std::vector<std::string>(3, "6"));
   }
@@ -146,7 +146,7 @@ TEST_CASE("a crowd of strangers does not keep ranks out, and is counted where on
   const auto before = std::exchange(most.rlim_cur, most.rlim_max);
   setrlimit(RLIMIT_NOFILE, &most);
   const std::size_t strangers = std::min<std::size_t>(1500, most.rlim_cur / 2);
-  std::vector<comm::Socket> crowd;  // more than are heard at once; they stay, and say nothing
+  std::vector<comm::Socket> crowd;  // more than the host reads at once; they stay, and send nothing
   const auto come = [&](int port) {
     for (std::size_t i = 0; i < strangers; ++i)
       crowd.push_back(comm::Socket::begin_connect(comm::Address::resolve("127.0.0.1", port)));

@@ -1,4 +1,4 @@
-// Bytes that cross the links, as trace counts them and as the textbook has them.
+// Bytes over the links: those that trace counts, compared with the textbook's formulas.
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <thread>
@@ -20,7 +20,7 @@ std::vector<std::uint64_t> bytes(int size, F f) {
   std::vector<std::uint64_t> sent;
   for (int rank = 0; rank < size; ++rank) {
     sent.push_back(trace::bytes_sent(rank, Traffic::gradients));
-    CHECK(trace::bytes_sent(rank) == sent.back());  // nothing under another name
+    CHECK(trace::bytes_sent(rank) == sent.back());  // no other kind of traffic
   }
   return sent;
 }

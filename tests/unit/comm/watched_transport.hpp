@@ -1,5 +1,5 @@
 #pragma once
-/// Ranks that are threads, and a diary of what each of them sends: for tests that look at an algorithm's steps.
+/// Ranks as threads, with a record of each rank's messages: for tests of an algorithm's steps.
 
 #include <chorus/comm/algorithms/transport_communicator.hpp>
 #include <chorus/comm/transport/shm_transport.hpp>
@@ -12,7 +12,7 @@ namespace test {
 
 namespace ch = chorus;
 
-/// One message: to which rank, and its numbers.
+/// One message: the receiver's rank, and the numbers.
 struct Sent {
   int to = 0;
   std::vector<float> numbers;
@@ -20,7 +20,7 @@ struct Sent {
 };
 using Diary = std::vector<Sent>;
 
-/// A ShmTransport that writes down what this rank sends.
+/// A ShmTransport that records what this rank sends.
 class WatchedTransport final : public ch::comm::Transport {
  public:
   WatchedTransport(std::unique_ptr<ch::comm::ShmTransport> link, Diary& diary)
@@ -48,7 +48,7 @@ class WatchedTransport final : public ch::comm::Transport {
   std::byte* slot_ = nullptr;
 };
 
-/// Runs `body(communicator)` on each of `size` threads, and returns what each has sent.
+/// Runs `body(communicator)` on each of `size` threads; returns the messages that each one sent.
 template <class Body>
 std::vector<Diary> diaries(int size, ch::comm::Algorithm all_reduce, const Body& body) {
   using namespace ch::comm;

@@ -1,5 +1,5 @@
-// DistributedDataParallel where several of its parts meet: join and hooks, join and SyncBatchNorm, no_sync around half
-// an iteration, weights used twice by some ranks, backward within backward, buffers that a program replaces.
+// Combinations of DistributedDataParallel's features: join and hooks, join and SyncBatchNorm, no_sync around half an
+// iteration, weights that some ranks use twice, backward within backward, buffers that a program replaces.
 #include <catch.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/hooks/power_sgd.hpp>
@@ -132,7 +132,7 @@ TEST_CASE("no_sync: backward decides, wherever forward was") {
   CHECK(text == "truetruetrue");
 }
 
-/// Two epochs in which rank r has 1 + 2 r batches; parameters of all ranks, who must agree.
+/// Two epochs in which rank r has 1 + 2 r batches; returns the parameters, equal on all ranks.
 template <class Hook>
 std::string joined(const Hook& hook, const DistributedDataParallelOptions& options = {}) {
   return common_text(3, [=](const World& world) {
@@ -157,7 +157,7 @@ TEST_CASE("join: hooks that compress, of one round and of several, work for rank
   CHECK(distance(test::numbers_in(joined(AllReduce{}, small)), exact) < rounding);
   CHECK(distance(test::numbers_in(joined(Fp16Compress{}, small)), exact) < 2e-3);
   CHECK(distance(test::numbers_in(joined(Bf16Compress{}, small)), exact) < 2e-2);
-  // With all its rank, PowerSGD cuts nothing off.
+  // With full rank, PowerSGD is exact.
   CHECK(distance(test::numbers_in(joined(PowerSgd{.matrix_approximation_rank = 7}, small)), exact) < 1e-2);
 }
 
@@ -265,7 +265,7 @@ TEST_CASE("ddp: parameters and buffers that were replaced since the net was buil
              Contains("'norm.running_mean' has been added or replaced"));
 }
 
-/// A layer may come and go.
+/// A layer may be added and removed.
 struct Growing : nn::Module {
   nn::Linear<Cpu, double> first{5, 3};
   std::optional<nn::Linear<Cpu, double>> second;

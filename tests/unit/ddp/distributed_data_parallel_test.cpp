@@ -1,4 +1,4 @@
-// DistributedDataParallel with real processes: what its ranks compute, agree on and refuse.
+// DistributedDataParallel with real processes: results, agreement and refusals of its ranks.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 
@@ -22,7 +22,7 @@ void require_same_run(int ranks) {
   CHECK(common_text(ranks, [](const World& world) { return test::train<Model>(world); }) == text);  // bit by bit
 }
 
-/// `Smooth` with one thing that is different.
+/// `Smooth` with one difference.
 template <class D>
 struct Wider : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 8}, fc3{8, 3};
@@ -59,7 +59,7 @@ std::string construct(const World& world) {
   return "no error";
 }
 
-/// What all ranks say when rank 1 of 3 has `Other`, and the others `Smooth`.
+/// The common error of all ranks if rank 1 of 3 has `Other`, and the others `Smooth`.
 template <class Other>
 std::string refusal() {
   return common_text(3, [](const World& world) {
@@ -67,7 +67,7 @@ std::string refusal() {
   });
 }
 
-/// Uses `extra` where it is told to.
+/// Uses `extra` if the call says so.
 template <class D>
 struct Optional : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, extra{7, 7}, fc2{7, 3};
@@ -112,7 +112,7 @@ TEST_CASE("ddp: batch norm trains through empty shares, with rank 0's buffers ev
     optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
     auto losses = test::each_step(
         [&](std::uint32_t number, Index size) { return test::step(net, optimizer, number, size, world); });
-    // The next pass brings rank 0's buffers; a batch without samples leaves them as they are.
+    // The next pass sends rank 0's buffers; a batch without samples leaves them unchanged.
     net(numbers(0, 5, 0)).backward(numbers(0, 3, 0));
     auto state = net.module().norm.running_mean.value().to_vector();
     state.push_back(static_cast<double>(net.module().norm.num_batches_tracked.value().item()));
@@ -220,7 +220,7 @@ TEST_CASE("ddp: a parameter that one rank alone leaves out is named there, and t
 }
 
 TEST_CASE("ddp: with find_unused_parameters a parameter may be used by some ranks, or by none") {
-  // 0: nobody uses `extra`; 1: rank 1 does; 2: all do; 3: nobody; 4: rank 1.
+  // 0: no rank uses `extra`; 1: rank 1 does; 2: all do; 3: none; 4: rank 1.
   const auto used = [](int number, int rank) { return number == 2 || (rank == 1 && (number == 1 || number == 4)); };
   const auto text = common_text(3, [&](const World& world) {
     Distributed<Optional<Cpu>> rank(world, {.find_unused_parameters = true});
@@ -236,7 +236,7 @@ TEST_CASE("ddp: with find_unused_parameters a parameter may be used by some rank
     }
     return arrived + test::text_of(test::values(net.module()));
   });
-  // One device does the same with the shares' means, weighted by their samples.
+  // One device computes the same from the shares' means, weighted by samples.
   SingleDevice<Optional<Cpu>> single{make<Optional<Cpu>>(), 3};
   optim::Sgd optimizer{single.parameters(), {.lr = 0.3, .momentum = 0.9, .weight_decay = 0.1}};
   for (int number = 0; number < 5; ++number) {
@@ -345,7 +345,7 @@ TEST_CASE("ddp: evaluation without gradients exchanges nothing") {
     rank.net.eval();
     const NoGrad no_grad;
     trace::reset_traffic();
-    for (int pass = 0; pass < 3 * world.rank; ++pass) rank.net(numbers(4, 5, 1));  // ranks need not agree on the number
+    for (int pass = 0; pass < 3 * world.rank; ++pass) rank.net(numbers(4, 5, 1));  // the number may differ by rank
     return cat(trace::bytes_sent(world.rank), " bytes");
   });
   CHECK(text == "0 bytes");
@@ -399,7 +399,7 @@ TEST_CASE("ddp: the parameters and the loss may outlive the net") {
       loss = sum(rank.net(test::share(numbers(8, 5, 1), world)));
       weight = rank.net.module().fc1.weight;
     }
-    loss.backward();  // alone now
+    loss.backward();  // on this rank only
     return std::string(weight.grad().defined() ? "a gradient" : "none");
   });
   CHECK(text == "a gradient");

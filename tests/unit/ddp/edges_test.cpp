@@ -1,5 +1,5 @@
-// DistributedDataParallel at its edges: outputs and parameters of no size, outputs that nobody uses, hooks, empty
-// shares, grad, several nets on one communicator.
+// Edge cases of DistributedDataParallel: outputs and parameters of size 0, unused outputs, hooks, empty shares, grad,
+// several nets on one communicator.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/ops/higher_order.hpp>
@@ -25,7 +25,7 @@ struct TwoHeads : nn::Module {
   }
 };
 
-/// A weight without outputs beside one that has some.
+/// A weight without outputs next to a normal one.
 template <class D>
 struct NoWidth : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 3};
@@ -37,7 +37,7 @@ struct NoWidth : nn::Module {
   }
 };
 
-/// Its backward function gives `gated` a gradient where it is told to.
+/// Its backward function gives `gated` a gradient if the call says so.
 template <class D>
 struct Gated : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, gated{7, 3};
@@ -98,7 +98,7 @@ TEST_CASE("ddp edges: an output that the loss leaves out gives its parameters no
     });
     CHECK(distance(test::numbers_in(text), expected) < edge_rounding);
   }
-  // Used once, then left out: what it got stays, as on one device.
+  // Used once, then skipped: its gradient stays, as on one device.
   const auto text = common_text(2, [](const World& world) {
     Distributed<TwoHeads<Cpu>> rank(world, {.find_unused_parameters = true});
     const auto pass = [&](bool both) {
@@ -126,7 +126,7 @@ TEST_CASE("ddp edges: outputs of no size, and parameters without numbers, do no 
   };
   SingleDevice<NoWidth<Cpu>> single{make<NoWidth<Cpu>>(), 3};
   const auto expected = run(single, [](const auto& x) { return x; });
-  for (const double cap : {25.0, 0.0}) {  // with 0, a bucket of nothing
+  for (const double cap : {25.0, 0.0}) {  // with 0, an empty bucket
     const auto text = common_text(2, [&](const World& world) {
       Distributed<NoWidth<Cpu>> rank(world, {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
       return test::text_of(run(rank.net, [&](const auto& x) { return test::share(x, world); }));
@@ -157,7 +157,7 @@ TEST_CASE("ddp edges: a hook on a parameter runs once a pass, with this rank's g
         }
         return test::text_of(rank.net.module().fc2.weight.grad().to_vector());
       }).texts();
-  // What the other hook made of each rank's gradient was averaged.
+  // The average is taken of the other hook's results for each rank's gradient.
   SingleDevice<Scores<Cpu>> single{make<Scores<Cpu>>(), 3};
   mean(single(numbers(8, 5, 1))).backward();
   auto expected = single.module().fc2.weight.grad().to_vector();
@@ -194,7 +194,7 @@ TEST_CASE("ddp edges: a backward function that gives no gradient counts as zeros
     REQUIRE(bar != std::string::npos);
     CHECK(distance(test::numbers_in(text.substr(0, bar)), expected(false)) < edge_rounding);
     for (const double g : test::numbers_in(text.substr(bar + 1))) CHECK(g == 0);
-    // Where parameters may be left out, a gradient that nobody has is none.
+    // If parameters may be unused, one without a gradient on any rank has none.
     CHECK_THAT(text, Catch::Matchers::EndsWith(find_unused ? "false" : "true"));
   }
 }
@@ -339,7 +339,7 @@ TEST_CASE("ddp edges: two nets on one communicator, one after the other and one 
       (mean(scores(cut(numbers(7, 5, number)))) - mean(scores(makes(z).value()))).backward();
       second.step();
       first.zero_grad();
-      mean(square(scores(makes(z)))).backward();  // through both
+      mean(square(scores(makes(z)))).backward();  // through both nets
       first.step();
     }
     auto out = test::values(makes.module());
@@ -370,7 +370,7 @@ TEST_CASE("ddp edges: a sum is a sum, whose gradients are added") {
   CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < edge_rounding);
 }
 
-/// Its outputs lie in containers within containers.
+/// Its outputs are in nested containers.
 template <class D>
 struct Nested : nn::Module {
   nn::Linear<D, double> body{5, 7}, a{7, 3}, b{7, 3}, c{7, 3};

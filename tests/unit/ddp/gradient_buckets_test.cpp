@@ -1,4 +1,4 @@
-// Buckets: how they are cut, in which order they leave, and that their number changes nothing but rounding.
+// Buckets: how they are cut, the order in which they are sent, and that their number affects rounding only.
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <thread>
@@ -11,7 +11,7 @@ using namespace test::names;
 
 constexpr double kib = 1.0 / 1024;  // in MiB
 
-/// Listed in another order than that of its forward pass, and of two dtypes.
+/// Listed in another order than used, with two dtypes.
 template <class D>
 struct Mixed : nn::Module {
   nn::Linear<D, double> out{6, 3};
@@ -21,7 +21,7 @@ struct Mixed : nn::Module {
   auto forward(const auto& x) const { return out(tanh(hidden(tanh(in(x))))); }
 };
 
-/// Two branches, of which one or the other comes first.
+/// Two branches; either can come first.
 template <class D>
 struct Branches : nn::Module {
   nn::Linear<D, double> left{5, 3}, right{5, 3};
@@ -36,7 +36,7 @@ struct Branches : nn::Module {
   }
 };
 
-/// Buckets of all gradients that are wanted.
+/// Cuts buckets of all gradients that are wanted.
 std::vector<ddp::Bucket> cut_all(const nn::FlatParameters<Cpu>& flat, const BucketOptions& options) {
   std::vector<char> sends;
   for (const auto& entry : flat.entries()) sends.push_back(entry.parameter().wants_grad());
@@ -67,7 +67,7 @@ TEST_CASE("buckets are ranges of the flat gradients, cut before a cap is passed"
   CHECK(cut(1024, 1024) == std::vector<std::size_t>{111});
   CHECK(cut(0.2, 1024) == std::vector<std::size_t>{21, 90});          // 204.8 bytes: 24 + 144 fit, 48 more don't
   CHECK(cut(0.2, 0.5) == std::vector<std::size_t>{21, 55, 35});       // 512 bytes hold 64 numbers
-  CHECK(cut(0, 0) == std::vector<std::size_t>{3, 18, 6, 42, 7, 35});  // larger than the cap: a bucket of its own
+  CHECK(cut(0, 0) == std::vector<std::size_t>{3, 18, 6, 42, 7, 35});  // larger than the cap: a bucket each
   const auto buckets = cut_all(flat, {0.2 * kib, 0.5 * kib});
   CHECK(buckets[1].begin == 21);
   CHECK(buckets[1].parameters == std::vector<std::size_t>{2, 3, 4});
@@ -177,7 +177,7 @@ TEST_CASE("buckets: ranks whose gradients come in different orders follow rank 0
     for (const auto& name : rank.net.parameter_order()) names += name + " ";
     return test::text_of(test::values(rank.net.module())) + names;
   });
-  CHECK_THAT(text, Contains("right.weight right.bias left.weight left.bias"));  // rank 0 has `left` first
+  CHECK_THAT(text, Contains("right.weight right.bias left.weight left.bias"));  // on rank 0 `left` comes first
   CHECK(distance(test::numbers_in(text), test::values(single.module())) < rounding);
 }
 

@@ -1,5 +1,5 @@
-// DistributedDataParallel and graphs that aren't plain: static_graph, unused parameters, gradients that are not finite,
-// and micro-batches of uneven sizes.
+// DistributedDataParallel with special graphs: static_graph, unused parameters, non-finite gradients, and micro-batches
+// of different sizes.
 #include <catch.hpp>
 
 #include <unit/parallel/ranks.hpp>
@@ -8,7 +8,7 @@ namespace ddp_graph_test {
 
 using namespace test::names;
 
-/// Uses what it is told to; `never` not at all.
+/// Uses the layers that the call names; never `never`.
 template <class D>
 struct Parts : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, never{7, 7}, extra{7, 7}, fc2{7, 3};
@@ -26,7 +26,7 @@ void backward(Net& net, const World& world, std::uint32_t number, bool use_extra
       .backward();
 }
 
-/// Its backward multiplies the gradient by what the function says.
+/// Its backward multiplies the gradient by the function's result.
 template <class D>
 struct Spoiled : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 3};
@@ -82,7 +82,7 @@ TEST_CASE("static graph: a gradient by a parameter that was frozen in the first 
 }
 
 TEST_CASE("static graph: what no rank uses is dropped, what some use is averaged") {
-  // Rank 1 alone uses `extra`, always.
+  // Only rank 1 uses `extra`, in every pass.
   const auto text = common_text(3, [](const World& world) {
     Distributed<Parts<Cpu>> rank(world, {.static_graph = true});
     auto& net = rank.net;
@@ -152,7 +152,7 @@ TEST_CASE("ddp: an output that the loss doesn't use leaves its parameters withou
     }
     return state;
   });
-  CHECK(text == "falsefalsetrue falsetruetrue falsetruetrue ");  // it stays, as nobody has zeroed it
+  CHECK(text == "falsefalsetrue falsetruetrue falsetruetrue ");  // it stays, since zero_grad was not called
 }
 
 TEST_CASE("non-finite: a NaN on one rank is named, with the parameter, on all ranks") {
@@ -194,9 +194,9 @@ TEST_CASE("non-finite: by default it goes to all ranks") {
 }
 
 TEST_CASE("no_sync: micro-batches of uneven sizes on each rank weigh as on one device") {
-  // Sizes of the ranks' parts of three micro-batches; rank 2 has nothing in one of them.
+  // Sizes of the ranks' parts of three micro-batches; rank 2 has no samples in one of them.
   const std::vector<std::vector<Index>> parts{{3, 1, 2}, {1, 4, 0}, {2, 2, 5}};
-  for (const std::size_t last : {1u, 2u}) {  // the pass that syncs
+  for (const std::size_t last : {1u, 2u}) {  // the pass that synchronises
     const auto text = common_text(3, [&](const World& world) {
       Distributed<test::Smooth<Cpu>> rank(world);
       const auto pass = [&](std::size_t k) {

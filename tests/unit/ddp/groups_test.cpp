@@ -1,4 +1,4 @@
-// DistributedDataParallel over some of the ranks: groups that comm::split makes.
+// DistributedDataParallel over some of the ranks: groups made by comm::split.
 #include <catch.hpp>
 #include <chorus/comm/split.hpp>
 
@@ -8,14 +8,14 @@ namespace ddp_groups_test {
 
 using namespace test::names;
 
-/// What comes behind a Smooth.
+/// Follows a Smooth.
 struct Last : nn::Module {
   nn::Linear<Cpu, double> fc{3, 2};
   CHORUS_MODULE(Last, fc)
   auto forward(const auto& x) const { return fc(x); }
 };
 
-/// A group's batches are its own.
+/// Each group has its own batches.
 std::uint32_t batch_of(int group, std::uint32_t number) { return static_cast<std::uint32_t>(group) * 10 + number; }
 
 template <class Model>

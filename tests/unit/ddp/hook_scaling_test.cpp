@@ -1,4 +1,4 @@
-// Loss scaling under hooks that leave something for later steps: where the scale changes, that follows.
+// Loss scaling under hooks with residuals: these follow changes of the scale.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/optim/grad_scaler.hpp>
@@ -30,8 +30,8 @@ void plant(Net& net) {
   static_cast<double*>(net.parameters().back().parameter->grad_data())[0] = inf;
 }
 
-/// The scale doubles every third step, and is a 1024th where a step is left out: in step 5 by `step`, in step 9 by
-/// hand. From step 7 to step 12 a parameter is frozen. Unscaled, the same is done without a scaler.
+/// The scale doubles every third step, and is divided by 1024 if a step is skipped: step 5 by `step`, step 9 by hand. A
+/// parameter is frozen from step 7 to step 12. Unscaled: the same without a scaler.
 template <class Optimizer, class Hook>
 std::string train(const World& world, const Hook& hook, bool scaled) {
   Distributed<Model, Hook> rank(world, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-3}, make<Model>(), hook);
@@ -64,7 +64,7 @@ std::string train(const World& world, const Hook& hook, bool scaled) {
   return test::text_of(test::values(net.module()));
 }
 
-/// By powers of 2 all numbers are the same but for their exponents.
+/// Scales are powers of 2, so all numbers are equal except for their exponents.
 template <class Optimizer, class Hook>
 void check_scaled(const Hook& hook) {
   INFO(typeid(Hook).name());
@@ -140,7 +140,7 @@ TEST_CASE("loss scaling: a run under a hook goes on with the same bits, whatever
   };
   const auto whole = go_on(0, 9);
   go_on(0, 5);
-  CHECK((go_on(5, 9) == whole));  // without pages of numbers
+  CHECK((go_on(5, 9) == whole));  // a failure prints only a bool
 }
 
 }  // namespace hook_scaling_test

@@ -1,4 +1,4 @@
-// Communication hooks: what they average to, what they send, and what they make up for later.
+// Communication hooks: their averages, their traffic, and their residuals.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
@@ -20,7 +20,7 @@ template <class Net>
 void backward(Net& net, const World& world, Index batch, std::uint32_t number = 1) {
   net(test::share(numbers(batch, 20, number), world)).backward(test::share(numbers(batch, 16, number + 100), world));
 }
-/// A loss's mean, as `backward` above has it for a seed: the seed's share of the batch does the weighing.
+/// The gradient of `backward`'s mean loss for a seed: the seed's share of the batch gives the weight.
 std::vector<double> mean_gradient(Index batch, int ranks, std::uint32_t number = 1) {
   SingleDevice<Model> net{make<Model>(), 3};
   for (int rank = 0; rank < ranks; ++rank) {
@@ -32,7 +32,7 @@ std::vector<double> mean_gradient(Index batch, int ranks, std::uint32_t number =
   return test::gradients(net.module());
 }
 
-/// The gradients of `steps` passes over the same batch, each by itself, and the bytes that the last one sent.
+/// The gradients of `steps` passes over the same batch, and the bytes that the last one sent.
 template <class Hook>
 struct Outcome {
   std::vector<std::vector<double>> gradients;
@@ -60,13 +60,13 @@ struct Outcome {
     bytes = static_cast<std::uint64_t>(all.back());
   }
 
-  /// How far step `step` is off, relatively.
+  /// The relative error of step `step`.
   double error(std::size_t step, const std::vector<double>& expected) const {
     auto rest = gradients[step];
     for (std::size_t i = 0; i < rest.size(); ++i) rest[i] -= expected[i];
     return length(rest) / length(expected);
   }
-  /// The same of the mean over all steps: what is left out in one step comes in the next.
+  /// The same for the mean over all steps: what one step leaves out follows in the next.
   double error_of_mean(const std::vector<double>& expected) const {
     std::vector<double> rest(expected.size());
     for (std::size_t i = 0; i < rest.size(); ++i) {
@@ -95,7 +95,7 @@ TEST_CASE("hooks: averages are those of the all-reduce, to the precision of the 
   const auto expected = mean_gradient(7, 3);
   CHECK(Outcome<AllReduce>(3, 1, 7).error(0, expected) < 1e-14);
   CHECK(Outcome<Bf16Compress>(3, 1, 7).error(0, expected) < 1e-2);
-  CHECK(Outcome<Bf16Compress>(3, 1, 7).error(0, expected) > 1e-5);  // it did travel so
+  CHECK(Outcome<Bf16Compress>(3, 1, 7).error(0, expected) > 1e-5);  // proves that it was compressed
   CHECK(Outcome<Fp16Compress>(3, 1, 7).error(0, expected) < 1e-3);
   CHECK(Outcome<Quantize8Bit>(3, 1, 7).error(0, expected) < 3e-2);
 }
@@ -108,7 +108,7 @@ TEST_CASE("hooks: what rounding cuts off comes with the next steps") {
   };
   CHECK(gain(Quantize8Bit{}) < 0.2);
   CHECK(gain(PowerSgd{}) < 0.5);
-  // A part of a narrow float's error is made on the way, in the sums of ranks.
+  // A part of a narrow float's error arises in the sums of ranks.
   CHECK(gain(Bf16Compress{.error_feedback = true}) < 0.9 * gain(Bf16Compress{.error_feedback = false}));
 }
 
@@ -136,7 +136,7 @@ TEST_CASE("hooks: a gradient that is not finite is seen by all ranks, and not re
 }
 
 TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n + m) numbers") {
-  // Of two samples, one on each rank, a layer's gradient has rank 2.
+  // For two samples, one on each rank, a layer's gradient has rank 2.
   const auto expected = mean_gradient(2, 2);
   const Outcome<PowerSgd> two(2, 2, 2, {.matrix_approximation_rank = 2});
   CHECK(two.error(0, expected) < 1e-9);
@@ -146,7 +146,7 @@ TEST_CASE("hooks: powersgd is exact for gradients of its rank, and sends rank (n
   const Outcome<PowerSgd> one(2, 1, 2);
   CHECK(one.error(0, expected) > 0.05);
   CHECK(one.error(0, expected) < 1);
-  // The first steps in full.
+  // The first steps are sent in full.
   const Outcome<PowerSgd> later(2, 3, 7, {.start_powersgd_iter = 2});
   const auto full = mean_gradient(7, 2);
   CHECK(later.error(0, full) < 1e-14);
@@ -206,7 +206,7 @@ TEST_CASE("hooks: powersgd takes gradients whose squares are among the smallest 
 
 TEST_CASE("hooks: powersgd leaves matrices whole that it would not make much smaller") {
   const auto expected = mean_gradient(7, 2);
-  // 20 x 24 numbers are 5.5 times as many as 2 (20 + 24), and 24 x 16 are 4.8 times 2 (24 + 16).
+  // 20 x 24 is 5.5 times 2 (20 + 24), and 24 x 16 is 4.8 times 2 (24 + 16).
   const Outcome<PowerSgd> one(2, 1, 7, {.matrix_approximation_rank = 2, .min_compression_rate = 5});
   CHECK(one.bytes == 2 * (2 * (20 + 24) + 24 + 24 * 16 + 16) * 8);
   CHECK(one.error(0, expected) > 0.01);
@@ -218,7 +218,7 @@ TEST_CASE("hooks: powersgd leaves matrices whole that it would not make much sma
 TEST_CASE("hooks: powersgd without error feedback, and without the last step's Q") {
   const auto expected = mean_gradient(7, 2);
   const Outcome<PowerSgd> forgetful(2, 8, 7, {.use_error_feedback = false}), usual(2, 8, 7);
-  CHECK(forgetful.error(7, expected) < 0.95 * forgetful.error(0, expected));  // the same gradient: Q turns to it
+  CHECK(forgetful.error(7, expected) < 0.95 * forgetful.error(0, expected));  // the same gradient: Q converges to it
   CHECK(usual.error_of_mean(expected) < 0.8 * forgetful.error_of_mean(expected));
   const Outcome<PowerSgd> cold(2, 8, 7, {.use_error_feedback = false, .warm_start = false});
   CHECK(cold.error(0, expected) == forgetful.error(0, expected));

@@ -1,4 +1,4 @@
-// How DistributedDataParallel works, step by step. Read include/chorus/parallel/distributed_data_parallel.hpp beside it.
+// How DistributedDataParallel works, step by step. Read it with include/chorus/parallel/distributed_data_parallel.hpp.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <memory>
@@ -27,7 +27,7 @@ TEST_CASE("how ddp works, step 1: all ranks begin with rank 0's numbers") {
   const auto text = common_text(3, [](const World& world) {
     auto model = make<Model>();
     for (const auto& named : nn::named_parameters<Cpu>(model))
-      static_cast<double*>(named.parameter->value_data())[0] += world.rank;  // each rank has numbers of its own
+      static_cast<double*>(named.parameter->value_data())[0] += world.rank;  // each rank has different numbers
     Distributed<Model> rank(world, {}, std::move(model));
     return test::text_of(test::values(rank.net.module()));
   });
@@ -38,13 +38,13 @@ TEST_CASE("how ddp works, step 1: all ranks begin with rank 0's numbers") {
 TEST_CASE("how ddp works, steps 2 to 6: every rank gets the gradient of the whole batch, with the same bits") {
   const auto text = common_text(3, [](const World& world) {
     Distributed<Model> rank(world);
-    return gradients_of(rank.net, world, 7);  // shares of 2, 2 and 3 samples: 2/7, 2/7 and 3/7 are their weights
+    return gradients_of(rank.net, world, 7);  // shares of 2, 2 and 3 samples: the weights are 2/7, 2/7 and 3/7
   });
   CHECK(distance(test::numbers_in(text), gradients_of_one_device(7)) < rounding);
 }
 
 TEST_CASE("how ddp works, step 3: by what the loss is a mean of") {
-  // Of rank 0's tokens one counts, of rank 1's four do: 1/5 and 4/5 are their weights, though both have two samples.
+  // One of rank 0's tokens counts, and four of rank 1's: the weights are 1/5 and 4/5, though both have two samples.
   const auto loss_of = [](auto& net, const World& world) {
     const auto tokens = Tensor<std::int64_t, 1>::from({2, -100, -100, -100, 0, 1, 2, 0}, {8});
     const auto rows = test::share(numbers(8, 5, 1), world);
@@ -60,7 +60,7 @@ TEST_CASE("how ddp works, step 3: by what the loss is a mean of") {
   CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
 }
 
-/// Writes down what happens when: an extension sees each moment of a pass.
+/// Records the order of events: an extension is called at each moment of a pass.
 class Diary final : public ddp::Extension<Cpu> {
  public:
   explicit Diary(std::string& text) : text_(text) {}
@@ -82,7 +82,7 @@ TEST_CASE("how ddp works, steps 4 and 5: buckets leave while backward goes on, a
   const auto text = common_text(2, [](const World& world) {
     // From the back of the model: gradients of 3, 18, 6, 42, 7 and 35 numbers of 8 bytes.
     Distributed<Model> rank(world, {.first_bucket_cap_mb = 0.2 * kib, .bucket_cap_mb = 0.5 * kib});
-    gradients_of(rank.net, world, 4);  // the first pass shows the order in which gradients arrive
+    gradients_of(rank.net, world, 4);  // the first pass learns the order in which gradients arrive
     std::string diary;
     rank.net.extend(std::make_unique<Diary>(diary));
     gradients_of(rank.net, world, 4);

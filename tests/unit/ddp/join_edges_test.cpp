@@ -1,4 +1,4 @@
-// Edges of join and no_sync: what a rank that has ended, or has no samples, brings and keeps.
+// Edge cases of join and no_sync: contributions and gradients of a rank that has ended, or has no samples.
 #include <catch.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/parallel/local_sgd.hpp>
@@ -11,7 +11,7 @@ namespace join_edges_test {
 using namespace test::names;
 using Model = test::Smooth<Cpu>;
 
-/// Rank r has 2 + r rows in each pass, or as many as it is told.
+/// Rank r has 2 + r rows in each pass, or the given number.
 template <class Net>
 auto loss_of(Net& net, int rank, int pass, Index rows = -1) {
   if (rows < 0) rows = 2 + rank;
@@ -19,7 +19,7 @@ auto loss_of(Net& net, int rank, int pass, Index rows = -1) {
   return cross_entropy(net(numbers(rows, 5, key)), labels(rows, 3, key));
 }
 
-/// What `program(net, rank)` returns, which is to be the same on both ranks, under a policy.
+/// The result of `program(net, rank)` under a policy, equal on both ranks.
 template <class Net, class... Options>
 std::string under(const auto& program, const Options&... options) {
   return common_text(2, [&](const World& world) {

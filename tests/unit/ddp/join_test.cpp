@@ -8,7 +8,7 @@ namespace ddp_join_test {
 
 using namespace test::names;
 
-/// The rows that rank `rank` has in step `step`: rank r has `batches[r]` of 2 + r rows each.
+/// The rows of rank `rank` in step `step`: rank r has `batches[r]` batches of 2 + r rows each.
 Tensor<double, 2> rows(int rank, int step) {
   return numbers(2 + rank, 5, static_cast<std::uint32_t>(10 * step + rank));
 }
@@ -18,7 +18,7 @@ auto loss_of(Net& net, int rank, int step) {
   return cross_entropy(net(rows(rank, step)), labels(2 + rank, 3, static_cast<std::uint32_t>(step)));
 }
 
-/// Trains with `batches[rank]` batches on each rank; parameters of all ranks, who must agree.
+/// Trains with `batches[rank]` batches on each rank; returns the parameters, equal on all ranks.
 template <class Model>
 std::string train_unevenly(const std::vector<int>& batches, const DistributedDataParallelOptions& options = {}) {
   return common_text(static_cast<int>(batches.size()), [=](const World& world) {
@@ -89,7 +89,7 @@ TEST_CASE("join: buffers come from a rank that still trains, and end the same on
   CHECK(test::numbers_in(text).back() == 5);  // rank 2's
 }
 
-/// Buffers of all ranks behind a join of 1, 3 and 5 batches and a pass with all: they must agree.
+/// Buffers after a join of 1, 3 and 5 batches and a pass with all ranks; equal on all ranks.
 std::string buffers_after_join(bool broadcast) {
   return common_text(3, [&](const World& world) {
     Distributed<test::Normed<Cpu>> rank(world, {.broadcast_buffers = broadcast});
@@ -142,7 +142,7 @@ TEST_CASE("join: accumulation under no_sync at each interval") {
   CHECK(distance(test::numbers_in(text), test::values(net.module())) < rounding);
 }
 
-/// Trains as `train_alone` does with momentum and clipping, over two epochs; parameters of all ranks, who must agree.
+/// Trains like `train_alone` with momentum and clipping, over two epochs; returns the parameters, equal on all ranks.
 template <class MakeOptimizer>
 std::string train_with_state(const std::vector<int>& batches, const DistributedDataParallelOptions& options,
                              const MakeOptimizer& make_optimizer, bool in_company = true) {
@@ -186,7 +186,7 @@ TEST_CASE("join: ranks that have ended step with the others, so that an optimize
       CHECK(distance(test::numbers_in(text), expected) < rounding);
     }
   }
-  // Without, momenta go apart in the first epoch, and so do parameters in the second, until its end.
+  // Without it, momenta diverge in the first epoch, and so do parameters in the second, until its end.
   const std::vector<int> others{1, 4, 2};
   const auto alone = train_alone<test::Smooth<Cpu>>(others, {.lr = 0.3, .momentum = 0.9}, 0.2);
   CHECK(distance(test::numbers_in(train_with_state(others, {}, sgd)), alone) < rounding);

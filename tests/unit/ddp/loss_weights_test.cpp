@@ -1,4 +1,4 @@
-// By what gradients count: what the loss is a mean of, however the batch is cut, and what is refused.
+// The weights of gradients: the elements of the loss's mean, however the batch is cut; and refusals.
 #include <catch.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/parallel/parameter_server.hpp>
@@ -16,7 +16,7 @@ const Labels& tokens() {
   return all;
 }
 
-/// The gradients of `loss_of(net, world)` on ranks, which are all the same, and their distance from one device's.
+/// The distance of the gradients of `loss_of(net, world)`, equal on all ranks, from one device's.
 template <class Loss>
 double error_of(int ranks, const Loss& loss_of, const DistributedDataParallelOptions& options = {}) {
   SingleDevice<Model> single{make<Model>(), 3};
@@ -45,7 +45,7 @@ TEST_CASE("loss weights: tokens that count, class weights, several losses, plain
     CHECK(error_of(ranks, [&](auto& net, const World& world) {
             return cross_entropy(net(rows(world)), test::share(labels(10, 3, 1), world), classes);
           }) < rounding);
-    // A loss over tokens, one over samples, and a penalty that every rank has whole.
+    // A loss over tokens, one over samples, and a penalty, equal on all ranks.
     CHECK(error_of(ranks, [&](auto& net, const World& world) {
             const auto y = net(rows(world));
             return cross_entropy(y, test::share(tokens(), world)) + mean(square(y)) +
@@ -74,7 +74,7 @@ TEST_CASE("loss weights: micro-batches under no_sync, each by its own tokens, as
   const auto loss_of = [](auto& net, const World& world, std::uint32_t part) {
     const auto x = numbers(10, 5, 1).slice(0, 5 * part, 5 * part + 5);
     const auto y = tokens().slice(0, 5 * part, 5 * part + 5);
-    // What the sums are divided by are all tokens of all ranks, in both.
+    // Both sums are divided by the number of all ranks' tokens.
     double counted = 0;
     for (Index i = 0; i < 10; ++i) counted += tokens().data()[i] >= 0;
     return cross_entropy(net(test::share(x, world)), test::share(y, world), {.mean_over = counted});

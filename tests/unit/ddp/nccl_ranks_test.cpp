@@ -1,4 +1,4 @@
-// DistributedDataParallel over NcclCommunicator, with the stand-in for NCCL: the steps of the ring, bucket by bucket.
+// DistributedDataParallel over NcclCommunicator, with a stand-in for NCCL: the steps of the ring, bucket by bucket.
 #include <unit/comm/nccl_ranks.hpp>
 
 #include <catch.hpp>
@@ -64,7 +64,7 @@ TEST_CASE("DDP over nccl: in parts it takes the steps that it takes over the rin
     auto nccl = rank.nccl();
     DistributedDataParallel<Model, ReduceScatter> net(make<Model>(), nccl, small_buckets, 3);
     const auto text = sharded_steps(net, rank.data_world);
-    const auto expected = 5 * detail::access_to(net).buckets().size();  // the first pass averages whole
+    const auto expected = 5 * detail::access_to(net).buckets().size();  // the first pass computes whole averages
     const auto count = static_cast<std::size_t>(rank.device->count("reduce_scatter"));
     return count == expected ? text : cat(count, " calls of reduce_scatter, expected ", expected);
   });
@@ -100,7 +100,7 @@ TEST_CASE("DDP over nccl: one all-reduce a bucket, begun before backward has end
   for (const auto& text : texts) CHECK(text == "");
 }
 
-// The sizes of a step's averaged gradients, added up. Ranks have weights of a third.
+// The total size of a step's averaged gradients. Ranks have weights of 1/3.
 template <class Hook>
 double size_of_gradients(const Hook& hook) {
   const auto texts = test::nccl_ranks(3, [&](test::NcclRank& rank) {
@@ -118,7 +118,7 @@ double size_of_gradients(const Hook& hook) {
 
 TEST_CASE("DDP over nccl: gradients in 2 bytes are weighed before they are rounded", "[parallel]") {
   const double exact = size_of_gradients(AllReduce{});
-  // A third in bf16 is a third and 0.2 %, while what single gradients are rounded by adds up to nearly nothing.
+  // 1/3 in bf16 is 0.2 % too large, while rounding errors of single gradients almost cancel.
   CHECK(size_of_gradients(Bf16Compress{}) == Approx(exact).epsilon(7e-4));
   CHECK(size_of_gradients(Bf16Compress{.error_feedback = false}) == Approx(exact).epsilon(7e-4));
 }
@@ -147,7 +147,7 @@ TEST_CASE("DDP over nccl: a failed bucket is named", "[parallel]") {
     test::step(net, optimizer, 0, 12, rank.data_world);
     if (rank.data_world.rank == 1) rank.device->refusals["all_reduce"] = 3;
     return message_of<CommError>([&] {
-      // The host learns of a failure some milliseconds late, which is time for many of these steps.
+      // The host learns of a failure milliseconds later, time for many of these steps.
       const auto end = comm::Clock::now() + 10s;
       for (std::uint32_t i = 1; comm::Clock::now() < end; ++i) test::step(net, optimizer, i, 12, rank.data_world);
     });

@@ -1,4 +1,4 @@
-// Optimizers that know of DistributedDataParallel: fused into backward, and with their state shared out.
+// Optimizers for DistributedDataParallel: fused into backward, and with sharded state.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/optim/schedules.hpp>
@@ -19,7 +19,7 @@ void make_groups(auto& optimizer) {
   optimizer.set_group(optim::NameBegins{"fc2."}, {.lr_scale = 0.25});
 }
 
-/// Parameters after some steps, whose learning rate changes, on one device with the plain optimizer.
+/// Parameters after some steps with changing learning rate, on one device with the plain optimizer.
 template <class Opt>
 std::vector<double> plain(const typename Opt::options_type& options, bool grouped = false) {
   SingleDevice<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), 3};
@@ -40,7 +40,7 @@ std::string distributed(int ranks, const Options& options, const DistributedData
     Distributed<test::Smooth<Cpu>> rank(world, net_options);
     Made optimizer{rank.net, options};
     if (grouped) make_groups(optimizer);
-    optim::HasLearningRate& rate = optimizer;  // what a schedule knows of it
+    optim::HasLearningRate& rate = optimizer;  // a schedule's view of it
     for (std::uint32_t number = 0; number < 4; ++number) {
       rate.set_lr(options.lr / (1 + number));
       optimizer.zero_grad();
@@ -166,7 +166,7 @@ TEST_CASE("fused optimizer: groups are made between steps without a step, under 
     sum(net(numbers(8, 5, 1))).backward();
     const auto before = test::values(net.module());
     optimizer.no_decay_on_biases_and_norms();
-    CHECK((test::values(net.module()) == before));  // without pages of numbers
+    CHECK((test::values(net.module()) == before));  // a failure prints only a bool
   };
   SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
   check_net(single);

@@ -1,4 +1,4 @@
-// DistributedDataParallel's options: buckets, ignored, delayed and shared parameters, the check of ranks' options.
+// DistributedDataParallel's options: buckets, ignored, delayed and shared parameters, the comparison of ranks' options.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 
@@ -31,7 +31,7 @@ struct Tied : nn::Module {
   auto forward(const auto& x) const { return out(tanh(again(tanh(hidden(tanh(in(x))))))); }
 };
 
-/// A head that is each rank's own, of another width on each.
+/// A head that each rank owns, with a different width on each.
 template <class D>
 struct OwnHead : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, head, fc2{7, 3};
@@ -52,7 +52,7 @@ TEST_CASE("ddp options: the first step already has a small first bucket") {
   CHECK(text == "21 90 ");
 }
 
-/// 1.5 MiB a layer.
+/// 1.5 MiB per layer.
 template <class D>
 struct Wide : nn::Module {
   nn::Linear<D> fc1{768, 512, {.bias = false}}, fc2{512, 768, {.bias = false}}, fc3{768, 512, {.bias = false}};
@@ -172,7 +172,7 @@ TEST_CASE("ddp options: ignored parameters stay each rank's own in the order of 
                        for (const auto& named : nn::named_parameters<Cpu>(model)) order.push_back(named.name);
                        detail::access_to(rank.net).set_parameter_order(order);
                        rank.net.module().head.bias.value()(0) = world.rank + 7;
-                       rank.net.join([&] {  // its end sends what lies before the ignored ones
+                       rank.net.join([&] {  // its end sends the parameters before the ignored ones
                          for (int passes = world.rank; passes < 2; ++passes) {
                            const auto [y, other] = rank.net(numbers(4, 5, 1));
                            (sum(y) + other).backward();
@@ -205,7 +205,7 @@ TEST_CASE("ddp options: without broadcast_buffers each rank keeps its own") {
   CHECK(texts[0] != texts[1]);
 }
 
-/// Before each pass that averages gradients all ranks take the means of their buffers.
+/// Before each pass that averages gradients, all ranks take the means of their buffers.
 template <class Net>
 struct AverageBuffers final : ddp::Extension<Cpu> {
   Net& net;

@@ -1,4 +1,4 @@
-// Two of a kind: nets over one communicator, in one backward pass or in turn; optimizers of one net.
+// Pairs: two nets on one communicator, in one backward pass or alternating; two optimizers of one net.
 #include <catch.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 
@@ -9,7 +9,7 @@ namespace ddp_pairs_test {
 using namespace test::names;
 using Sgd = optim::Sgd<Cpu>;
 
-/// Two branches, of which a pass takes either or both; all layers of one size, so that buckets can be mistaken.
+/// Two branches; a pass takes either or both. All layers have the same size, so that buckets could be mixed up.
 template <class D>
 struct Branches : nn::Module {
   nn::Linear<D, double> first{5, 5}, a{5, 5}, b{5, 5}, last{5, 5};
@@ -23,7 +23,7 @@ struct Branches : nn::Module {
 };
 using Model = Branches<Cpu>;
 
-/// Trains G and D as one loss that goes through both. Returns the parameters of both.
+/// Trains G and D with a loss through both. Returns the parameters of both.
 template <class Net, class Part>
 std::string trained(Net& g, Net& d, int steps, const Part& part, const auto& branch) {
   Sgd optimizer_g{g.parameters(), {.lr = 0.3, .momentum = 0.9}}, optimizer_d{d.parameters(), {.lr = 0.2}};
@@ -65,7 +65,7 @@ TEST_CASE("ddp pairs: a loss that goes through two nets over one communicator") 
 }
 
 TEST_CASE("ddp pairs: where ranks use other parameters of the nets, none gets the other net's gradients") {
-  // Rank r uses branch r of a net; one device takes each half of the batch through its branch.
+  // Rank r uses branch r of a net; one device sends each half of the batch through its branch.
   for (const bool first_differs : {false, true}) {
     SingleDevice<Model> g{make<Model>(1), 3}, d{make<Model>(2), 3};
     Sgd optimizer_g{g.parameters(), {.lr = 0.3, .momentum = 0.9}}, optimizer_d{d.parameters(), {.lr = 0.2}};
@@ -97,7 +97,7 @@ TEST_CASE("ddp pairs: where ranks use other parameters of the nets, none gets th
   }
 }
 
-/// Whose statistics are the whole batch's, before branches that ranks choose.
+/// Uses whole-batch statistics before branches that ranks choose.
 template <class D>
 struct NormedBranches : nn::Module {
   nn::Linear<D, double> first{5, 5}, a{5, 5}, b{5, 5}, last{5, 10};

@@ -1,6 +1,6 @@
-// DistributedDataParallel on programs that seeds draw, beside a single device that does the same; and on programs in
-// which one rank errs. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or
-// =1000-2000 (all of them, and how often each feature was drawn).
+// DistributedDataParallel on random programs, compared with an equivalent on one device; and on programs in which one
+// rank errs. Other seeds: CHORUS_RANDOM_SEEDS=17 (one, whose program is printed), or =1000-2000 (all of them, and how
+// often each feature was drawn).
 #include <catch.hpp>
 
 #include <unit/io/files.hpp>
@@ -47,7 +47,7 @@ TEST_CASE("ddp random: programs that seeds draw train as a single device does, w
   check_programs(150, draw, judge);
 }
 
-/// Lets one rank do something that is an error there. Returns whether it is, in this program.
+/// Adds an action that may be an error on one rank. Returns whether it is one in this program.
 bool spoil(Program& program) {
   Draw d(program.seed + 77);
   program.fault = static_cast<Fault>(1 + d.below(9));

@@ -1,4 +1,4 @@
-// Gradients that are averaged in parts, and the optimizer that steps them.
+// Gradients averaged in parts, and the optimizer that steps them.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
@@ -18,11 +18,11 @@ const optim::SgdOptions sgd{.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01};
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
 const DistributedDataParallelOptions every_parameter{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0};
 
-/// What happens in step `number` before and behind backward, to nets and to their optimizers.
+/// Actions before and after backward in step `number`, on nets and their optimizers.
 struct Extras {
   double clip = 0;
-  bool freezes = false;     // fc1 rests in steps 2 and 3
-  bool two_passes = false;  // gradients of two batches add up
+  bool freezes = false;     // fc1 is frozen in steps 2 and 3
+  bool two_passes = false;  // gradients of two batches accumulate
 };
 
 template <class Net>
@@ -32,7 +32,7 @@ void freeze_or_thaw(Net& net, const Extras& extras, std::uint32_t number) {
   net.module().fc1.bias.set_requires_grad(number < 2 || number > 3);
 }
 
-/// Parameters after some steps on one device, with the plain optimizer; and the norms before clipping.
+/// Parameters after some steps on one device with the plain optimizer, and the norms before clipping.
 template <class Opt>
 std::vector<double> plain(const typename Opt::options_type& options, const Extras& extras = {}) {
   SingleDevice<Model> net{make<Model>(), 3};
@@ -51,7 +51,7 @@ std::vector<double> plain(const typename Opt::options_type& options, const Extra
   return all;
 }
 
-/// The same on ranks, each of which steps its part.
+/// The same on ranks; each steps its part.
 template <class Opt, class Hook = ReduceScatter>
 std::vector<double> sharded(int ranks, const typename Opt::options_type& options,
                             const DistributedDataParallelOptions& net_options = {}, const Extras& extras = {}) {
@@ -123,7 +123,7 @@ TEST_CASE("reduce-scatter: a step sends what an all-reduce alone does") {
     }
     return sent;
   });
-  // The first pass averages whole.
+  // The first pass computes whole averages.
   CHECK(text == "148 + 0, 74; 74 + 0, 74; ");
 }
 

@@ -1,4 +1,4 @@
-// Loss scaling with an optimizer that is shared out: what is too large on one rank is left out by all.
+// Loss scaling with a sharded optimizer: if one rank's gradients overflow, all ranks skip the step.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/nn/mixed_precision.hpp>
@@ -18,7 +18,7 @@ using Adam = optim::Adam<Cpu>;
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
 const optim::GradScalerOptions scaling{.init_scale = 256, .growth_interval = 3};
 
-/// In half, but for its parameters and the steps of the optimizer.
+/// In half, except for its parameters and the optimizer's steps.
 template <class D>
 struct InHalf : nn::Module {
   nn::Linear<D> fc1{5, 7}, fc2{7, 6}, fc3{6, 3};
@@ -48,11 +48,11 @@ struct Extras {
   double clip = 0;
   double lr = adam.lr;
   std::string from = {}, to = {};  // checkpoints
-  std::string scaler = {};         // state of the one at `from`
+  std::string scaler = {};         // state of the scaler at `from`
   std::uint32_t last = 8;
 };
 
-/// In step 1 one rank overflows, in step 5 another one has no numbers.
+/// In step 1 one rank overflows, in step 5 another one has NaNs.
 template <class Loss>
 Loss spoilt(const Loss& loss, std::uint32_t number, const World& world) {
   if (number == 1 && world.rank == world.size - 1) return loss * std::numeric_limits<float>::infinity();
@@ -60,7 +60,7 @@ Loss spoilt(const Loss& loss, std::uint32_t number, const World& world) {
   return loss;
 }
 
-/// One line a step: whether it was one, the scale and a hash of all parameters. Last the scaler's state.
+/// One line per step: whether it was taken, the scale and a hash of all parameters. Last the scaler's state.
 template <class Model, class Hook, class Net, class Optimizer>
 std::string train(Net& net, Optimizer& optimizer, const World& world, const Extras& extras) {
   constexpr bool sharded = std::is_same_v<Optimizer, ShardedOptimizer<Adam>>;
@@ -111,11 +111,11 @@ std::string plain(int ranks, const Extras& extras = {}, const DistributedDataPar
 
 const DistributedDataParallelOptions every_parameter{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0};
 
-/// Sums over two ranks have one order only, so that the bits are the same in any part of a bucket.
+/// Sums over two ranks have only one order, so that the bits are the same in any part of a bucket.
 template <class Model>
 void same_bits() {
   for (const auto& options : {DistributedDataParallelOptions{}, every_parameter})
-    for (const double clip : {0.0, 1e6}) {  // a norm is added up in another order, so the bits are those of no clipping
+    for (const double clip : {0.0, 1e6}) {  // a norm's sum has another order, so the bits are compared without clipping
       INFO("clip " << clip << ", " << options.template describe<Cpu>());
       const auto text = plain<Model>(2, {.clip = clip}, options);
       REQUIRE(std::count(text.begin(), text.end(), '\n') == 8);
@@ -135,7 +135,7 @@ TEST_CASE("sharded scaling: the steps are those of the plain optimizer, bit for 
 }
 
 TEST_CASE("sharded scaling: where ranks hold other parts, or none, all decide alike") {
-  // Of 111 numbers a bucket of 3 is less than one for each of 4 ranks: the last one has it.
+  // Of 111 numbers, a bucket of 3 has fewer than 4 ranks: the last rank has it.
   for (const int ranks : {1, 3, 4})
     for (const auto& options : {DistributedDataParallelOptions{}, every_parameter}) {
       const auto text = sharded<test::Smooth<Cpu>, ReduceScatter>(ranks, {.clip = 0.1}, options);
@@ -200,7 +200,7 @@ TEST_CASE("sharded scaling: a resumed run ends with the same bits, also where a 
     const auto resumed = sharded<Half, ReduceScatter>(3, {.from = file, .scaler = begun.substr(bar + 1)});
     INFO(stop << ": " << begun << " and " << resumed);
     CHECK(begun.substr(0, bar) + resumed == whole);
-    // The file is that of the plain optimizer.
+    // The file is the plain optimizer's.
     CHECK(plain<Half>(1, {.from = file, .scaler = begun.substr(bar + 1)}) != "");
   }
 }

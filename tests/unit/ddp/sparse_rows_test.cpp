@@ -1,4 +1,4 @@
-// SparseRows: embeddings' gradients travel row by row.
+// SparseRows: embeddings' gradients are sent row by row.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/nn/embedding.hpp>
@@ -9,7 +9,7 @@
 namespace sparse_rows_test {
 
 using namespace test::names;
-constexpr Index words = 100, width = 5;  // less than a page: no zeros in front of it
+constexpr Index words = 100, width = 5;  // less than a page: no padding before it
 
 /// T: float rows of 5 numbers end in the middle of 8 bytes.
 template <class D, class T = double>
@@ -27,7 +27,7 @@ template <class Net>
 std::vector<double> steps(Net& net, const World& world) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
   std::uint32_t number = 0;
-  for (const Index size : {7, 12, 2, 9}) {  // of 2, the third of three ranks has none
+  for (const Index size : {7, 12, 2, 9}) {  // for 2, the third of three ranks has none
     optimizer.zero_grad();
     const auto tokens = batch(++number, size);
     cross_entropy(net(test::share(tokens, world)), test::share(labels(size, 3, number), world)).backward();
@@ -36,7 +36,7 @@ std::vector<double> steps(Net& net, const World& world) {
   return test::values(net.module());
 }
 
-/// Every parameter has a bucket of its own, or all share one.
+/// Each parameter has its own bucket, or all share one.
 const DistributedDataParallelOptions alone{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0}, together{};
 
 TEST_CASE("sparse rows: the steps are those of one device, with the same bits on all ranks") {
@@ -53,7 +53,7 @@ TEST_CASE("sparse rows: the steps are those of one device, with the same bits on
     }
 }
 
-/// Bytes that rank 0 sends for gradients in a pass over these tokens, `tokens[rank]` on each rank; and the norm of the
+/// Bytes that rank 0 sends for gradients in a pass over the tokens `tokens[rank]` of each rank; and the norm of the
 /// averaged gradient.
 template <class T>
 std::vector<double> sent(const std::vector<std::vector<std::int64_t>>& tokens,

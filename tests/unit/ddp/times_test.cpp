@@ -1,4 +1,4 @@
-// The times that DistributedDataParallel keeps of its iterations, and gradients that ranks read where they lie.
+// The times that DistributedDataParallel records of its iterations, and gradients that ranks read in place.
 #include <catch.hpp>
 #include <thread>
 

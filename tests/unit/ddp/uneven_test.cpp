@@ -1,5 +1,5 @@
-// Ranks whose weights in the average differ from step to step, down to nothing: what communication hooks leave for the
-// next step, what is added up under no_sync, and terms of a loss that need no samples.
+// Ranks whose weights in the average vary between steps, down to 0: residuals of communication hooks, accumulation
+// under no_sync, and loss terms without samples.
 #include <catch.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/hooks/post_local_sgd.hpp>
@@ -24,7 +24,7 @@ struct One : nn::Module {
   auto forward(const auto& x) const { return fc(x); }
 };
 
-/// The backward pass of a rank with `rows` rows, the same ones in each step; gradients are means over rows.
+/// The backward pass of a rank with `rows` rows, the same in each step; gradients are means over rows.
 template <class Net>
 void pass(Net& net, int rank, Index rows, double factor = 1) {
   const auto key = static_cast<std::uint32_t>(rank);
@@ -32,8 +32,8 @@ void pass(Net& net, int rank, Index rows, double factor = 1) {
   y.backward(numbers(rows, 16, 101 + key));
 }
 
-/// Over `steps` steps the averages that all ranks see, added up, without what they should be, which is added up as
-/// well; rank r has `rows[step % rows.size()][r]` rows. As a part of the latter.
+/// The relative difference between the sum of the averages over `steps` steps and its exact value; rank r has
+/// `rows[step % rows.size()][r]` rows.
 template <class Hook>
 double not_sent(const Hook& hook, const std::vector<std::array<Index, 2>>& rows, int steps = 40) {
   const auto text = common_text(2, [&](const World& world) {
@@ -116,7 +116,7 @@ TEST_CASE("no_sync under hooks that leave each rank its own gradients adds them 
   check(PostLocalSgd{.start_local_sgd_iter = 0, .period = 10});
 }
 
-/// The loss of `rows` rows, with a term that needs none.
+/// The loss of `rows` rows, with a term without samples.
 template <class Net>
 auto penalised(Net& net, Index rows, std::uint32_t key) {
   const auto y = net(numbers(rows, 20, key));
@@ -124,7 +124,7 @@ auto penalised(Net& net, Index rows, std::uint32_t key) {
 }
 
 TEST_CASE("a rank without samples adds nothing of a penalty either: under no_sync, and as a server") {
-  // Of two passes each rank has one without samples, or the first rank both.
+  // In two passes each rank has one without samples, or the first rank has two.
   const std::vector<std::array<Index, 2>> plans[] = {
       {{4, 4}, {0, 4}}, {{0, 4}, {4, 4}}, {{4, 0}, {0, 4}}, {{0, 4}, {0, 4}}, {{4, 4}, {4, 4}}};
   for (const auto& rows : plans) {

@@ -1,4 +1,4 @@
-// DistributedDataParallel's find_unused_parameters: the warning where all are always there, and what logging data say.
+// DistributedDataParallel's find_unused_parameters: the warning if no parameter is ever unused, and logging data.
 #include <catch.hpp>
 
 #include <unit/parallel/ranks.hpp>
@@ -7,7 +7,7 @@ namespace ddp_unused_test {
 
 using namespace test::names;
 
-/// Three layers that a pass may go through or not, bit by bit of `use`.
+/// Three layers that a pass may skip, bit by bit of `use`.
 template <class D>
 struct Gated : nn::Module {
   nn::Linear<D, double> in{5, 7}, first{7, 7}, second{7, 7}, third{7, 7}, out{7, 3};
@@ -21,7 +21,7 @@ struct Gated : nn::Module {
   }
 };
 
-/// What the ranks write to stderr in `passes` passes that use everything but for pass number `partial`.
+/// The ranks' stderr in `passes` passes that use everything except pass number `partial`.
 std::vector<std::string> said(std::uint32_t passes, std::uint32_t partial) {
   const auto run = [=](const World& world) {
     return test::with_stderr([&] {
@@ -55,7 +55,7 @@ TEST_CASE("ddp unused: logging data say whether static_graph would do, on each r
   const auto run = [](const World& world) {
     Distributed<Gated<Cpu>> rank(world, {.find_unused_parameters = true});
     std::string text;
-    // Rank 1 uses other layers than rank 0, but from the fourth pass on always the same.
+    // Rank 1 uses other layers than rank 0, and always the same from the fourth pass on.
     for (const int use : {5, 5, 5, 3, 3, 3}) {
       for (const auto& named : rank.net.parameters()) named.parameter->set_grad_arrived(false);
       sum(rank.net(numbers(3, 5, 1), world.rank == 0 ? 7 : use)).backward();

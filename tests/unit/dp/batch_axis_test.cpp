@@ -38,8 +38,8 @@ Tensor<double, 3> texts(Index batch, std::uint32_t key) {
 
 const std::vector<std::vector<int>> devices{{0}, {0, 1}, {1, 0, 2}};
 
-/// Runs `body(policy, batch)` on one device and on several, for batches whose shares are as many as there are layers
-/// and others, and compares the numbers that it returns.
+/// Runs `body(policy, batch)` on one device and on several, for batches whose shares equal the number of layers and
+/// others, and compares the results.
 template <class Body>
 void check_as_one_device(const Body& body) {
   for (const Index batch : {1, 2, 3, 4, 5, 6, 7})
@@ -123,7 +123,7 @@ TEST_CASE("dp batch axis: first states that don't say their axis are refused, wh
   }
 }
 
-/// Returns what it is told to, of its share [samples, 3].
+/// Returns the given form of its share [samples, 3].
 enum class Form { state, wide_state, mean, means, rows, square_rows, said, said_wrongly };
 template <class D>
 struct Returns : nn::Module {
@@ -159,7 +159,7 @@ TEST_CASE("dp batch axis: an output with its samples along another axis is refus
         "along axis 0: let the model return batch_axis<1>(output), or numbers of each device with one axis alone");
   CHECK_THAT(error(9, Form::state), Contains("[1, 5, 3] has its 5 samples along axis 1"));
   CHECK_THAT(error(5, Form::wide_state), Contains("[5, 3, 3] has its 3 samples along axis 1"));
-  // On one device, and where one does all, there is nothing to join.
+  // On one device, and if one does all the work, nothing is joined.
   CHECK(net(numbers(1, 3, 1), Form::state).shape() == Shape<3>{1, 1, 3});
   DataParallel<Returns<Cpu>> alone{make<Returns<Cpu>>(), {.device_ids = {0}}, 3};
   CHECK(alone(numbers(8, 3, 1), Form::state).shape() == Shape<3>{1, 8, 3});
@@ -174,7 +174,7 @@ TEST_CASE("dp batch axis: numbers of each device, and several rows of each sampl
     CHECK(shape(batch, Form::means) == Shape<3>{2, 3, 1});
     CHECK(shape(batch, Form::rows) == Shape<3>{3 * batch, 1, 1});
   }
-  CHECK(shape(8, Form::square_rows) == Shape<3>{8, 4, 3});  // samples along both: along `dim`, as it is asked for
+  CHECK(shape(8, Form::square_rows) == Shape<3>{8, 4, 3});  // samples along both axes: along `dim`, as requested
 }
 
 TEST_CASE("dp batch axis: who says an axis along which there are not the samples is told") {

@@ -1,5 +1,5 @@
-// DataParallel: what the copies on other devices share with the model beside its parameters, what the model returns of
-// its own, and copies that are late.
+// DataParallel: state that copies share with the model besides parameters, the model's own objects in outputs, and late
+// copies.
 #include <atomic>
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
@@ -23,7 +23,7 @@ struct Parallel : DataParallel<Model> {
       : DataParallel<Model>(std::move(model), {.device_ids = std::move(ids)}, 3) {}
 };
 
-/// Has a number that is no parameter, deep inside, and may compute its output anew in backward.
+/// Has a member that is no parameter, deep inside, and may recompute its output in backward.
 template <class D>
 struct Rated : nn::Module {
   struct Inner : nn::Module {
@@ -53,7 +53,7 @@ TEST_CASE("dp: the copies follow what is changed in the model beside its paramet
         policy.module().anew = anew;
         for (const auto& named : policy.parameters()) named.parameter->set_grad_arrived(false);
         const auto y = policy(numbers(7, 5, 1));
-        // Between the two others, of which nothing is to be seen.
+        // Between the two others, and without effect on them.
         const NoGrad none;
         policy(numbers(4, 5, 2));
         const GradMode on(true);
@@ -67,7 +67,7 @@ TEST_CASE("dp: the copies follow what is changed in the model beside its paramet
   }
 }
 
-/// Returns a parameter, and something of it, beside its output.
+/// Returns a parameter, and an expression of it, besides its output.
 template <class D>
 struct Telling : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -121,7 +121,7 @@ TEST_CASE("dp: hooks that were registered with the model's parameters before are
   CHECK(distance(net.module().fc.weight.grad().to_vector(), doubled) < rounding);
 }
 
-/// The second device throws at about the time when the first stops to wait for it.
+/// The second device throws about when the first stops waiting for it.
 template <class D>
 struct Dawdling : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -137,7 +137,7 @@ struct Dawdling : nn::Module {
 };
 
 TEST_CASE("dp: a copy that throws just as its time is up is late, or has thrown") {
-  std::vector<std::chrono::microseconds> times;  // who is late reads on
+  std::vector<std::chrono::microseconds> times;  // a late copy may still read it
   for (int i = 0; i < 200; ++i) times.push_back(900us + std::chrono::microseconds(i));
   DataParallel<Dawdling<Cpu>> net(make<Dawdling<Cpu>>(), {.device_ids = {0, 0}, .timeout = 1ms}, 3);
   for (std::size_t i = 0; i < 1500; ++i) {

@@ -23,7 +23,7 @@ struct Single : SingleDevice<Model> {
   Single() : SingleDevice<Model>(make<Model>(), 3) {}
 };
 
-/// Trains under DataParallel as `test::train` does, with the labels on the output device.
+/// Trains under DataParallel like `test::train`, with the labels on the output device.
 template <class Model>
 test::Run train(Parallel<Model>& net) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01}};
@@ -49,7 +49,7 @@ void require_same_run(Parallel<Model>&& net) {
   CHECK(distance(got.parameters, expected.parameters) < rounding);
 }
 
-/// Two inputs that are cut up; a number and an object that are not.
+/// Two inputs that are cut; a number and an object that are not.
 template <class D>
 struct TwoInputs : nn::Module {
   nn::Linear<D, double> fc1{5, 4}, fc2{4, 3};
@@ -59,7 +59,7 @@ struct TwoInputs : nn::Module {
   }
 };
 
-/// Of each share: its mean, the output, and one more.
+/// For each share: its mean, the output, and one more.
 template <class D>
 struct Outputs : nn::Module {
   nn::Linear<D, double> fc1{5, 4}, fc2{4, 3};
@@ -70,7 +70,7 @@ struct Outputs : nn::Module {
   }
 };
 
-/// Its outputs are as wide as their share's first number says.
+/// The width of its outputs is its share's first number.
 template <class D>
 struct Uneven : nn::Module {
   nn::Linear<D, double> fc{5, 4};
@@ -90,7 +90,7 @@ struct Columns : nn::Module {
 
 enum class Harm { none, shape, out_of_range, comm, backward };
 
-/// Does harm on the device that has a sample that starts with 7.
+/// Does harm on the device that has a sample beginning with 7.
 template <class D>
 struct Harmed : nn::Module {
   nn::Linear<D, double> fc1{5, 4}, fc2{4, 3};
@@ -112,7 +112,7 @@ struct Harmed : nn::Module {
   }
 };
 
-/// Which of its modules are in training.
+/// Returns which of its modules are in training.
 template <class D>
 struct Flags : nn::Module {
   nn::Linear<D, double> fc{5, 4};
@@ -221,16 +221,16 @@ TEST_CASE("dp: scalars become a vector, tuples are gathered, outputs may stay un
   const auto m = means.value().to_vector();
   CHECK((3 * m[0] + 2 * m[1] + 2 * m[2]) / 7 == Approx(mean_h.item()));
 
-  // The mean alone reaches the loss: fc2 gets no gradient, and none that is left from somewhere.
+  // Only the mean reaches the loss: fc2 gets no gradient, not even a stale one.
   const auto weights = Tensor<double, 1>::from({3.0 / 7, 2.0 / 7, 2.0 / 7}, {3});
   sum(means * Variable(weights)).backward();
   mean_h.backward();
   CHECK(distance(net.module().fc1.weight.grad().to_vector(), single.module().fc1.weight.grad().to_vector()) < rounding);
   CHECK_FALSE(net.module().fc2.weight.grad().defined());
 
-  // A batch of two on three devices uses two.
+  // A batch of two samples on three devices uses two devices.
   CHECK(std::get<0>(net(numbers(2, 5, 1))).shape() == Shape<1>{2});
-  // One device: still a vector, of one.
+  // One device: still a vector, of size 1.
   Parallel<Outputs<Cpu>> alone({0});
   CHECK(std::get<0>(alone(x)).shape() == Shape<1>{1});
 }
@@ -254,7 +254,7 @@ TEST_CASE("dp: what a replica throws is thrown again, with replica and device an
         "DataParallel: replica 1 on device cpu:3: seven does not answer");
   CHECK(message_of<Error>([&] { net(x, Harm::out_of_range); }) ==
         "DataParallel: replica 1 on device cpu:3: seven is too much");
-  x(0, 0) = 7;  // on two: the first is reported
+  x(0, 0) = 7;  // on two devices: the first is reported
   CHECK_THAT(message_of<ShapeError>([&] { net(x, Harm::shape); }), Contains("replica 0 on device cpu:0"));
 }
 
@@ -262,7 +262,7 @@ TEST_CASE("dp: after an error in a replica the next step is right") {
   Parallel<Harmed<Cpu>> net({0, 1, 2});
   Single<Harmed<Cpu>> single;
   auto bad = numbers(6, 5, 1);
-  bad(5, 0) = 7;  // on the last device: the others' gradients are there by then
+  bad(5, 0) = 7;  // on the last device: the others' gradients have arrived by then
   const auto y = net(bad, Harm::backward);
   CHECK(message_of<UsageError>([&] { y.backward(numbers(6, 3, 2)); }) ==
         "DataParallel: replica 2 on device cpu:2: seven can't go back");
@@ -315,7 +315,7 @@ TEST_CASE("dp: batch norm's buffers are the first device's") {
   };
   CHECK(distance(buffers(net), buffers(single)) < rounding);
   CHECK(buffers(net).back() == 1);
-  // All devices normalise with them in evaluation.
+  // In evaluation all devices normalise with them.
   net.eval();
   single.eval();
   CHECK(distance(net(x).value().to_vector(), single(x).value().to_vector()) < rounding);
@@ -331,7 +331,7 @@ TEST_CASE("dp: hooks fire once for each backward and see the sum of all devices"
   single(x).backward(seed);
   REQUIRE(seen.size() == 1);
   CHECK(distance(seen[0], single.module().fc1.weight.grad().to_vector()) < rounding);
-  // Two forward passes behind one loss.
+  // Two forward passes for one loss.
   single.module().fc1.weight.zero_grad();
   net.module().fc1.weight.zero_grad();
   const auto both = [&](auto& policy) {
@@ -345,7 +345,7 @@ TEST_CASE("dp: hooks fire once for each backward and see the sum of all devices"
 }
 
 TEST_CASE("dp: a hook on a parameter that is also in the loss runs once, and sees the whole gradient") {
-  // Of the loss's own terms one is recorded before the forward pass, so that it is the last to send a gradient.
+  // One of the loss's own terms is recorded before the forward pass, so it is the last to send a gradient.
   const auto run = [](auto& policy, bool before, bool after, int passes) {
     std::vector<std::vector<double>> seen;
     const auto& weight = policy.module().fc1.weight;
@@ -416,7 +416,7 @@ TEST_CASE("dp: frozen parameters get no gradient, whenever they were frozen") {
   Single<test::Smooth<Cpu>> single;
   freeze(single, true);
   both_agree(net, single);
-  freeze(net, false);  // thawed later
+  freeze(net, false);  // unfrozen later
   freeze(single, false);
   both_agree(net, single);
   freeze(net, true);  // and frozen again
@@ -428,7 +428,7 @@ TEST_CASE("dp: gradients accumulate over backward passes") {
   Parallel<test::Smooth<Cpu>> net({0, 1, 2});
   Single<test::Smooth<Cpu>> single;
   for (std::uint32_t pass = 0; pass < 3; ++pass) {
-    const Index size = pass == 1 ? 2 : 7;  // the second leaves a device out
+    const Index size = pass == 1 ? 2 : 7;  // the second uses one device less
     net(numbers(size, 5, pass)).backward(numbers(size, 3, 9));
     single(numbers(size, 5, pass)).backward(numbers(size, 3, 9));
   }

@@ -1,4 +1,4 @@
-// Tensors for which a model names no device are made on the device that computes, forward and backward.
+// Tensors that a model makes without naming a device are made on the device that computes, forward and backward.
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/autograd/custom_function.hpp>
@@ -17,7 +17,7 @@ namespace dp_default_device_test {
 using namespace test::names;
 using Row = Tensor<double, 1>;
 
-/// x -> [samples, 3]; every operand beside x and the parameters is made in the pass, with and without the tape.
+/// x -> [samples, 3]; every operand besides x and the parameters is made in the pass, with and without the tape.
 template <class D, class Norm = nn::Linear<D, double>>
 struct Maker : nn::Module {
   nn::Linear<D, double> fc1{5, 3};
@@ -43,7 +43,7 @@ struct Maker : nn::Module {
       return reshape(other(reshape(h, Shape<3>{-1, 3, 1})), Shape<2>{-1, 3});
   }
 };
-/// SyncBatchNorm, for which canonical shares have threads of their own.
+/// SyncBatchNorm, for which canonical shares have their own threads.
 struct Norm : nn::SyncBatchNorm<Cpu, double> {
   Norm(Index channels, Index) : nn::SyncBatchNorm<Cpu, double>(channels) {}
 };
@@ -83,7 +83,7 @@ TEST_CASE("dp default device: a model that names no devices runs on several, wit
   check_as_one_device<Maker<Cpu, Norm>>();
 }
 
-/// Says where tensors are made.
+/// Reports where tensors are made.
 template <class D>
 struct Where : nn::Module {
   nn::Linear<D, double> fc{5, 3};

@@ -1,5 +1,5 @@
-// DataParallel at its edges: fewer samples than devices, none at all, no inputs, outputs and parameters of no size,
-// what replicas share and lose, memory.
+// Edge cases of DataParallel: fewer samples than devices, no samples, no inputs, outputs and parameters of size 0, what
+// replicas share and lose, memory.
 #include <atomic>
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
@@ -46,7 +46,7 @@ struct Flexible : nn::Module {
   }
 };
 
-/// Has a weight without outputs, and gives columns of no width.
+/// Has a weight without outputs, and returns columns of width 0.
 template <class D>
 struct Hollow : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -55,7 +55,7 @@ struct Hollow : nn::Module {
   auto forward(const auto& x) const { return std::pair(fc(x), matmul(x, none)); }
 };
 
-/// Which threads work for it.
+/// Records the threads that work for it.
 template <class D>
 struct Threads : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -63,7 +63,7 @@ struct Threads : nn::Module {
   auto forward(const auto&) const { return std::this_thread::get_id(); }
 };
 
-/// Returns a scalar that has no number.
+/// Returns an undefined scalar.
 template <class D>
 struct Forgetful : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -89,7 +89,7 @@ TEST_CASE("dp edges: of a batch smaller than the number of devices each device g
     CHECK(count.passes == size);
     CHECK(y.shape() == Shape<2>{size, 3});
     CHECK(distance(y.value().to_vector(), expected.value().to_vector()) < rounding);
-    // Parameters travel to the devices that work, and no gradient comes from others.
+    // Only the devices that work get parameters, and no gradient comes from others.
     const auto bytes = net.flat_parameters().bytes();
     CHECK(trace::bytes_sent(0, trace::Traffic::parameters) == static_cast<std::uint64_t>(size - 1) * bytes);
     mean(square(y)).backward();
@@ -115,7 +115,7 @@ TEST_CASE("dp edges: a batch without samples runs on the first device, and gives
   CHECK(y.shape() == Shape<2>{0, 3});
   sum(y).backward();
   for (const double g : test::gradients(net.module())) CHECK(g == 0);
-  net(numbers(7, 5, 1), count);  // and the next one on all
+  net(numbers(7, 5, 1), count);  // and the next pass on all
   CHECK(count.passes == 4);
 }
 
@@ -152,7 +152,7 @@ TEST_CASE("dp edges: empty lists and maps among the inputs and outputs") {
   const std::map<int, Tensor<double, 2>> none, one{{3, numbers(7, 2, 1)}};
   const auto [nothing, counts] = net(std::vector<V>{}, none);
   CHECK(nothing.empty());
-  CHECK(counts == std::vector<int>{0});  // no samples anywhere: the first device alone
+  CHECK(counts == std::vector<int>{0});  // no samples anywhere: only the first device
   const auto [still_nothing, with_one] = net(std::vector<V>{}, one);
   CHECK(still_nothing.empty());
   CHECK(with_one == std::vector<int>{1, 1, 1});

@@ -20,7 +20,7 @@ struct Critic : nn::Module {
   auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
 };
 
-/// Where it is told to, backward fails on the third device, behind the gradients of the last layer.
+/// Backward fails on the third device if requested, after the gradients of the last layer.
 template <class D>
 struct Blocked : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 1};
@@ -34,11 +34,11 @@ struct Blocked : nn::Module {
           dx->add(contiguous(dy));
         },
         h);
-    return fc2(tanh(on)) + sum(fc1.weight * fc1.weight);  // this part of the gradient is there before
+    return fc2(tanh(on)) + sum(fc1.weight * fc1.weight);  // this part of the gradient arrives earlier
   }
 };
 
-/// Inputs and outputs inside of others, and a mean.
+/// Nested inputs and outputs, and a mean.
 template <class D>
 struct NestedCritic : nn::Module {
   nn::Linear<D, double> fc{5, 4};
@@ -49,7 +49,7 @@ struct NestedCritic : nn::Module {
   }
 };
 
-/// Runs `body(policy)` on one device, then on several, and compares the numbers that it returns.
+/// Runs `body(policy)` on one device, then on several, and compares the results.
 template <class Model, class Body>
 void check_as_one_device(const Body& body) {
   SingleDevice<Model> single{make<Model>(), 3};
@@ -66,7 +66,7 @@ void collect_into(std::vector<double>& out, const auto& tensor) {
   for (const double v : tensor.to_vector()) out.push_back(v);
 }
 
-/// Of a critic's output: how far the slope by x is from 1.
+/// The distance of the slope of a critic's output by x from 1.
 template <class Score>
 auto penalty(const Score& score, const auto& x) {
   const auto slope = grad(sum(score), x, {.create_graph = true});
@@ -88,7 +88,7 @@ TEST_CASE("dp grad: gradients by parameters and inputs are one device's, and not
     CHECK(fired == 0);
     std::vector<double> out;
     collect_into(out, dw), collect_into(out, dx), collect_into(out, db), collect_into(out, dscaled);
-    // What is not wanted is left out the next time, too; then backward finds all as it was.
+    // Unwanted parameters are skipped the next time, too; then backward finds everything unchanged.
     collect_into(out, grad(loss, model.fc2.weight, {.retain_graph = true}));
     loss.backward();
     CHECK(fired == 1);
@@ -192,7 +192,7 @@ TEST_CASE("dp double backward: nested inputs and outputs, scalars, another outpu
     const Variable<double, 2> weights(numbers(7, 4, 2), true);
     const auto scale = Tensor<double, 2>::full({7, 4}, 0.5);
     const auto [list, means, plain] = net(std::pair(x, scale), weights * 3.0);
-    // The means of shares add up to another number on several devices: they only have to go through.
+    // The means of shares sum to another number on several devices: they must only pass through.
     const auto value = sum(square(list[0])) + sum(list[1]) + sum(square(GraphVariable(plain))) + 0.0 * sum(means);
     const auto dx = grad(GraphVariable(value), x, {.create_graph = true});
     sum(square(dx)).backward();

@@ -1,5 +1,5 @@
-// How DataParallel works, step by step, with numbers small enough to follow by hand. Read this first; then
-// <chorus/parallel/data_parallel.hpp>, where the same five verbs stand in one function.
+// How DataParallel works, step by step, with numbers small enough to follow by hand. Read this first, then
+// <chorus/parallel/data_parallel.hpp>, which has the same five verbs in one function.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -34,7 +34,7 @@ TEST_CASE("dp how it works: the five verbs, one after the other, on two devices"
   const std::vector<int> device_ids{0, 1};
   trace::reset_traffic();
 
-  // 1. Scatter. The batch is cut along axis 0. The shares differ by at most one sample, and the first are the larger.
+  // 1. Scatter. The batch is cut along axis 0. Shares differ by at most one sample, and the first are larger.
   const dp::Split split{.batch = 5, .devices = 2, .dim = 0};
   CHECK(split.size(0) == 3);
   CHECK(split.size(1) == 2);
@@ -45,12 +45,12 @@ TEST_CASE("dp how it works: the five verbs, one after the other, on two devices"
   CHECK(x0.value().to_vector() == Numbers{1, 2, 3, 4, 5, 6});
   CHECK(x1.value().to_vector() == Numbers{7, 8, 9, 10});
   CHECK(x1.device() == Cpu{1});
-  // The second share has travelled: two samples of two numbers. The first one is where it was.
+  // The second share was sent: two samples of two numbers. The first one stayed in place.
   CHECK(trace::bytes_sent(0, Traffic::inputs) == 2 * 2 * 8);
   CHECK(x0.value().data() == x.value().data());
 
-  // 2. Replicate. The model lies on the first device. The second has a copy, which lasts: it gets all parameters at
-  // first, and later what has changed.
+  // 2. Replicate. The model is on the first device. The second has a permanent copy: it first gets all parameters,
+  // later only the changed ones.
   Model<Cpu> model;
   const nn::FlatParameters<Cpu> parameters(model);
   const auto buffers = nn::named_buffers<Cpu>(model);  // it has none
@@ -68,7 +68,7 @@ TEST_CASE("dp how it works: the five verbs, one after the other, on two devices"
   CHECK(copy.fc.bias.value().to_vector() == Numbers{200});
   CHECK(copy.fc.weight.device() == Cpu{1});
 
-  // 3. Parallel apply. Each device has a thread, the first one the thread that calls. All run at once.
+  // 3. Parallel apply. Each device has a thread; the first uses the calling thread. All run at once.
   dp::ParallelApply parallel_apply({"replica 0 on device cpu:0", "replica 1 on device cpu:1"}, {0, 1},
                                    Cpu::first_slot, std::chrono::seconds(60));
   std::vector<std::optional<Variable<double, 2>>> outputs(2);
@@ -81,12 +81,12 @@ TEST_CASE("dp how it works: the five verbs, one after the other, on two devices"
   CHECK(outputs[1]->value().to_vector() == Numbers{287, 309});
   CHECK(threads[0] == std::this_thread::get_id());
   CHECK(threads[1] != threads[0]);
-  // What one throws is thrown again, with its name.
+  // A device's exception is rethrown with its name.
   CHECK(message_of<UsageError>([&] {
           parallel_apply(2, [](std::size_t i) { check<UsageError>(i == 0, "I can't"); });
         }) == "DataParallel: replica 1 on device cpu:1: I can't");
 
-  // 4. Gather. The outputs become one, on the first device.
+  // 4. Gather. The outputs are joined on the first device.
   trace::reset_traffic();
   const auto y = dp::gather(outputs, split, Cpu{0}, {});
   CHECK(y.shape() == Shape<2>{5, 1});
@@ -94,19 +94,19 @@ TEST_CASE("dp how it works: the five verbs, one after the other, on two devices"
   CHECK(y.device() == Cpu{0});
   CHECK(trace::bytes_sent(1, Traffic::outputs) == 2 * 8);
 
-  // 5. Reduce. Backward runs on each device by itself. By the sum of all outputs the gradient of the weights is the sum
-  // of the samples, and that of the bias is their number.
+  // 5. Reduce. Backward runs on each device separately. For the sum of all outputs, the gradient of the weights is the
+  // sum of the samples, and that of the bias is their number.
   sum(*outputs[0]).backward();
   sum(*outputs[1]).backward();
   CHECK(model.fc.weight.grad().to_vector() == Numbers{1 + 3 + 5, 2 + 4 + 6});
   CHECK(copy.fc.weight.grad().to_vector() == Numbers{7 + 9, 8 + 10});
-  // Then the copy's gradients are added to the model's on the first device. No mean is taken: the loss has done that.
+  // Then the copy's gradients are added to the model's on the first device. There is no mean: the loss has taken it.
   dp::reduce(replicas, 2, [&](std::size_t workers, const auto& task) { parallel_apply.run(workers, task); });
   CHECK(model.fc.weight.grad().to_vector() == Numbers{25, 30});
   CHECK(model.fc.bias.grad().to_vector() == Numbers{5});
   CHECK(trace::bytes_sent(1, Traffic::gradients) == (2 + 1) * 8);
 
-  // And the gradient of the input goes back the way that scatter came.
+  // The gradient of the input takes the way of scatter in reverse.
   for (const auto& device : returns)
     for (const auto& entry : device) entry.add();
   CHECK(x.grad().to_vector() == Numbers{1, 10, 1, 10, 1, 10, 1, 10, 1, 10});
@@ -121,7 +121,7 @@ TEST_CASE("dp how it works: one call of the policy is all of it, and takes the s
     const auto y = policy(batch());     // scatter, replicate, parallel apply, gather
     const auto loss = mean(square(y));  // on the first device, over the whole batch
     loss.backward();                    // and reduce
-    optimizer.step();                   // of the model on the first device: its copies follow in the next pass
+    optimizer.step();                   // of the model on the first device: copies are updated in the next pass
     return loss.item();
   };
   optim::Sgd<Cpu> optimizer{net.parameters(), {.lr = 1e-3}}, alone{single.parameters(), {.lr = 1e-3}};
@@ -129,11 +129,11 @@ TEST_CASE("dp how it works: one call of the policy is all of it, and takes the s
     trace::reset_traffic();
     CHECK(step(net, optimizer) == Approx(step(single, alone)));
     CHECK(distance(test::values(net.module()), test::values(single.module())) < rounding);
-    // In every step the first device sends its parameters and gets as many gradients: 2 (N - 1) K bytes go through it.
+    // In each step the first device sends its parameters and receives as many gradients: 2 (N - 1) K bytes pass it.
     CHECK(trace::bytes_sent(0, Traffic::parameters) == (2 + 1) * 8);
     CHECK(trace::bytes_sent(1, Traffic::gradients) == (2 + 1) * 8);
     CHECK(trace::bytes_sent(0, Traffic::inputs) == 2 * 2 * 8);
-    // The outputs come to the first device, and their gradients go back.
+    // The outputs are sent to the first device, and their gradients back.
     CHECK(trace::bytes_sent(1, Traffic::outputs) == 2 * 8);
     CHECK(trace::bytes_sent(0, Traffic::outputs) == 2 * 8);
   }

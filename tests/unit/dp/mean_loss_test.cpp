@@ -19,7 +19,7 @@ using Labels = ch::Tensor<std::int64_t, 2>;
 
 constexpr Index batch = 5, time = 4;
 
-// Samples of very different lengths: whole devices count for little, or for nothing.
+// Samples of very different lengths: some devices have little weight, or none.
 Labels tokens(std::vector<Index> lengths) {
   auto y = Labels::full({batch, time}, -100);
   for (Index b = 0; b < batch; ++b)
@@ -32,7 +32,7 @@ Inputs inputs() {
   return x;
 }
 
-// Returns `loss_of(scores, labels, inputs)`, scores being [batch, classes, time].
+// Returns `loss_of(scores, labels, inputs)`; scores: [batch, classes, time].
 template <class LossOf>
 struct Net : ch::nn::Module {
   ch::nn::Linear<Cpu, double> fc{time, 3 * time};
@@ -60,12 +60,12 @@ struct Weighted {
     return ch::cross_entropy(scores, y, ch::to_device(weight, ch::value_of(scores).device()));
   }
 };
-struct ByHand {  // of which nothing is known: by samples
+struct ByHand {  // unknown to the library: weighted by samples
   auto operator()(const auto& scores, const Labels&, const auto&) const {
     return ch::sum(ch::square(scores)) / ch::value_of(scores).size(0);
   }
 };
-struct Alike {  // two means over proportional numbers, and one over nothing
+struct Alike {  // two means over proportional numbers, and one over none
   auto operator()(const auto& scores, const Labels& y, const auto&) const {
     const auto none = ch::cross_entropy(scores, Labels::full(y.shape(), -100, y.device()));
     const auto zeros = Labels::full(y.shape(), 0, y.device());

@@ -1,5 +1,5 @@
-// The threads of DataParallel's devices meet in SyncBatchNorm: what becomes of the others where one fails, ends without
-// the layer, comes late, or never.
+// The threads of DataParallel's devices meet in SyncBatchNorm: the effect on the others if one fails, ends without the
+// layer, or comes late or never.
 #include <atomic>
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 /// What a device does with its first number before the synchronised layer.
 using Act = std::function<bool(double)>;
 
-/// Goes through the synchronised layer where `act` says so; backward, `act_back` comes before it.
+/// Enters the synchronised layer if `act` returns true; in backward, `act_back` comes before it.
 template <class D>
 struct Acting : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -48,7 +48,7 @@ Net net_that(Act act, std::chrono::milliseconds timeout = 10s) {
   return Net{std::move(model), {.device_ids = {0, 1, 2}, .timeout = timeout}, 3};
 }
 
-/// Two samples for each of three devices; the first number of each is that of its device.
+/// Two samples for each of three devices; the first number of each sample is the device's number.
 Tensor<double, 2> batch() {
   auto x = contiguous(numbers(6, 5, 1));
   for (Index i = 0; i < 6; ++i) x(i, 0) = static_cast<double>(i / 2);
@@ -128,7 +128,7 @@ TEST_CASE("dp meeting: a device that doesn't come in time in backward is named, 
                  Contains("DataParallel: replica 1 on device cpu:1 did not come back"));
 }
 
-/// Keeps threads in a model until it is opened. It may outlive the test.
+/// Blocks threads in a model until it is opened. It may outlive the test.
 struct Gate {
   std::mutex mutex;
   std::condition_variable change;
@@ -142,7 +142,7 @@ struct Gate {
     --inside;
     change.notify_all();
   }
-  /// Returns when all have left.
+  /// Opens the gate, and returns when all threads have left.
   void let_go() {
     std::unique_lock lock(mutex);
     open = true;
@@ -156,7 +156,7 @@ template <class D>
 struct Gated : nn::Module {
   nn::Linear<D, double> fc{5, 3};
   std::shared_ptr<Gate> gate = std::make_shared<Gate>();
-  std::shared_ptr<int> token = std::make_shared<int>();  // each copy of the model has a share
+  std::shared_ptr<int> token = std::make_shared<int>();  // each copy of the model shares it
   int who = 2;
   bool backward = false;
   CHORUS_MODULE(Gated, fc)
@@ -220,7 +220,7 @@ TEST_CASE("dp meeting: a net may go before the device that it waited for in vain
   }
 }
 
-/// Ends as a process that the library has ended; what it wrote to stderr.
+/// Runs `work` in a process that the library ends; returns its stderr.
 std::string last_words(const std::function<void()>& work) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);
@@ -243,7 +243,7 @@ std::string last_words(const std::function<void()>& work) {
   return cat(WIFEXITED(status) ? WEXITSTATUS(status) : -1, ": ", text);
 }
 
-/// A net whose copy on that device never comes back.
+/// A net whose copy on that device never returns.
 auto net_stuck_on(double which) {
   return net_that(
       [which](double device) {

@@ -1,5 +1,5 @@
-// DataParallel: models with shared layers, with layers on several devices, that are changed from outside and from
-// inside; arguments and outputs without the axis along which is cut.
+// DataParallel: models with shared layers, with layers on several devices, and models that are changed from outside or
+// inside; arguments and outputs without the axis that is cut.
 #include <algorithm>
 #include <atomic>
 #include <catch.hpp>
@@ -26,7 +26,7 @@ struct Single : SingleDevice<Model> {
   explicit Single(Model model = make<Model>()) : SingleDevice<Model>(std::move(model), 3) {}
 };
 
-/// One layer twice.
+/// The same layer twice.
 template <class D>
 struct Tied : nn::Module {
   nn::Linear<D, double> in{5, 5}, again = in, out{5, 3};
@@ -34,7 +34,7 @@ struct Tied : nn::Module {
   auto forward(const auto& x) const { return out(tanh(again(tanh(in(x))))); }
 };
 
-/// Columns are samples. Takes a number and a row that all of them share, too.
+/// Columns are samples. Also takes a number and a row that all samples share.
 template <class D>
 struct Scaled : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -52,7 +52,7 @@ struct Flat : nn::Module {
   auto forward(const auto& x) const { return sum(fc(transpose(x, 0, 1)), 1); }
 };
 
-/// Forgets its gradients in each forward pass, and may throw what is no exception.
+/// Clears its gradients in each forward pass, and may throw an object that is no exception.
 template <class D>
 struct Forgetful : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -64,8 +64,8 @@ struct Forgetful : nn::Module {
   }
 };
 
-/// Takes a slope inside of itself. The second device's has been taken, and its tape is gone, before the first one's
-/// gradients reach the layer.
+/// Computes a slope inside of itself. The second device has finished its slope, and destroyed its tape, before the
+/// first one's gradients reach the layer.
 struct Meeting {
   mutable std::atomic<bool> first_waits{false}, second_is_done{false};
   static void wait_for(std::atomic<bool>& sign) {
@@ -94,7 +94,7 @@ struct Slope : nn::Module {
   }
 };
 
-/// Two layers of many numbers; a bit for each says which devices leave it out.
+/// Two large layers; a bit for each says which devices skip it.
 template <class D>
 struct Choosy : nn::Module {
   nn::Linear<D, double> in{5, 40}, fc1{40, 40}, fc2{40, 40};
@@ -155,7 +155,7 @@ TEST_CASE("dp model: layers that share their parameters share them on every devi
 TEST_CASE("dp model: of a parameter that some devices leave out the gradient is the others' sum") {
   Single<Choosy<Cpu>> single;
   const auto x = numbers(8, 5, 1);
-  // Nobody's gradient is there first for fc1 and fc2; the second and the third device have different ones of them.
+  // No gradient of fc1 and fc2 arrives first on all devices; the second and third devices skip different ones.
   const std::vector<int> left_out{3, 0, 1, 2};
   for (Index i = 0; i < 4; ++i)
     sum(single(contiguous(x.slice(0, 2 * i, 2 * i + 2)), std::vector{left_out[static_cast<std::size_t>(i)]}))
@@ -211,7 +211,7 @@ TEST_CASE("dp model: layers that lie on several devices come together on the fir
   Parallel<test::Normed<Cpu>> together({2, 0});
   const auto x = numbers(8, 5, 1);
   CHECK(net(x).value().to_vector() == together(x).value().to_vector());
-  CHECK(scattered.fc1.weight.device() == Cpu{2});  // it stands for the same parameters
+  CHECK(scattered.fc1.weight.device() == Cpu{2});  // it refers to the same parameters
 }
 
 TEST_CASE("dp model: a parameter or a buffer that is replaced behind the policy's back is named") {
@@ -223,7 +223,7 @@ TEST_CASE("dp model: a parameter or a buffer that is replaced behind the policy'
   Parallel<test::Normed<Cpu>> other({0, 1});
   other.module().norm.running_var = Buffer(Tensor<double, 1>::full({3}, 2));
   CHECK_THAT(message(other), Contains("'norm.running_var' has been added or replaced"));
-  // Numbers that are written into what is there reach all devices.
+  // Numbers written to existing parameters reach all devices.
   Parallel<test::Normed<Cpu>> kept({0, 1});
   Single<test::Normed<Cpu>> single;
   for (auto* model : {&kept.module(), &single.module()}) {

@@ -1,5 +1,5 @@
-// DataParallel: inputs and outputs inside of tuples, vectors, maps, optionals and structs; losses that the model
-// computes itself.
+// DataParallel: inputs and outputs in tuples, vectors, maps, optionals and structs; losses that the model computes
+// itself.
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <map>
@@ -15,7 +15,7 @@ using namespace test::names;
 using Matrix = Tensor<double, 2>;
 using Recorded = Variable<double, 2>;
 
-/// Arguments by name, as a model's keywords.
+/// Named arguments, like keyword arguments.
 struct Batch {
   Matrix images;
   Recorded mask;
@@ -57,7 +57,7 @@ struct GivesNested : nn::Module {
   }
 };
 
-/// Returns as many tensors, or such keys, as its share's first number says.
+/// The number of tensors, or the keys, that it returns depend on its share's first number.
 template <class D>
 struct Uneven : nn::Module {
   nn::Linear<D, double> fc{5, 4};
@@ -68,7 +68,7 @@ struct Uneven : nn::Module {
   }
 };
 
-/// Takes and returns what may be there or not.
+/// Takes and returns optional values.
 struct Perhaps {
   std::optional<Recorded> y;
   std::optional<double> factor;
@@ -89,7 +89,7 @@ struct Optional : nn::Module {
   }
 };
 
-/// Computes its loss by itself.
+/// Computes its loss itself.
 template <class D>
 struct WithLoss : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 3};
@@ -195,7 +195,7 @@ TEST_CASE("dp nested: optionals are cut and joined where they have a value, and 
   CHECK(result.factor == 2.0);
   CHECK(scalars->first.numel() == 3);
   CHECK(scalars->second == std::vector<int>{7, 7, 7});
-  // All devices have a value, or none has.
+  // A value must be present on all devices or on none.
   auto x = positive(1);
   const auto message = [&] {
     return message_of<ShapeError>([&] { net(x, std::optional<Recorded>(), Perhaps{std::nullopt, 0.5}); });
@@ -245,7 +245,7 @@ TEST_CASE("dp balance: a device that is too small for an even share is named") {
   CHECK(dp::imbalance({}, {}).empty());
 }
 
-/// What is written to stderr in four passes on `devices`, whose losses `use(net, losses)` takes.
+/// The stderr of four passes on `devices`; `use(net, losses)` takes their losses.
 template <class Use>
 std::string warnings(const std::vector<int>& devices, const Use& use) {
   return test::Ranks(1, [&](const comm::World&) {

@@ -1,7 +1,7 @@
 #pragma once
-/// Training programs for DataParallel that a seed draws, and the model that they train. All are legal: one device
-/// trains to the same numbers. What is left out, since one device has no such thing: losses of the model's own after
-/// which another forward pass comes before `mean_loss`.
+/// Random training programs for DataParallel, and their model. All are legal: one device trains to the same numbers.
+/// Excluded, since one device has no equivalent: losses computed by the model after which another forward pass comes
+/// before `mean_loss`.
 
 #include <atomic>
 #include <chorus/autograd/checkpoint.hpp>
@@ -17,14 +17,14 @@ namespace test::random::dp {
 /// What one copy of the model does.
 enum class Harm { none, throws, throws_in_backward, comes_late, comes_late_in_backward };
 
-/// What is asked of the model in one call, beside its inputs; all copies have it by reference.
+/// The settings of one call of the model, besides its inputs; all copies get it by reference.
 struct Call {
   std::vector<unsigned> uses;  // blocks, by device
   bool columns = false;        // samples are columns
   bool recomputed = false;     // in backward, by `checkpoint`
   Harm harm = Harm::none;
-  int where = 0;                         // the device that it is done on
-  mutable std::atomic<bool> let = true;  // who comes late goes on
+  int where = 0;                         // the device that does the harm
+  mutable std::atomic<bool> let = true;  // late copies continue
   int stands_for = -1;                   // the device whose work is done on device 0
 
   int here(const auto& x) const { return stands_for < 0 ? x.device().index : stands_for; }
@@ -35,7 +35,7 @@ struct Call {
   }
 };
 
-/// An input of many members. V: Variable or GraphVariable.
+/// An input with many members. V: Variable or GraphVariable.
 template <class V>
 struct Letter {
   V x;
@@ -52,7 +52,7 @@ struct Parcel : ch::nn::Module {
   CHORUS_MODULE(Parcel, core, own_norm)
   explicit Parcel(Drawn<D> drawn) : core(std::move(drawn)) {}
 
-  /// Five numbers a sample.
+  /// Five numbers per sample.
   auto forward(const ch::Operand auto& input, const Call& call) const {
     const int device = call.here(input);
     call.harm_if(Harm::throws, device);
@@ -81,7 +81,7 @@ struct Parcel : ch::nn::Module {
       return turned(harmed, call);
     }
   }
-  /// Its members' sum goes through the model; what comes out has members, too.
+  /// The model takes the sum of its members; the output has members, too.
   template <class V>
   auto forward(const Letter<V>& letter, const Call& call) const {
     auto x = letter.x * 1.0;
@@ -111,7 +111,7 @@ struct Parcel : ch::nn::Module {
 enum class Form { tensor, variable, letter, inner_loss, graph, graph_letter };
 enum class Then { backward, twice, grad_first, after_the_next };
 
-/// A forward pass and what comes of it.
+/// A forward pass and the use of its result.
 struct Pass {
   std::uint32_t key = 0;
   Index rows = 0;
@@ -184,7 +184,7 @@ inline Program draw(std::uint64_t seed) {
     for (auto i = count; i > 1; --i) std::swap(ids[i - 1], ids[d.below(i)]);
     return ids;
   };
-  // Copies are told apart by their devices.
+  // Copies are identified by their devices.
   const bool repeats = p.feature("repeated devices", d.chance(15));
   p.ids = list_of_devices(repeats);
   ++p.features[ch::cat(p.ids.size(), " devices")];
@@ -202,7 +202,7 @@ inline Program draw(std::uint64_t seed) {
   if (p.feature("clip", d.chance(30))) p.clip = 0.05 + 0.1 * d.below(4);
   p.hooked = p.feature("hook on a parameter", d.chance(25));
   p.counted = p.feature("hooks counted", d.chance(40));
-  Draw more(seed + 7'000'000);  // programs stay what they are without it
+  Draw more(seed + 7'000'000);  // keeps older programs unchanged
   p.scaled = p.feature("scaled", more.chance(30));
   const bool freezes = p.feature("freezes", d.chance(35)), harms = !repeats && d.chance(25);
   const bool graphs = p.feature("graph", d.chance(25));
@@ -232,7 +232,7 @@ inline Program draw(std::uint64_t seed) {
       if (pass.then == Then::after_the_next && i + 1 == passes) pass.then = Then::backward;
       ++p.features[ch::cat("then ", static_cast<int>(pass.then))];
       pass.recomputed = p.feature("recomputed", pass.form < Form::graph && d.chance(15));
-      // What the norms' statistics take twice.
+      // A second pass would change the norms' statistics twice.
       if (p.norm || p.own_norm || pass.then == Then::grad_first) pass.recomputed = false;
       pass.output_hook = p.feature("output hook", pass.form < Form::letter && d.chance(15));
       pass.peek = p.feature("peek", d.chance(15));

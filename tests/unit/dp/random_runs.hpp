@@ -13,7 +13,7 @@
 
 namespace test::random::dp {
 
-/// Runs a program and notes all numbers that come up.
+/// Runs a program and records all numbers.
 template <class Net>
 class Runner {
  public:
@@ -111,7 +111,7 @@ class Runner {
     const auto x = numbers(pass.rows, 16, pass.key + 1000 * other);
     return program_.dim == 1 ? contiguous(transpose(x, 0, 1)) : x;
   }
-  /// On the device that the outputs come to.
+  /// On the device of the outputs.
   auto near(const auto& x) const {
     if constexpr (parallel) return to_device(x, Cpu{net_->options().output_device});
     return x;
@@ -124,7 +124,7 @@ class Runner {
     for (std::uint32_t i = 0; i < pass.key % 3; ++i) out.more.emplace_back(V(near(batch(pass, 2 + i)), i == 0), 2);
     return out;
   }
-  /// What takes the gradients of one forward pass.
+  /// A function that takes the gradients of one forward pass.
   std::function<void()> forward(const Pass& pass) {
     const Call& call = call_of(pass);
     const auto host = labels(pass.rows, 3, pass.key);
@@ -213,7 +213,7 @@ class Runner {
     net_->train();
   }
 
-  /// A pass in which one copy errs; nothing of it stays.
+  /// A pass in which one copy errs; it must have no effect.
   void suffer(const Step& step) {
     Pass pass = step.passes[0];
     pass.rows = 12, pass.key += 11;

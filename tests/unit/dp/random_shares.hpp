@@ -1,5 +1,5 @@
 #pragma once
-/// One device that does what DataParallel's several do, share by share.
+/// One device that does the work of DataParallel's devices, share by share.
 
 #include <algorithm>
 #include <list>
@@ -10,8 +10,8 @@ namespace test::random::dp {
 
 using Model = Parcel<Cpu>;
 
-/// One device that does what several would, share by share: for norms with statistics of each copy's own, and copies
-/// that do different things.
+/// One device that does the work of several, share by share: for norms with each copy's own statistics, and copies that
+/// do different things.
 class ByShares : public Policy<Model> {
  public:
   ByShares(const Program& program) : Policy<Model>(program.model(), std::uint64_t{3}), program_(program) {}
@@ -24,7 +24,7 @@ class ByShares : public Policy<Model> {
     std::vector<Output> outputs(used);
     const auto buffers = nn::named_buffers<Cpu>(this->model_);
     const auto before = bytes(buffers);
-    for (std::size_t i = used; i-- > 0;) {  // the first one's statistics stay
+    for (std::size_t i = used; i-- > 0;) {  // the first share's statistics remain
       const Index begin = share_begin(batch, used, i), end = share_begin(batch, used, i + 1);
       for (std::size_t b = 0; b < buffers.size(); ++b)
         std::copy(before[b].begin(), before[b].end(), static_cast<std::byte*>(buffers[b].buffer->data()));

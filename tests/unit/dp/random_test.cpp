@@ -1,6 +1,6 @@
-// DataParallel on programs that seeds draw, beside one device that does the same; and what is thrown where a copy of
-// the model errs. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or =1000-2000
-// (all of them, and how often each feature was drawn).
+// DataParallel on random programs, compared with an equivalent on one device; and the errors if a copy of the model
+// errs. Other seeds: CHORUS_RANDOM_SEEDS=17 (one, whose program is printed), or =1000-2000 (all of them, and how often
+// each feature was drawn).
 #include <catch.hpp>
 
 #include <unit/io/files.hpp>

@@ -1,5 +1,5 @@
 #pragma once
-/// Training steps of FullyShardedDataParallel for its tests, beside DistributedDataParallel and one device.
+/// Training steps of FullyShardedDataParallel, and of DistributedDataParallel and one device for comparison.
 
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
@@ -16,7 +16,7 @@
 
 namespace test {
 
-/// A rank's net, with its two communicators.
+/// A rank's net with its two communicators.
 template <class Model, class Units>
 struct FullySharded {
   ch::comm::AnyCommunicator communicator, gathers;
@@ -29,9 +29,9 @@ struct FullySharded {
         net(std::move(model), communicator, gathers, options, 3) {}
 };
 
-/// A unit for each layer, of 8 bytes at most: whatever the layers' sizes are.
+/// A unit of at most 8 bytes, hence one for each layer of any size.
 using EachLayer = ch::ByBytes<8>;
-/// A unit for each parameter: a layer's numbers are gathered in the midst of an operation.
+/// A unit for each parameter: a layer's numbers are gathered during an operation.
 struct EachParameter {
   static constexpr bool reshard_after_forward = true;
   static std::vector<ch::fsdp::Unit> cut(ch::nn::Module&, const ch::nn::FlatParameters<ch::Cpu>& flat) {
@@ -39,18 +39,18 @@ struct EachParameter {
   }
 };
 
-/// What may happen in the steps of a run, to a net and its optimizer, beside a forward and a backward pass.
+/// Additional actions in the steps of a run, on a net and its optimizer.
 template <class Model>
 struct Extras {
   std::function<void(Model&, std::uint32_t step)> before = [](Model&, std::uint32_t) {};
-  bool no_sync = false;     // a pass of its own comes first, under no_sync
-  bool adds_up = false;     // one comes first that averages
+  bool no_sync = false;     // a separate pass comes first, under no_sync
+  bool adds_up = false;     // an averaging pass comes first
   bool evaluates = false;   // a pass without gradients comes between
   Index batch = 7;
   std::uint32_t steps = 20;
 };
 
-/// Trains a net; all losses, as text. Shares of a batch are this rank's.
+/// Trains a net; returns all losses as text. Shares of a batch are this rank's.
 template <class Model, class Net, class Opt>
 std::string losses(Net& net, Opt& optimizer, const ch::comm::World& world, const Extras<Model>& extras) {
   std::string text;
@@ -82,7 +82,7 @@ std::string losses(Net& net, Opt& optimizer, const ch::comm::World& world, const
   return text;
 }
 
-/// A run under FullyShardedDataParallel: losses, then parameters, the same on all ranks.
+/// A run under FullyShardedDataParallel: losses, then parameters, equal on all ranks.
 template <class Model, class Opt, class Units = EachLayer>
 std::string fully_sharded(int ranks, const typename Opt::options_type& options, const Extras<Model>& extras = {},
                           const ch::FullyShardedDataParallelOptions& how = {}) {
@@ -102,14 +102,14 @@ std::string sharded_optimizer(int ranks, const typename Opt::options_type& optio
   return common_text(ranks, [=](const ch::comm::World& world) {
     Distributed<Model, ch::ReduceScatter> rank(world, {.first_bucket_cap_mb = cap_mb,
                                                        .bucket_cap_mb = cap_mb,
-                                                       .find_unused_parameters = true});  // no pass averages whole
+                                                       .find_unused_parameters = true});  // averages no whole gradient
     ch::ShardedOptimizer<Opt> optimizer{rank.net, options};
     auto text = losses<Model>(rank.net, optimizer, world, extras);
     return text + text_of(values(rank.net.module()));
   });
 }
 
-/// One device, in the place of a rank.
+/// One device, in place of a rank.
 template <class Model>
 struct Alone {
   ch::SingleDevice<Model> net{make<Model>(), 3};
@@ -130,7 +130,7 @@ std::string one_device(const typename Opt::options_type& options, const Extras<M
   return text + text_of(values(alone.module()));
 }
 
-/// The largest difference of two runs; infinite where they have not as many numbers.
+/// The largest difference of two runs; infinite if their counts of numbers differ.
 inline double apart(const std::string& a, const std::string& b) { return distance(numbers_in(a), numbers_in(b)); }
 
 }  // namespace test

@@ -1,4 +1,4 @@
-// FullyShardedDataParallel gives the numbers of DistributedDataParallel, with an n-th of the memory.
+// FullyShardedDataParallel gives the numbers of DistributedDataParallel, with 1/n of the memory.
 #include <chorus/nn/mixed_precision.hpp>
 #include <unit/comm/nccl_carrier.hpp>
 #include <unit/fsdp/fsdp.hpp>
@@ -16,21 +16,21 @@ using AdamW = optim::AdamW<Cpu>;
 const optim::SgdOptions sgd{.lr = 0.3, .momentum = 0.9, .weight_decay = 0.01};
 const optim::AdamOptions adam{.lr = 0.02, .weight_decay = 0.01};
 
-/// A block that is used twice, and another one in between.
+/// A block that is used twice, with another one in between.
 template <class D>
 struct Reused : nn::Module {
   nn::Linear<D, double> in{5, 6}, twice{6, 6}, between{6, 6}, out{6, 3};
   CHORUS_MODULE(Reused, in, twice, between, out)
   auto forward(const auto& x) const { return out(tanh(twice(tanh(between(tanh(twice(tanh(in(x))))))))); }
 };
-/// Layers are listed in another order than they are used in.
+/// Layers are listed in another order than they are used.
 template <class D>
 struct Scrambled : nn::Module {
   nn::Linear<D, double> out{6, 3}, second{6, 6}, first{5, 6}, third{6, 6};
   CHORUS_MODULE(Scrambled, out, second, first, third)
   auto forward(const auto& x) const { return out(tanh(third(tanh(second(tanh(first(x))))))); }
 };
-/// Two layers have one weight.
+/// Two layers share a weight.
 template <class D>
 struct Tied : nn::Module {
   nn::Linear<D, double> first{5, 5}, middle{5, 5}, last{5, 5}, out{5, 3};
@@ -38,7 +38,7 @@ struct Tied : nn::Module {
   CHORUS_MODULE(Tied, first, middle, last, out)
   auto forward(const auto& x) const { return out(tanh(last(tanh(middle(tanh(first(x))))))); }
 };
-/// Backward computes two layers again.
+/// Backward recomputes two layers.
 template <class D>
 struct Checkpointed : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 6}, fc3{6, 6}, fc4{6, 3};
@@ -49,7 +49,7 @@ struct Checkpointed : nn::Module {
     return fc4(checkpoint(inner, tanh(fc1(x))));
   }
 };
-/// Parameters that lie in layers of many kinds, one too small to be cut.
+/// Parameters in layers of many kinds, one too small to be cut.
 template <class D>
 struct Mixed : nn::Module {
   nn::Linear<D, double> fc1{5, 16};
@@ -102,7 +102,7 @@ TEST_CASE("fsdp: gradient_accumulation: under no_sync, and over passes that each
 
 TEST_CASE("fsdp: train_eval: passes without gradients come between") {
   check_same<test::Dropping<Cpu>>(3, {.evaluates = true});
-  check_same<Scrambled<Cpu>>(2, {.evaluates = true, .batch = 1});  // a share is empty
+  check_same<Scrambled<Cpu>>(2, {.evaluates = true, .batch = 1});  // one share is empty
 }
 
 TEST_CASE("fsdp: train_mixed_requires_grad: parameters that freeze and thaw, a part of a unit and a whole one") {
@@ -184,7 +184,7 @@ TEST_CASE("fsdp: over TCP, gloo and NCCL's stand-in as over shared memory") {
 #endif
 }
 
-/// Ranks leave out a layer each, another one in each step.
+/// Each rank skips a layer, a different one in each step.
 template <class D>
 struct Skipping : nn::Module {
   nn::Linear<D, double> in{5, 6}, even{6, 6}, odd{6, 6}, out{6, 3};

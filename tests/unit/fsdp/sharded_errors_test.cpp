@@ -1,4 +1,4 @@
-// What FullyShardedDataParallel refuses, and says; scopes in which parameters are whole; clipping.
+// FullyShardedDataParallel: refusals and messages; scopes with whole parameters; clipping.
 #include <algorithm>
 #include <cmath>
 #include <chorus/optim/grad_scaler.hpp>
@@ -13,7 +13,7 @@ using Model = test::Smooth<Cpu>;
 using Rank = FullySharded<Model, EachLayer>;
 const optim::SgdOptions sgd{.lr = 0.3, .momentum = 0.9};
 
-/// What both of two ranks' calls of `body(rank)` throw.
+/// The common error of `body(rank)` on two ranks.
 template <class Body>
 std::string message(const Body& body) {
   const auto texts = Ranks(2, [body](const World& world) {
@@ -90,7 +90,7 @@ TEST_CASE("fsdp: gathered: reads the whole, and writes for all") {
     }
     {
       const auto whole = rank.net.gathered({.write = true});
-      rank.net.module().fc2.bias.assign(Tensor<double, 1>::full({6}, 0.25 + world.rank));  // rank 0's counts
+      rank.net.module().fc2.bias.assign(Tensor<double, 1>::full({6}, 0.25 + world.rank));  // rank 0's value is used
     }
     {
       const auto whole = rank.net.gathered();
@@ -99,7 +99,7 @@ TEST_CASE("fsdp: gathered: reads the whole, and writes for all") {
     }
     out += message_of<UsageError>([&] { rank.net(numbers(2, 5, 1)); });
     const NoGrad evaluation;
-    return out + cat(" ", sum(rank.net(numbers(2, 5, 1))).value().item() != 0);  // and goes on
+    return out + cat(" ", sum(rank.net(numbers(2, 5, 1))).value().item() != 0);  // and training continues
   });
   CHECK_THAT(text, Contains("true 0.25 FullyShardedDataParallel: parameters were written within net.gathered()") &&
                        Contains("gathered({.write = true})"));
@@ -131,7 +131,7 @@ TEST_CASE("fsdp: clip_grad_norm is one device's, and a gradient that is not fini
                (sum(rank.net(numbers(2, 5, 1))) * (world.rank == 0 ? INFINITY : 1.0)).backward();
                const auto text =
                    message_of<NonFiniteError>([&] { rank.net.clip_grad_norm(1, {.error_if_nonfinite = true}); });
-               return text.substr(0, text.find(';'));  // each names the first one that it has
+               return text.substr(0, text.find(';'));  // each names its own first one
              }),
              Contains("expected a finite norm"));
   CHECK_THAT(message([](Rank& rank, const World&) { rank.net.clip_grad_norm(-1); }), Contains("must be positive"));

@@ -35,7 +35,7 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// Steps `from` to `to`, between two files where they are named; the parameters at the end.
+/// Steps `from` to `to`, with files to load and save if they are named; returns the parameters at the end.
 template <class Net>
 void run(Net& net, const World& world, std::uint32_t from, std::uint32_t to, const std::string& load,
          const std::string& save) {

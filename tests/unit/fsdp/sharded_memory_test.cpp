@@ -1,4 +1,4 @@
-// What FullyShardedDataParallel sends and holds: the formulas.
+// What FullyShardedDataParallel sends and holds, compared with the formulas.
 #include <algorithm>
 #include <chorus/core/trace.hpp>
 #include <chorus/nn/containers.hpp>
@@ -15,7 +15,7 @@ constexpr std::size_t unit = (wide * wide + wide) * sizeof(float), whole = unit 
 
 std::size_t held(Memory kind) { return trace::memory(trace_slot(Cpu{}), kind); }
 
-/// This process's resident memory, in bytes, by its name in /proc: RssAnon, or VmHWM, its peak.
+/// This process's resident memory in bytes, by its name in /proc: RssAnon, or VmHWM, its peak.
 std::size_t resident(const std::string& what) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)
@@ -23,7 +23,7 @@ std::size_t resident(const std::string& what) {
   return 0;
 }
 
-/// Equal layers, each a unit of 1 MiB, that note how much memory there is while they compute.
+/// Equal layers, each a unit of 1 MiB, that record the memory in use while they compute.
 struct Deep : nn::Module {
   nn::ModuleList<nn::Linear<Cpu>> layers;
   std::function<void()> look = [] {};
@@ -48,7 +48,7 @@ struct Kept : ByBytes<unit> {
 struct Peaks {
   std::size_t parameters = 0, gradients = 0;
 };
-/// Trains for a few steps; the peaks of the last two, which forward functions and gradient hooks see.
+/// Trains for a few steps; returns the peaks of the last two, as seen by forward functions and gradient hooks.
 template <class Net>
 Peaks peaks_of(Net& net, Peaks& seen) {
   optim::AdamW<Cpu> optimizer{net.parameters()};
@@ -130,7 +130,7 @@ TEST_CASE("fsdp: communication_count: 3 (n - 1) / n K in a step, 2 where paramet
   for (const std::size_t ranks : {2u, 4u}) {
     const auto n = static_cast<int>(ranks);
     const auto all = static_cast<double>(whole / ranks * (ranks - 1)), one = static_cast<double>(unit / ranks * (ranks - 1));
-    // Backward begins with the last unit, which has stayed.
+    // Backward begins with the last unit, which was kept.
     CHECK(sent(n, ByBytes<unit>()) == std::vector{2 * all - one, all});
     CHECK(sent(n, KeepParameters()) == std::vector{all, all});
   }
@@ -159,7 +159,7 @@ TEST_CASE("fsdp: deferred: no rank ever holds the whole model, and the numbers a
       using Net = FullyShardedDataParallel<Deep, ByBytes<unit>>;
       if (deferred) {
         Net net(chorus::deferred<Deep>(), communicator, gathers);
-        // An n-th of four numbers for each parameter, units, and what operations and messages take: DDP has four times K.
+        // 1/n of four numbers per parameter, units, and memory of operations and messages: DDP has four times K.
         const double loss = train(net);
         const auto most = resident("VmHWM") - before;
         return cat(loss, most < 5 * whole / 2 ? "" : cat(", resident ", most, " of ", whole));
@@ -173,7 +173,7 @@ TEST_CASE("fsdp: deferred: no rank ever holds the whole model, and the numbers a
   CHECK(texts[0].find("resident") == std::string::npos);
 }
 
-/// A constructor that scales what it has drawn.
+/// A constructor that scales drawn values.
 struct Scaled : nn::Module {
   nn::Linear<Cpu> fc{wide, wide};
   CHORUS_MODULE(Scaled, fc)

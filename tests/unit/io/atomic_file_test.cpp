@@ -1,4 +1,4 @@
-/// Whatever happens while a file is saved, the old one or the new one is there, and nothing else.
+/// Whatever happens during a save, the old file or the new one is there, and no other files.
 
 #include <catch.hpp>
 
@@ -41,7 +41,7 @@ std::string refusal(const std::string& path) {
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
-/// A model of two tensors, each filled with one value: mixed contents would show.
+/// A model of two tensors with the same value in every element, so that mixed contents would show.
 void save_model(const std::string& path, char value) {
   const std::string weights(3000, value), bias(40, value);
   const std::vector<Index> shape{3000}, shape2{40};
@@ -50,7 +50,7 @@ void save_model(const std::string& path, char value) {
   io::write_safetensors(path, tensors, {{"value", std::string(1, value)}});
 }
 
-/// The value of the model in the file; throws, or returns '?', where it is none.
+/// The value of the model in the file; throws, or returns '?', if there is no single value.
 char load_model(const std::string& path) {
   const io::SafetensorsReader file(path);
   const char value = file.metadata().at("value").at(0);
@@ -62,7 +62,7 @@ char load_model(const std::string& path) {
   return file.entries().size() == 2 ? value : '?';
 }
 
-/// What a killed process leaves behind.
+/// A temporary file that a killed process leaves.
 constexpr const char* leftover = ".model.0123456789abcdef.tmp";
 
 TEST_CASE("a file appears when it is committed") {
@@ -246,7 +246,7 @@ TEST_CASE("a disk that is full after any number of bytes leaves the old file, an
   save_model(folder / "model", 'o');
   const auto save_with_limit = [&](rlim_t limit, bool ignored) {
     return in_child([&] {
-      // A write of the program's own would end the process.
+      // A write of the test's own output past the limit would end the process.
       std::signal(SIGXFSZ, ignored ? SIG_IGN : SIG_DFL);
       const rlimit limits{limit, limit}, no_core{0, 0};
       ::setrlimit(RLIMIT_CORE, &no_core);
@@ -356,7 +356,7 @@ TEST_CASE("any system call that fails once leaves the old file, or the new one, 
       }
       const bool interrupted = error == EINTR && (result.hit == SYS_write || result.hit == SYS_fsync);
       if (interrupted) REQUIRE(result.message == "");
-      // Of the temporary file of a failed save nothing stays.
+      // A failed save leaves no temporary file.
       for (const std::string& name : folder.names()) REQUIRE((name == "model" || name == leftover));
       save_model(folder / "model", 'N');
       REQUIRE(folder.names() == Names{"model"});

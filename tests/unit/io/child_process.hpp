@@ -1,6 +1,6 @@
 #pragma once
-/// Runs code in a child process whose n-th system call on files can be made to fail, or to be its last: the kernel asks
-/// the parent (seccomp user notification) before each of them.
+/// Runs code in a child process in which the n-th system call on files fails, or kills the process: the kernel asks the
+/// parent (seccomp user notification) before each of these calls.
 
 #include <cerrno>
 #include <chrono>
@@ -27,14 +27,14 @@
 namespace chorus_test {
 
 struct ChildResult {
-  bool supervised = true;   ///< false where this machine does not allow the parent to step in
+  bool supervised = true;   ///< false if this machine does not allow the parent to intercept calls
   bool killed = false;      ///< by a signal
   std::string message;      ///< of the std::exception that ended the body, or ""
-  std::vector<long> calls;  ///< numbers of the system calls on files that the body made, as SYS_write
-  long hit = -1;            ///< the one that the fault hit
+  std::vector<long> calls;  ///< the body's system calls on files, as SYS_write
+  long hit = -1;            ///< the call that the fault hit, or -1
 };
 
-/// Which call is hit, from 1 on (0: none), and what it fails with (0: the process is killed).
+/// Which call the fault hits, from 1 on (0: none), and the errno of its failure (0: the process is killed).
 struct Fault {
   std::size_t call = 0;
   int error = 0;
@@ -53,7 +53,7 @@ inline constexpr long file_calls[] = {
     SYS_readlinkat, SYS_fstat, SYS_faccessat, SYS_fchmod, SYS_flock,    SYS_getdents64, SYS_getrandom,
     SYS_pread64,    SYS_read,  SYS_writev,    SYS_ftruncate, SYS_lseek};
 
-/// Makes the kernel ask before each of `file_calls`; returns the descriptor to answer on, or -1.
+/// Makes the kernel ask before each of `file_calls`; returns the descriptor for the answers, or -1.
 inline int install_filter() {
   constexpr std::size_t count = std::size(file_calls);
   sock_filter program[count + 3] = {};
@@ -69,7 +69,7 @@ inline int install_filter() {
   return static_cast<int>(::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &whole));
 }
 
-/// Passes a descriptor (or -1, as none) over a socket.
+/// Sends a descriptor (or -1 for none) over a socket.
 inline void send_descriptor(int socket, int descriptor) {
   char byte = 0;
   iovec data{&byte, 1};
@@ -133,7 +133,7 @@ inline void supervise(pid_t child, int listener, Fault fault, ChildResult& resul
 
 }  // namespace detail
 
-/// Runs `body` in a child process. With a fault it is supervised; without one it just runs.
+/// Runs `body` in a child process, supervised if there is a fault.
 template <class Body>
 ChildResult in_child(Body body, const Fault* fault = nullptr) {
   constexpr std::size_t room = 4096;
@@ -142,7 +142,7 @@ ChildResult in_child(Body body, const Fault* fault = nullptr) {
   if (shared == MAP_FAILED || ::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) throw std::runtime_error("no child");
   auto* text = static_cast<char*>(shared);
 
-  std::fflush(nullptr);  // a sanitizer's _exit writes what the child has in its buffers, which would count as its own
+  std::fflush(nullptr);  // a sanitizer's _exit would write the buffers, and its calls would count
   const pid_t child = ::fork();
   if (child == 0) {
     const int listener = fault != nullptr ? detail::install_filter() : -1;

@@ -1,5 +1,5 @@
-// Each system call of a save and of a load fails once, moves less than it was asked to, or is the process's last: the
-// file is the old one or the new one, an error names path and reason, and neither files nor descriptors are left over.
+// Each system call of a save and of a load fails once, transfers fewer bytes than requested, or kills the process. The
+// file is the old one or the new one, the error names path and reason, and no files or descriptors leak.
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,12 +29,12 @@
 #endif
 
 namespace file_faults_test {
-/// The most that one call moves; 0: as much as it is asked to.
+/// The most bytes that one call transfers; 0: no limit.
 std::size_t most = 0;
 std::size_t limited(std::size_t count) { return most == 0 ? count : std::min(count, most); }
 }  // namespace file_faults_test
 
-// What the library calls in this program.
+// Overrides the C library's functions in this program.
 extern "C" ssize_t write(int file, const void* data, std::size_t count) {
   return syscall(SYS_write, file, data, file_faults_test::limited(count));
 }
@@ -58,7 +58,7 @@ struct Model : nn::Module {
   int forward() const { return 0; }
 };
 
-/// A run whose numbers are all `value`, those of the optimizer's state, too.
+/// A run in which all numbers are `value`, those of the optimizer's state too.
 struct Run {
   SingleDevice<Model> net{Model(), 3};
   optim::Adam<Cpu> optimizer{net.parameters(), {.lr = 0.1}};
@@ -87,7 +87,7 @@ void require(bool right) {
   if (!right) throw std::logic_error("wrong numbers were read");
 }
 
-/// One kind of file: how it is written and, with the value that it holds, read.
+/// One kind of file: how to save it, and how to load and check it with the expected value.
 struct Kind {
   const char* name;
   std::function<void(const std::string& path, float value)> save;
@@ -173,14 +173,14 @@ ChildResult with_fault(const Fault& fault, const std::function<void()>& body) {
         if (*leaked() != '\0') throw std::runtime_error(leaked());
       },
       &fault);
-  // A close that was kept from the system has closed nothing.
+  // A close that the fault prevented leaves its descriptor open.
   if (result.hit == SYS_close && result.message.ends_with(leak))
     result.message.resize(result.message.size() - std::strlen(leak));
   return result;
 }
 
-/// Calls `with(fault)` for the first system call, the second one, and so on, until there is none any more; false where
-/// this machine does not let a process supervise the system calls of another.
+/// Calls `with(fault)` for the first system call, the second one, and so on, until there are no more. Returns false if
+/// this machine does not let a process intercept another's system calls.
 bool for_each_call(int error, const std::function<ChildResult(const Fault& fault)>& with) {
   for (std::size_t call = 1; call < 500; ++call) {
     const auto result = with({call, error});
@@ -237,7 +237,7 @@ TEST_CASE("any system call of a load that fails gives an error with path and rea
     const TemporaryFolder folder;
     const auto path = folder / "file";
     kind.save(path, old_value);
-    kind.load(path, old_value);  // what libraries open once they have opened
+    kind.load(path, old_value);  // opens what libraries open once and keep
     for (const int error : errors) {
       const auto with = [&](const Fault& fault) {
         const auto result = with_fault(fault, [&] { kind.load(path, old_value); });
@@ -277,7 +277,7 @@ TEST_CASE("any system call of a dataset's file that fails gives an error with pa
           REQUIRE(result.message.starts_with(path + ": "));
           REQUIRE(result.message.ends_with(std::strerror(error)));
         } else {
-          // stdio asks once more, in vain, what the file is like, and does without.
+          // stdio calls fstat to choose a buffer size, and does without if that fails.
           REQUIRE((result.hit == -1 || result.hit == SYS_close || result.hit == SYS_newfstatat));
         }
         return result;
@@ -352,7 +352,7 @@ TEST_CASE("a process killed at any system call of a save leaves the old file or 
       kills += result.killed;
       const auto found = get(path);
       REQUIRE((found == old_file || found == new_file));
-      kind.save(path, old_value);  // takes away what is left
+      kind.save(path, old_value);  // removes leftovers
       REQUIRE(get(path) == old_file);
       REQUIRE(folder.names() == Names{"file"});
       return result;

@@ -1,5 +1,5 @@
 #pragma once
-/// Folders and files for the tests of io, and the message of an error.
+/// Temporary folders, files, and error messages for the tests of io.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace chorus_test {
 
-/// A folder that is removed with all that is in it.
+/// A folder that is removed with its contents.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -70,7 +70,7 @@ inline std::string safetensors_file(std::string_view header, std::size_t data_by
 
 inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-/// What the `Kind` that `body` throws says; "" where it throws nothing.
+/// The message of the `Kind` that `body` throws; "" if it does not throw.
 template <class Kind, class Body>
 std::string message_of(Body body) {
   try {

@@ -1,4 +1,4 @@
-/// Files of other formats, as people mistake them for ours: each reader says what they are, and what to do.
+/// Files of other formats that users confuse with ours: each reader names the format, and says what to do.
 
 #include <catch.hpp>
 #include <chorus/io/npz.hpp>
@@ -14,7 +14,7 @@ using namespace chorus_test;
 using namespace std::string_literals;
 using Catch::Matchers::Contains;
 
-/// A zip archive with one stored file, whose numbers are as a writer of 8-byte numbers leaves them.
+/// A zip archive with one stored file, in the form of a zip64 writer.
 std::string zip_of(const std::string& name, const std::string& content) {
   const auto number = [](std::uint64_t value, std::size_t width) {
     std::string out;

@@ -1,4 +1,4 @@
-/// Models filled from files that others wrote: names, types, tied tensors, parts, and what is refused.
+/// Models loaded from files of other programs: names, types, tied tensors, parts of a model, and refusals.
 
 #include <algorithm>
 #include <catch.hpp>
@@ -25,7 +25,7 @@ using namespace chorus_test;
 using Catch::Matchers::Contains;
 using Strings = std::vector<std::string>;
 
-/// Tensors of a file to be.
+/// Tensors of a file that `save` writes.
 class File {
  public:
   template <class T>
@@ -83,7 +83,7 @@ std::vector<double> numbers_of(nn::Module& model) {
 }
 const std::vector<double> all{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
 
-/// The same, of whatever types, as bytes.
+/// All values of a model as bytes, for any types.
 std::string bytes_in(nn::Module& model) {
   std::string out;
   const auto add = [&](const auto& x, const void* data) { out.append(static_cast<const char*>(data), x.size_bytes()); };
@@ -113,13 +113,13 @@ TEST_CASE("load: names that PyTorch's wrappers make are those of what was wrappe
     CHECK(io::load(model, bn().save(folder / "x", prefix)).complete());
     CHECK(numbers_of(model) == all);
   }
-  // A part alone was compiled.
+  // Only a submodule was compiled.
   Bn<> model;
   File part;
   part.add<float>("fc._orig_mod.weight", {2, 1}, {1, 2}).add<float>("fc._orig_mod.bias", {2}, {3, 4});
   CHECK(io::load(model, part.save(folder / "part"), {.strict = false}).missing.front() == "norm.weight");
   CHECK(model.fc.bias.value().to_vector() == std::vector<float>{3, 4});
-  // "module." is a part of the names where one is without it.
+  // "module." is part of the name if some name lacks it.
   File mixed;
   mixed.add<float>("module.fc.weight", {2, 1}, {1, 2}).add<float>("fc.bias", {2}, {3, 4});
   CHECK(io::load(model, mixed.save(folder / "mixed"), {.strict = false}).unexpected == Strings{"module.fc.weight"});
@@ -263,7 +263,7 @@ TEST_CASE("load: tied tensors that differ in the file are an error, unless one i
                Contains(R"(tensor "lm_head.weight" has other numbers than "wte.weight")") && Contains("rename"));
   io::load(model, path, {.rename = [](std::string_view name) { return std::string(name == lm_head ? "" : name); }});
   CHECK(model.wte.weight.value().to_vector() == std::vector<float>{1, 2});
-  // Where they are not tied, each has its own.
+  // Without tying, each one loads its own values.
   Tied<Cpu> apart(false);
   io::load(apart, path);
   CHECK(apart.lm_head.weight.value().to_vector() == std::vector<float>{1, 7});
@@ -297,7 +297,7 @@ TEST_CASE("load: what doesn't fit is reported where that is asked for, and the r
   CHECK((report.missing.empty() && report.unexpected == Strings{"head.weight"} && report.mismatched.empty()));
   CHECK(numbers_of(model) == all);
 
-  // Other classes.
+  // Another number of classes.
   File other;
   other.add<float>("fc.weight", {2, 1}, {1, 2}).add<float>("fc.bias", {3}, {0, 0, 0}).add<float>("more", {1}, {1});
   Bn<> tuned;
@@ -309,7 +309,7 @@ TEST_CASE("load: what doesn't fit is reported where that is asked for, and the r
   CHECK(tuned.fc.weight.value().to_vector() == std::vector<float>{1, 2});
   CHECK(tuned.fc.bias.value().to_vector() == bias);
   CHECK_THAT(refusal(tuned, folder / "y"), Contains("{.rename = ...} turns names of the file into the model's"));
-  // Nothing fits at all: that is a mistake.
+  // No tensor fits: that is an error even if not strict.
   CHECK_THAT(
       refusal(tuned, bn().save(folder / "z", "net."), {.strict = false}),
       Contains("none of its tensors does") && Contains(R"({.rename = io::without_prefix("net.")} makes 7 names)"));

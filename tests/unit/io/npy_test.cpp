@@ -12,7 +12,7 @@ namespace ch = chorus;
 namespace io = chorus::io;
 using namespace chorus_test;
 
-// A .npy file of version 1 with that header, as it stands, and data 0, 1, 2, ...
+// A .npy file of version 1 with exactly that header, and data 0, 1, 2, ...
 std::string npy_file(std::string_view header, std::size_t data_bytes) {
   std::string out = "\x93NUMPY";
   out += {'\x01', '\x00', static_cast<char>(header.size() & 0xFF), static_cast<char>(header.size() >> 8)};
@@ -88,7 +88,7 @@ TEST_CASE("what is no array of numbers is refused, with the reason") {
 }
 
 #if CHORUS_USE_ZLIB
-/// A zip archive of one compressed file, a.npy, of which it says that it has `announced` bytes.
+/// A zip archive with one compressed file, a.npy, that claims a size of `announced` bytes.
 std::string zip_file(const std::string& content, std::uint32_t announced) {
   std::string packed(compressBound(content.size()) + 100, '\0');
   z_stream stream{};

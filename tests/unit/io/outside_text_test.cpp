@@ -1,4 +1,4 @@
-// What a file says of itself, in the messages about it: nothing that a terminal obeys, and not more than fits.
+// Text from a file in error messages: no control characters, and a limited length.
 #include <catch.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-// Quantised models: what they compute whatever the batch, their files, and what is refused.
+// Quantized models: their results don't depend on the batch, their files, and refusals.
 #include <catch.hpp>
 #include <chorus/quantization/quantized_file.hpp>
 #include <filesystem>
@@ -21,7 +21,7 @@ const test::Levels input{0.01f, 120, {}};
 
 Program program() { return {input, test::steps_of_each_kind()}; }
 
-/// The integers of all values, sample after sample.
+/// The integers of all intermediate values, sample by sample.
 std::vector<std::vector<std::uint8_t>> integers(const Program& model, const Tensor<float, 4>& x) {
   std::vector<std::vector<std::uint8_t>> out;
   model.watch(x, [&](const nn::int8::Seen& seen) {
@@ -44,7 +44,7 @@ TEST_CASE("a quantized model gives each sample the same integers in any batch") 
       CHECK(std::vector<std::uint8_t>(begin, begin + static_cast<std::ptrdiff_t>(count)) == alone[value]);
     }
   }
-  for (const auto& value : together)  // a test of nothing else than 0 or 255 would see little
+  for (const auto& value : together)  // values that are all 0 or 255 would hide errors
     CHECK(std::count_if(value.begin(), value.end(), [](std::uint8_t q) { return q > 0 && q < 255; }) >
           static_cast<std::ptrdiff_t>(value.size() / 10));
   CHECK(model(test::some_images(0)).shape() == Shape<2>{0, 10});
@@ -106,7 +106,7 @@ TEST_CASE("a file of which a tensor was changed is refused") {
     chorus_test::put(path, text);
     return message_of<FileError>([&] { io::load_quantized(path); });
   };
-  // The dtype of I8 tensors, and U8: of one size.
+  // Swaps the dtypes I8 and U8, which have the same size.
   CHECK_THAT(with(R"("conv1.weight":{"dtype":"I8")", R"("conv1.weight":{"dtype":"U8")"),
              Contains("tensor \"conv1.weight\": expected I8, got U8"));
   CHECK_THAT(with(R"("shape":[8,3,3,3])", R"("shape":[3,8,3,3])"), Contains("'conv1' has 8 scales and 8 biases for 3"));

@@ -1,5 +1,5 @@
-/// NumPy's and safetensors' files with bytes changed at random: what is read is what a valid file can hold, anything
-/// else is a FileError with the path. CHORUS_RANDOM_SEEDS=FIRST-LAST tries other seeds.
+/// NumPy and safetensors files with randomly changed bytes: the reader returns what a valid file can contain, or throws
+/// a FileError with the path. CHORUS_RANDOM_SEEDS=FIRST-LAST runs other seeds.
 #include <catch.hpp>
 #include <chorus/io/npz.hpp>
 #include <chorus/io/tensor_file.hpp>
@@ -15,7 +15,7 @@ using Draw = test::DrawFrom<0x66696c65>;
 
 std::string show(std::uint64_t seed) { return cat("seed ", seed, "\n"); }
 
-/// Tensors of several types, with all sizes that a header may have.
+/// Tensors of several types, with all kinds of shapes.
 struct Contents {
   Tensor<float, 2, Cpu> f = Tensor<float, 2, Cpu>::from({1.0f, 2.0f, -0.5f, 4.0f, 5.0f, 6.0f}, {2, 3});
   Tensor<bool, 1, Cpu> b = Tensor<bool, 1, Cpu>::from({true, false, true}, {3});
@@ -23,7 +23,7 @@ struct Contents {
   Tensor<half, 0, Cpu> h = Tensor<half, 0, Cpu>::from({1.0f}, {});
 };
 
-/// Whether each value is one of its type; a sanitizer sees those that are not there.
+/// Whether each value is valid for its type; a sanitizer detects reads out of bounds.
 template <class T, int Rank>
 bool is_sane(const Tensor<T, Rank, Cpu>& tensor) {
   const auto bytes = std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())));
@@ -34,7 +34,7 @@ bool is_sane(const Tensor<T, Rank, Cpu>& tensor) {
 struct Verdicts {
   int read = 0, refused = 0;
 
-  /// `all` reads a file's tensors. Anything but a FileError with the path escapes, and fails the test.
+  /// `all` reads a file's tensors. An exception other than a FileError with the path fails the test.
   template <class Read>
   void judge(std::uint64_t seed, const Read& all) {
     try {
@@ -83,7 +83,7 @@ TEST_CASE("random changes to a .npy file: an array or an error with the path") {
 }
 
 #if CHORUS_USE_ZLIB
-/// As `numpy.savez_compressed` writes it: stored archives, each file of which is deflated here.
+/// As `numpy.savez_compressed` writes it: takes stored archives, and deflates each file.
 std::string deflated(const std::string& name, const std::string& content) {
   std::string packed(content.size() + 1000, '\0');
   z_stream stream{};
@@ -164,7 +164,7 @@ TEST_CASE("random changes to a safetensors file: tensors or an error with the pa
       [&](std::uint64_t seed) {
         Draw draw(seed);
         auto text = test::changed(file, draw);
-        // Most changes make the header another length: then it says so, or nothing behind it is ever looked at.
+        // Most changes alter the header's length. This sets its length field to match, so that the reader gets past it.
         if (text.size() > 8 && draw.chance(70)) {
           const auto header = std::uint64_t{text.find("}}", 8) == text.npos ? 1 : text.find("}}", 8) + 2 - 8};
           std::memcpy(text.data(), &header, sizeof header);

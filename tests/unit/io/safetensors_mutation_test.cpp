@@ -1,5 +1,5 @@
-/// Damaged files: cut at every byte, or with any one byte changed. Each is refused, or read as a list of tensors that
-/// breaks no rule of the format.
+/// Damaged files: truncated at every byte, or with any one byte changed. The reader refuses each, or returns a list of
+/// tensors that obeys the rules of the format.
 
 #include <catch.hpp>
 
@@ -24,7 +24,7 @@ const std::string original = safetensors_file(
     R"("d":{"dtype":"U8","shape":[4],"data_offsets":[32,36]}}      )",
     36);
 
-/// What the format promises of a file that was accepted, counted anew; "" where all holds.
+/// Checks an accepted file against the rules of the format, independently; returns "" or the broken rule.
 std::string broken_promise(const SafetensorsReader& reader, std::size_t file_bytes) {
   std::size_t end = 0;
   for (const io::TensorEntry& entry : reader.entries()) {
@@ -50,9 +50,9 @@ struct Verdicts {
   int accepted = 0, refused = 0;
   std::string wrong;
 
-  /// Anything but FileError escapes, and fails the test.
+  /// An exception other than FileError fails the test.
   void judge(const std::string& file) {
-    // In a block of its own exact size, so that a sanitizer sees each read outside it.
+    // In a block of its exact size, so that a sanitizer detects reads out of bounds.
     const std::vector<std::byte> memory(bytes_of(file).begin(), bytes_of(file).end());
     try {
       const SafetensorsReader reader(memory, "FILE");
@@ -87,7 +87,7 @@ TEST_CASE("a file with any one byte changed is refused or keeps every promise") 
     }
   }
   CHECK(verdicts.wrong == "");
-  // Names, metadata and spaces can be changed to something valid; little else can.
+  // Names, metadata and spaces can change to something valid; little else can.
   CHECK(verdicts.refused > 50'000);
   CHECK(verdicts.accepted > 100);
 }

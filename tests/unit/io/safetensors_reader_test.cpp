@@ -1,5 +1,4 @@
-/// Every rule of the format: one file at least that keeps it and one that breaks it, with the message that the user
-/// meets.
+/// For every rule of the format: at least one file that obeys it, and one that breaks it, with the error message.
 
 #include <catch.hpp>
 
@@ -94,7 +93,7 @@ TEST_CASE("files at the edge of the rules are read") {
   CHECK(count(R"({"s":{"dtype":"F64","shape":[],"data_offsets":[0,8]}})", 8) == 1);
   CHECK(count(R"({"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1) == 1);
   CHECK(count(R"({"e":{"dtype":"F32","shape":[3,0],"data_offsets":[0,0]}})") == 1);
-  // Tensors without elements may lie anywhere between the others, in any order of the header.
+  // Tensors without elements may be anywhere between the others, in any order in the header.
   CHECK(
       count(
           R"({"e2":{"dtype":"F4","shape":[0,1],"data_offsets":[1,1]},"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},)"
@@ -102,7 +101,7 @@ TEST_CASE("files at the edge of the rules are read") {
           R"("e0":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
           2) == 5);
   CHECK(count(R"({"\u0061\/b":{"dtype":"BOOL","shape":[1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})", 1) == 1);
-  // Alignment is the reader's problem.
+  // The format requires no alignment.
   CHECK(
       count(
           R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F64","shape":[1],"data_offsets":[1,9]}})",
@@ -169,7 +168,7 @@ TEST_CASE("a header that is not one JSON object is refused") {
   starts(std::string("{}\0\0", 4), "loading FILE: the header is not valid JSON: it has a zero byte");
   starts(std::string("{}\0{\"polyglot\":1}", 18), "loading FILE: the header is not valid JSON: it has a zero byte");
   starts("\xEF\xBB\xBF{}", "loading FILE: the header is not valid JSON: it has a byte order mark");
-  // Not UTF-8: a stray byte, an overlong slash, a surrogate, too large, cut short; and a lone surrogate as an escape.
+  // Not UTF-8: a stray byte, an overlong slash, a surrogate, too large, truncated; and a lone surrogate as an escape.
   for (const char* bytes :
        {"\xFF", "\xC0\xAF", "\xED\xA0\x80", "\xF4\x90\x80\x80", "\xE2\x82", "\\ud800", "\\ud800\\u0041"}) {
     starts(std::string("{\"__metadata__\":{\"a\":\"") + bytes + "\"}}", not_json);
@@ -311,7 +310,7 @@ TEST_CASE("names that can't be shown are refused") {
   const std::string message = refused_header("{\"" + std::string(1025, 'a') + rest, 1);
   CHECK(message ==
         "loading FILE: tensor \"" + std::string(120, 'a') + "\"...: its name has 1025 bytes; the limit is 1024");
-  CHECK(refused_header("{\"../../etc/passwd" + rest, 1).empty());  // a name is a key, never a path
+  CHECK(refused_header("{\"../../etc/passwd" + rest, 1).empty());  // a name is a key, not a path
 }
 
 TEST_CASE("a file must be filled by its tensors, each byte once") {

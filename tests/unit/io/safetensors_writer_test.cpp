@@ -1,4 +1,4 @@
-/// What is written is what is read; what could not be read is not written.
+/// The reader reads what was written; the writer refuses what the reader would refuse.
 
 #include <catch.hpp>
 
@@ -153,7 +153,7 @@ TEST_CASE("10000 random files come back as they were written") {
       for (char& c : data) c = static_cast<char>(random());
       tensors.push_back({at->first, dtype, shape, bytes_of(data)});
     }
-    // In memory, as write_safetensors does it.
+    // In memory, like write_safetensors.
     std::vector<const TensorView*> order;
     for (const TensorView& tensor : tensors) order.push_back(&tensor);
     std::string file = io::detail::safetensors_header("PATH", order, metadata);

@@ -1,4 +1,4 @@
-// launch among the ranks that another launcher has started.
+// launch in ranks that another launcher has started.
 
 #include <chorus/launch/run.hpp>
 
@@ -79,7 +79,7 @@ TEST_CASE("under another launcher each rank makes every call of launch, and they
   for (const auto* program : {&zero, &one})
     for (const char* number : {"1", "2"})
       CHECK(count(program->text(), cat("setting ", number, ": rank ", program == &one ? 1 : 0, " of 2, sum 2\n")) == 1);
-  // Each does the work of one process by itself, which can hardly be meant.
+  // Each process trains alone, which is probably a mistake.
   CHECK(has(zero, "setting 0: rank 0 of 1, sum 1\n"));
   CHECK(has(zero,
             "chorus: warning: launch: policy 'one process' is of one process, but a launcher has started 2: each does "
@@ -135,7 +135,7 @@ TEST_CASE("the environment of mpirun and srun") {
 
   Variables slurm = {"SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_LOCALID=1", "SLURM_JOB_ID=9", "SLURM_STEP_ID=0"};
   CHECK(hello(slurm).find("rank 1 of 2, local 1 of 2") != std::string::npos);
-  slurm.pop_back();  // a batch script, not a task that srun started
+  slurm.pop_back();  // a batch script, not a task of srun
   const int all = chorus::default_devices();
   CHECK(count(hello(slurm), cat(" of ", all, ", local")) == all);
   CHECK(hello({"SLURM_PROCID=0", "SLURM_NTASKS=1", "SLURM_STEP_NUM_TASKS=1", "SLURM_STEP_ID=0"})

@@ -1,4 +1,4 @@
-// Ranks that fail, are killed, or lose each other, and signals to their launcher.
+// Ranks that fail, are killed, or lose each other, and signals to the launcher.
 
 #include "launched.hpp"
 
@@ -163,7 +163,7 @@ TEST_CASE("ranks don't outlive a launcher that is killed") {
   CHECK(program.finish() == 1000 + SIGKILL);
   for (const auto& [rank, pid] : pids) {
     INFO("rank " << rank);
-    const auto dead = [p = pid] { return state(p) == '\0' || state(p) == 'Z'; };  // its new parent may be slow
+    const auto dead = [p = pid] { return state(p) == '\0' || state(p) == 'Z'; };  // init may be slow to reap it
     for (const auto deadline = Clock::now() + 2s; !dead() && Clock::now() < deadline;) poll(nullptr, 0, 5);
     CHECK(dead());
   }

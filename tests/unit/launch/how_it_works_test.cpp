@@ -1,4 +1,4 @@
-// How the launcher works: the program that a user starts becomes rank 0, and starts the others.
+// How the launcher works: the program that the user starts becomes rank 0, and starts the other ranks.
 
 #include "launched.hpp"
 
@@ -10,7 +10,7 @@ TEST_CASE("how launch works: a program that is started once runs as several rank
   Program program({probe(), "--do", "reduce", "--devices", "3"});
   CHECK(program.finish() == 0);
   INFO(program.text());
-  CHECK(count(program.text(), "sum 6\n") == 3);  // of 1 + 2 + 3, on each rank
+  CHECK(count(program.text(), "sum 6\n") == 3);  // 1 + 2 + 3, on each rank
 }
 
 TEST_CASE("how launch works: under another launcher each process is one rank, as the environment says") {

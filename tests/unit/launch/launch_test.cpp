@@ -13,9 +13,9 @@ TEST_CASE("launch starts as many ranks as devices were asked for") {
   for (int rank = 0; rank < 3; ++rank) {
     CHECK(has(program, cat("rank ", rank, " of 3, local ", rank, " of 3, 127.0.0.1:")));
   }
-  CHECK(count(program.text(), "listens 1") == 1);  // rank 0 alone
+  CHECK(count(program.text(), "listens 1") == 1);  // only rank 0
   CHECK(count(program.text(), "devices 3, seed 5 5, timeout 2500") == 3);
-  CHECK(count(program.text(), "input 0\n") == 1);  // rank 0 alone reads what the program is given
+  CHECK(count(program.text(), "input 0\n") == 1);  // only rank 0 reads stdin
   CHECK(count(program.text(), "input -1\n") == 2);
   CHECK(count(program.text(), "\n") == 3);
 }
@@ -72,7 +72,7 @@ TEST_CASE("each rank keeps to its share of the cores, unless someone has chosen 
     has_cores(crowd, 1, 0, 1);
     has_cores(crowd, static_cast<int>(2 * n - 1), n - 1, n);
   }
-  for (const bool told : {true, false}) {  // or there are more ranks than cores, not as many on each
+  for (const bool told : {true, false}) {  // told not to bind, or the ranks don't divide evenly among the cores
     const auto ranks = told ? std::size_t{2} : std::min<std::size_t>(n + 1, 64);
     if (!told && n >= 64) continue;
     Program other({probe(), "--do", "cores", "--devices", cat(ranks)}, {told ? "CHORUS_BIND=0" : "CHORUS_BIND=1"});
@@ -118,7 +118,7 @@ TEST_CASE("what the body throws becomes a message and a status") {
 }
 
 TEST_CASE("a misspelt option ends a run before it trains") {
-  for (const std::string policy : {"--single", "--"}) {  // in this process, and in those that are started
+  for (const std::string policy : {"--single", "--"}) {  // in this process, and in those that it starts
     Program program({probe(), "--do", "check", "--devcies", "3", policy});
     CHECK(program.finish() == 2);
     INFO(program.text());
@@ -138,7 +138,7 @@ TEST_CASE("main may call launch again: each call runs its own body once, in as m
   for (const int number : {1, 2})
     for (const int rank : {0, 1, 2})
       CHECK(count(program.text(), cat("setting ", number, ": rank ", rank, " of 3, sum 3\n")) == 1);
-  CHECK(count(program.text(), "setting ") == 7 + 7 * 3);  // with what each main has got of each call
+  CHECK(count(program.text(), "setting ") == 7 + 7 * 3);  // and each main prints the result of each call
   CHECK(!has(program, "chorus:"));
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("a call of launch that fails gives its status, here and in the ranks o
     CHECK(program.finish(20s) == 0);
     INFO(program.text());
     CHECK(has(program, cat("setting ", number, " has no file\n")));
-    // The process itself and the ranks that know of it; of the failing call, maybe also those that went on to its end.
+    // The process itself and the ranks that get the error; ranks of the failing call that finished early may print too.
     CHECK(count(program.text(), cat("setting ", number, " gave 1\n")) >= (number == "0" ? 5 : 3));
     CHECK(!has(program, cat("setting ", number, " gave 0\n")));
     CHECK(count(program.text(), "setting 2: rank ") == 2);

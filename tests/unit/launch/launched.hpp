@@ -1,6 +1,6 @@
 #pragma once
-/// For tests of the launcher with real processes: the program launch_probe, found in the folder `programs` beside the
-/// test or in $CHORUS_TEST_PROGRAMS.
+/// For tests of the launcher with real processes: the program launch_probe is in the folder `programs` next to the
+/// test, or in $CHORUS_TEST_PROGRAMS.
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -41,7 +41,7 @@ inline std::string probe() {
   return self.substr(0, self.rfind('/')) + "/programs/launch_probe";
 }
 
-/// A program that runs beside the test; what it writes, errors too, is collected. The destructor kills it.
+/// A program that runs beside the test, and its collected output and errors. The destructor kills it.
 class Program {
  public:
   using Variables = std::vector<std::string>;
@@ -56,7 +56,7 @@ class Program {
     posix_spawn_file_actions_addopen(&files, 0, "/dev/zero", O_RDONLY, 0);
     posix_spawn_file_actions_adddup2(&files, ends[1], 1);
     posix_spawn_file_actions_adddup2(&files, ends[1], 2);
-    // As a shell does it: a process group of its own.
+    // Its own process group, as in a shell.
     posix_spawnattr_t attributes;
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
@@ -84,7 +84,7 @@ class Program {
 
   pid_t pid() const { return pid_; }
 
-  /// The pids of `count` ranks, once each has said `ready RANK PID`.
+  /// The pids of `count` ranks, once each has printed `ready RANK PID`.
   std::map<int, pid_t> ready(int count) {
     const auto deadline = Clock::now() + 20s;
     while (true) {
@@ -101,7 +101,7 @@ class Program {
     }
   }
 
-  /// Waits for the end; the exit status, or 1000 + the signal that killed it. Fails after `limit`.
+  /// Waits for the end; returns the exit status, or 1000 + the signal that killed it. Fails after `limit`.
   int finish(Clock::duration limit = 5s) {
     const auto start = Clock::now();
     while (read_some(start + limit)) {
@@ -118,7 +118,7 @@ class Program {
   const std::string& text() const { return text_; }
 
  private:
-  /// False at the end of the output, or at the deadline.
+  /// Returns false at the end of the output, or at the deadline.
   bool read_some(Clock::time_point deadline) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     pollfd entry{output_, POLLIN, 0};
@@ -140,7 +140,7 @@ inline int count(const std::string& text, const std::string& part) {
   return n;
 }
 
-/// The letter that ps shows: S sleeps, T is stopped, Z is dead and waits for its parent; 0 where there is no process.
+/// The state letter of ps: S sleeping, T stopped, Z zombie; 0 if there is no such process.
 inline char state(pid_t pid) {
   std::ifstream file(cat("/proc/", pid, "/stat"));
   std::string line;
@@ -165,7 +165,7 @@ inline std::set<std::string> shared_memory() {
   return names;
 }
 
-/// Tests that run beside this one come and go; what stays is ours.
+/// Files of tests that run at the same time disappear; one that stays is from this test.
 inline void require_no_new_shared_memory(const std::set<std::string>& before) {
   std::string left;
   for (const auto deadline = Clock::now() + 3s; Clock::now() < deadline; poll(nullptr, 0, 20)) {
@@ -205,7 +205,7 @@ inline bool has(const Program& program, const std::string& part) {
   return program.text().find(part) != std::string::npos;
 }
 
-/// Runs the probe with `words` and checks status and message.
+/// Runs the probe with `words`, and checks exit status and message.
 inline void require_refused(std::vector<std::string> words, int status, const std::string& message,
                             const Program::Variables& variables = {}) {
   words.insert(words.begin(), probe());

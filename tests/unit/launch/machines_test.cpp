@@ -1,4 +1,4 @@
-// Machines that find each other: what another one has set in their store, and can't be right.
+// How machines find each other, and wrong values that another machine has set in their store.
 #include <catch.hpp>
 #include <chorus/launch/machines.hpp>
 #include <string>
@@ -9,7 +9,7 @@ using namespace chorus;
 using Catch::Matchers::Equals;
 using Texts = std::vector<std::string>;
 
-/// What a second machine says that finds this in the store.
+/// The error of a second machine that finds this in the store.
 std::string complaint(const Texts& keys, const Texts& values) {
   auto listener = comm::Socket::listen(comm::Address::resolve("127.0.0.1", 0));
   MachineOptions options;

@@ -1,4 +1,4 @@
-// Options that a program asks for, and those that look like a mistake.
+// Options that a program reads, and options that look like a mistake.
 
 #include <catch.hpp>
 #include <chorus/launch/run.hpp>
@@ -24,7 +24,7 @@ struct Model : ch::nn::Module {
   auto forward(const auto& x) const { return only(x); }
 };
 
-/// A command line; what `launch` asks for has been asked for.
+/// A command line, with all options that `launch` itself reads marked as read.
 struct Line {
   std::vector<const char*> words{"program"};
   ch::Arguments arguments;
@@ -70,14 +70,14 @@ TEST_CASE("an option is no misspelling where the program has asked for it, or wh
   auto asked = line.run();
   CHECK(asked.option("device", "") == "cpu");
   CHECK(asked.option("speed", 1) == 3);
-  CHECK(asked.option("rl", 1.0) == 1);  // too short to tell
+  CHECK(asked.option("rl", 1.0) == 1);  // too short to guess
   asked.check_options();
   CHECK(asked.unused_options() == " --lr");
 
   CHECK(complaint(Line{"--devices", "2", "--device", "cpu"}) == "nothing");
   CHECK(complaint(Line{"--", "--devcies", "2"}) == "nothing");
 
-  const Line epochs{"--epocs", "3"};  // the program's own options as well
+  const Line epochs{"--epocs", "3"};  // a program's own options too
   auto own = epochs.run();
   CHECK(own.option("epochs", 10) == 10);
   CHECK(own.option("epochs", 10) == 10);
@@ -143,7 +143,7 @@ TEST_CASE("a list of devices that makes no sense is refused") {
   CHECK(incomplete(options) ==
         "--devices 3, but --device cpu:0,1 names 2: expected the same number, or one of the two");
   options.devices.reset();
-  options.device_ids = ch::DeviceList{"", {1, 1}};  // of a program's own
+  options.device_ids = ch::DeviceList{"", {1, 1}};  // from a program
   CHECK(incomplete(options) == "--device: expected each device once, got 1 twice in '1,1'");
 }
 

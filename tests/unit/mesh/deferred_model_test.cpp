@@ -1,4 +1,4 @@
-// A model of which no rank ever holds the whole, under tensor parallelism, a pipeline, and meshes.
+// A model that no rank ever holds as a whole, under tensor parallelism, a pipeline, and meshes.
 #include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <fstream>
@@ -40,7 +40,7 @@ std::size_t peak() {
   return 0;
 }
 
-/// How much more the process has held in three steps than before, in bytes, and the losses.
+/// The process's additional memory in three steps, in bytes, and the losses.
 template <class Net, class Make>
 std::string train(const Make& make_net) {
   const auto before = peak();

@@ -16,7 +16,7 @@
 
 namespace test {
 
-/// Two layers that ranks may share out, residual, with dropout in and after them.
+/// Two layers that ranks may divide, residual, with dropout in and after them.
 template <int Width>
 struct SharedBlock : ch::nn::Module {
   ch::nn::LayerNorm<ch::Cpu, double> norm{6};
@@ -26,7 +26,7 @@ struct SharedBlock : ch::nn::Module {
   CHORUS_MODULE(SharedBlock, norm, up, down, inner, outer)
   auto forward(const auto& x) const { return x + outer(down(inner(ch::gelu(up(norm(x)))))); }
 };
-/// Of x alone the logits, with targets the loss.
+/// For x alone returns the logits, with targets the loss.
 struct MeshHead : ch::nn::Module {
   ch::nn::Linear<ch::Cpu, double> fc{6, 3};
   CHORUS_MODULE(MeshHead, fc)
@@ -45,7 +45,7 @@ struct MeshModel : ch::nn::Module {
   CHORUS_PIPELINE(embed, blocks, head)
 };
 
-/// A rank's net, with its communicator.
+/// A rank's net with its communicator.
 template <class Model, class... Axes>
 struct InMesh {
   ch::comm::AnyCommunicator communicator;
@@ -73,7 +73,7 @@ struct MeshRun {
   std::uint32_t from = 0;
 };
 
-/// Losses of a run; each of the whole batch.
+/// The losses of a run; each of the whole batch.
 template <class Net, class Optimizer>
 std::vector<double> mesh_losses(Net& net, Optimizer& optimizer, const MeshRun& run) {
   const auto place = place_on_batch(net);
@@ -104,7 +104,7 @@ std::vector<double> mesh_losses(Net& net, Optimizer& optimizer, const MeshRun& r
 }
 inline const ch::optim::AdamOptions mesh_adam{.lr = 0.02, .weight_decay = 0.01};
 
-/// What one device does: losses, and the parameters in the end.
+/// One device's losses and final parameters.
 template <class Model>
 std::vector<double> mesh_alone(const MeshRun& run) {
   ch::SingleDevice<Model> net{make<Model>(), 3};
@@ -114,7 +114,7 @@ std::vector<double> mesh_alone(const MeshRun& run) {
   all.insert(all.end(), last.begin(), last.end());
   return all;
 }
-/// The same by a mesh, whose parameters go through a file.
+/// The same for a mesh; its parameters go through a file.
 template <class Model, class... Axes>
 std::vector<double> in_mesh(int ranks, const MeshRun& run) {
   const auto path = ch::cat("mesh_", getpid(), ".safetensors");

@@ -1,4 +1,4 @@
-// Meshes, batches and loops drawn at random, beside one device; and ranks that are killed at random moments.
+// Random meshes, batches and loops, compared with one device; and ranks that are killed at random moments.
 #include <sys/types.h>
 
 #include <csignal>

@@ -1,4 +1,4 @@
-// Ranks along several axes beside one device: the same losses, parameters and files.
+// Ranks along several axes, compared with one device: the same losses, parameters and files.
 #include "mesh.hpp"
 
 namespace mesh_test {
@@ -50,7 +50,7 @@ TEST_CASE("mesh: parts of layers that differ in size") {
   CHECK(distance(in_mesh<Uneven, Data<2>, Tensor<2>>(4, {}), expected) < near);
 }
 
-/// What all ranks throw.
+/// The common error of all ranks.
 template <class Net, class Model>
 std::string refusal(int ranks, const MeshOptions& options = {}) {
   return common_text(ranks, [&](const World& world) {
@@ -83,7 +83,7 @@ TEST_CASE("mesh: what would not be one device's result is refused") {
   static_assert(!mesh::valid<Tensor<2>, Pipe<2>> && !mesh::valid<Data<2>, Data<2>> && !mesh::valid<>);
 }
 
-/// Keeps a run after step 4 where it is told to, and goes on from there where it is told to; to step 8.
+/// Runs up to step 8; saves after step 4, or resumes from there.
 template <class Net>
 std::string run(Net& net, const std::string& path, bool resumes) {
   optim::AdamW<Cpu> optimizer{net.parameters(), test::mesh_adam};
@@ -135,7 +135,7 @@ TEST_CASE("mesh: a rank sends what the axes' formulas say") {
     const auto sent = [&](trace::Traffic kind) { return trace::bytes_sent(world.rank, kind); };
     const auto gradients = sent(trace::Traffic::gradients), outputs = sent(trace::Traffic::outputs);
     step(3);
-    // 2 (d - 1) / d of the rank's part of the model, and of 3 blocks an all-reduce of the output and one of the
+    // 2 (d - 1) / d of the rank's part of the model. For each of 3 blocks, an all-reduce of the output and one of the
     // gradient, 2 (t - 1) / t of 4 samples each.
     return cat(sent(trace::Traffic::gradients) - gradients == own, " ",
                sent(trace::Traffic::outputs) - outputs == 3 * 2 * 4 * 6 * sizeof(double), " ", own);

@@ -1,4 +1,4 @@
-// What training loops have beside a step: scaled losses, averages of parameters, schedules, ranks with fewer batches.
+// Features of training loops besides steps: scaled losses, parameter averages, schedules, ranks with fewer batches.
 #include <chorus/optim/averaging.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/optim/schedules.hpp>
@@ -15,7 +15,7 @@ using test::MeshModel;
 using mesh::Pipe, mesh::Data, mesh::Shard, mesh::Tensor;
 using Model = MeshModel<8>;
 
-/// Ten steps, of which one has a gradient that is not finite on the ranks with the first share alone; the losses, and
+/// Ten steps; in one of them only the ranks with the first share have a non-finite gradient. Returns the losses, and
 /// whether each step was taken, then the averages.
 template <class Net>
 std::vector<double> run(Net& net) {
@@ -83,7 +83,7 @@ TEST_CASE("mesh: ranks that run out of batches, in groups that share layers") {
     return std::string("done");
   });
   REQUIRE(text == "done");
-  // One device: what the others lack is missing from the batch.
+  // One device: the batch lacks the samples that ranks lack.
   SingleDevice<Model> single{make<Model>(), 3};
   optim::Sgd<Cpu> optimizer{single.parameters(), {.lr = 0.1, .momentum = 0.9}};
   for (std::uint32_t i = 0; i < 5; ++i) {

@@ -1,4 +1,4 @@
-// Programs of one device that walk a model's parameters, where each rank has a part of them: the same results, or a
+// Programs for one device that walk a model's parameters, if each rank has a part of these: the same results, or a
 // refusal that names the parameter.
 #include <chorus/nn/summary.hpp>
 #include <chorus/nn/weights.hpp>
@@ -42,7 +42,7 @@ struct Model : nn::Module {
   CHORUS_PIPELINE(embed, blocks, head)
 };
 
-/// Its output has a penalty of a weight that ranks share out.
+/// Its output includes a penalty of a weight that ranks divide.
 struct Penalised : Model {
   auto operator()(const auto& x) const { return Model::forward(x) + mean(square(blocks[0].up.weight)); }
 };
@@ -72,13 +72,13 @@ struct Rank {
   }
 };
 
-/// The share of a batch that this rank has.
+/// This rank's share of a batch.
 template <class Net>
 World share_of(const Net& net, const World& world) {
   return std::is_same_v<Net, Fsdp> ? world : test::place_on_batch(net);
 }
 
-/// Shapes, losses, norms, steps; then the average as a file has it, and the parameters.
+/// Shapes, losses, norms, steps; then the average in the form of a file, and the parameters.
 template <class Net>
 std::vector<double> trained(Net& net, const World& share, bool spoils, const std::string& path) {
   std::vector<double> out;
@@ -101,7 +101,7 @@ std::vector<double> trained(Net& net, const World& share, bool spoils, const std
     const auto loss = cross_entropy(net(test::share(numbers(8, 5, i), share)), y);
     out.push_back(net.mean(loss.item(), y.numel()));
     scaler.scale(loss).backward();
-    if (i == 1 && spoils)  // on some ranks alone
+    if (i == 1 && spoils)  // on some ranks only
       for (const auto& named : head)
         if (named.parameter->count() > 0) *static_cast<double*>(named.parameter->grad_data()) = HUGE_VAL;
     scaler.unscale();
@@ -127,10 +127,10 @@ void check_trains_as_one(int ranks) {
   const auto path = cat("parts_", getpid(), ".safetensors"), alone = "alone_" + path;
   SingleDevice<Model> single{make<Model>(), 3};
   const auto expected = trained(single, {}, true, alone);
-  CHECK(std::count(expected.begin(), expected.end(), 0.0) == 1);  // the step that is left out
+  CHECK(std::count(expected.begin(), expected.end(), 0.0) == 1);  // the skipped step
   const auto text = common_text(ranks, [&](const World& world) {
     Rank<Net> rank(world);
-    const bool spoils = std::is_same_v<Net, Sharded> || world.rank == world.size - 1;  // where a rank has some of it
+    const bool spoils = std::is_same_v<Net, Sharded> || world.rank == world.size - 1;  // on a rank that has some of it
     return text_of(trained(*rank.net, share_of(*rank.net, world), spoils, path));
   });
   CHECK(distance(test::numbers_in(text), expected) < 1e-9);
@@ -161,7 +161,7 @@ struct NormStep final : optim::Optimizer<Cpu> {
   std::span<const std::string_view> slots() const override { return {}; }
 };
 
-/// What `use(net)` says after a backward pass, the same on all ranks, or on each `all_say` with other words around.
+/// The result of `use(net)` after a backward pass, the same on all ranks, or containing `all_say` on each.
 template <class Net, class Use>
 std::string says(int ranks, const Use& use, const std::string& all_say = "") {
   const auto texts = Ranks(ranks, [&](const World& world) {
@@ -233,7 +233,7 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
   CHECK(says<Pipeline<Model>>(2, counted) == count);
 }
 
-/// Trains the head alone, its bias in a group of its own.
+/// Trains only the head, with its bias in a separate group.
 template <class Net>
 class HeadSteps {
  public:

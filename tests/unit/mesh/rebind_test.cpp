@@ -29,7 +29,7 @@ struct Second : nn::Module {
   CHORUS_PIPELINE(pair, last)
 };
 
-/// Losses of two nets that learn by turns: the first by what the second makes of its numbers, the second by labels.
+/// Losses of two nets that train alternately: the first by the second's output for its numbers, the second by labels.
 std::vector<double> losses(auto& first, auto& second) {
   optim::Sgd<Cpu> steps_first{first.parameters(), {.lr = 0.1}}, steps_second{second.parameters(), {.lr = 0.1}};
   std::vector<double> out;

@@ -1,4 +1,4 @@
-// Canonical shares over the engines of other libraries: the bits of one device.
+// Canonical shares over foreign backends give the bits of one device.
 #include <unistd.h>
 
 #include <catch.hpp>

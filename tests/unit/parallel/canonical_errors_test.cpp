@@ -1,4 +1,4 @@
-// What canonical shares refuse, with a message on every rank; what they cost in memory.
+// What canonical shares refuse, with a message on every rank; and their memory.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/data/sampler.hpp>
@@ -29,7 +29,7 @@ SameBits<M> cut(int shares) {
   return {make<M>(), shares};
 }
 Single single(int shares) { return Single(cut(shares), 3); }
-/// What is thrown on all ranks of a job; "different" with all of it where ranks say different things.
+/// The error of all ranks of a job; "different" and all messages if the ranks' messages differ.
 template <class Body>
 std::string message_of_ranks(int size, const Body& body) {
   const auto texts = Ranks(size, [&](const World& world) -> std::string {
@@ -135,14 +135,14 @@ TEST_CASE("canonical errors: no join of ranks with different numbers of batches"
         }) == "ParameterServer::join: canonical shares cut each batch for all ranks: expected as many batches on each");
 }
 
-/// Returns what no share can say for the batch.
+/// Returns a number that can't be computed from the shares' numbers.
 template <class D>
 struct Odd : nn::Module {
   nn::Linear<D, double> fc{5, 3};
   CHORUS_MODULE(Odd, fc)
   auto forward(const auto& x) const { return sqrt(sum(square(fc(x)))); }
 };
-/// Returns its loss, and another one that is a mean over other numbers.
+/// Returns its loss, or with `two` the sum of it and a mean over another count.
 template <class D>
 struct Losing : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 3};
@@ -154,7 +154,7 @@ struct Losing : nn::Module {
     return two ? loss + mse_loss(y, Tensor<double, 2>::zeros(y.shape())) : loss;
   }
 };
-/// Returns a number that is none of a tensor.
+/// Returns a number that is not in a tensor.
 template <class D>
 struct Telling : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -167,7 +167,7 @@ TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean ove
   const auto message = Contains("canonical shares: the loss goes through 'sqrt', which is not linear in a mean or a sum");
   CHECK_THAT(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }), message);
   {
-    const NoGrad no_grad;  // a batch is whole where nothing is recorded
+    const NoGrad no_grad;  // without recorded gradients the batch is not cut
     SingleDevice<Odd<Cpu>> plain(make<Odd<Cpu>>(), 3);
     CHECK(net(numbers(8, 5, 1)).item() == plain(numbers(8, 5, 1)).item());
   }
@@ -257,7 +257,7 @@ TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of 
           Server server(cut(4), c, {}, 3);
           by_hand(server, share(x, 4, world)).backward();
         }) == message);
-  // Nor beside one that is a mean.
+  // Nor next to a loss that is a mean.
   CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
           Ddp ddp(cut(4), c, {}, 3);
           const auto y = ddp(share(x, 4, world));
@@ -285,7 +285,7 @@ TEST_CASE("canonical errors: a loss of outputs of batches that are cut in differ
 }
 
 TEST_CASE("canonical errors: ranks with other samples than their shares are all told of the first such share") {
-  // Of 9 samples in 4 shares ranks have 5 and 4.
+  // With 9 samples in 4 shares the ranks have 5 and 4 samples.
   CHECK(message_of_ranks(2,
                          [&](const World& world, auto& c) {
                            Ddp net(cut(4), c, {}, 3);
@@ -322,7 +322,7 @@ TEST_CASE("canonical errors: a sampler gives whole shares, and repeats no sample
   for (const int shares : {-1, 2, 65})
     CHECK(message_of<UsageError>([&] { data::Sampler(10, {.world_size = 3, .shares = shares}); }) ==
           cat(few, shares));
-  // Batch after batch, what ranks get is the batch, cut where its shares are.
+  // In each batch the ranks' parts together are the batch, cut at the bounds of its shares.
   for (const int ranks : {1, 2, 3, 5})
     for (const Index size : {7, 12, 3}) {
       std::vector<data::Sampler> samplers;
@@ -405,7 +405,7 @@ TEST_CASE("canonical memory: a rank that has one share holds no copies of its gr
   REQUIRE(plain > 0);
   CHECK(kept_by(2, 2) == plain);
   CHECK(kept_by(4, 4) == plain);
-  const auto copies = [&](int shares) {  // each may end with a gap
+  const auto copies = [&](int shares) {  // each copy may end with padding
     return std::lround(static_cast<double>(kept_by(2, shares)) / static_cast<double>(plain));
   };
   CHECK(copies(8) == 3);   // of 4 shares each

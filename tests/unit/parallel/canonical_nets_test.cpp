@@ -1,5 +1,5 @@
-// Canonical shares: nets that compute in bf16, inputs that want a gradient, other nets beside them; buffers, in
-// training and not.
+// Canonical shares with nets that compute in bf16, inputs with gradients, and several nets; buffers, in training and in
+// evaluation.
 #include <catch.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/mixed_precision.hpp>
@@ -45,7 +45,7 @@ Model made(Norm kind) {
   return Model(Net<Cpu>(kind));
 }
 
-/// `body(net, part)` under a policy with `shares` shares, on one rank after the other.
+/// The result of `body(net, part)` on each rank, under a policy with `shares` shares.
 template <class Model, class Body>
 std::vector<std::string> texts(Norm kind, Who who, int devices, int shares, const Body& body) {
   return Ranks(who == Who::ddp ? devices : 1, [&](const World& world) -> std::string {
@@ -109,12 +109,12 @@ TEST_CASE("canonical nets: what computes in bf16 is the same bits on any number 
 }
 
 TEST_CASE("canonical nets: an input gets the gradient of its samples, the same bits on any number of devices") {
-  // One text of all ranks: each has the gradients of its own samples.
+  // One text for all ranks, although each has only the gradients of its own samples.
   const auto pass = [](Index size) {
     return [size](auto& net, const Part& part) {
       std::string text;
       const Variable<float, 4> x(part(images(size, 5)), true);
-      for (int again = 0; again < 2; ++again)  // gradients add up
+      for (int again = 0; again < 2; ++again)  // gradients accumulate
         cross_entropy(net(tanh(x)), part(labels(size, 3, 5))).backward();
       for (const float number : x.grad().to_vector()) text += digits(static_cast<double>(number));
       return text;
@@ -149,7 +149,7 @@ TEST_CASE("canonical nets: a net of one rank's own may be in the loss, beside th
   for (const auto& text : texts<Net<Cpu>>(Norm::own, Who::ddp, 2, 4, pass(true))) CHECK(text == expected);
 }
 
-/// Takes a number beside the samples.
+/// Takes a scalar in addition to the samples.
 template <class D>
 struct Scaled : nn::Module {
   nn::Linear<D> fc{36, 3};
@@ -230,7 +230,7 @@ TEST_CASE("canonical nets: shares write buffers in training only, and their vers
       CHECK(versions() == trained);
       net.train();
       CHECK(all_grow([&] { net(images(8, 6)); }));
-      // One layer of a net in evaluation trains.
+      // In a net that is in evaluation, one layer is in training.
       net.eval();
       if (kind == Norm::own) net.module().norm->train();
       if (kind == Norm::synced) net.module().synced->train();

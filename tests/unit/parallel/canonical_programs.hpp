@@ -1,6 +1,6 @@
 #pragma once
-/// Training programs under canonical shares, in float, where rounding shows: what they do, who does it, and the numbers
-/// that come of it. Ranks are processes; one process is one, too, for it starts threads.
+/// Training programs under canonical shares, in float, where rounding shows: the programs, their setups, and their
+/// results. Even a single rank runs in its own process, since it starts threads.
 
 #include <unistd.h>
 
@@ -28,13 +28,13 @@ namespace test::canonical {
 using namespace test::names;
 using namespace chorus::same_bits;
 
-/// Calls `body(model)` with SameBits of so many shares, or with the model itself where they are 0.
+/// Calls `body` with SameBits of that many shares, or with the model itself if `shares` is 0.
 template <class M, class Body>
 auto in_shares(M model, int shares, const Body& body) {
   return shares == 0 ? body(std::move(model)) : body(SameBits{std::move(model), shares});
 }
 
-/// Layers whose work depends on the batch, on random numbers, on tokens; `side` works for some shares only.
+/// Layers that depend on the batch, on random numbers and on tokens; `side` is used by some shares only.
 template <class D>
 struct Parts : nn::Module {
   nn::Conv2d<D> conv{1, 4, {.kernel = 3}};
@@ -73,19 +73,19 @@ struct Parts : nn::Module {
 };
 using Model = Parts<Cpu>;
 
-/// One forward pass and what follows it.
+/// One forward pass and its backward pass.
 struct Pass {
   std::uint32_t key = 0;
   Index size = 1;
   bool quiet = false;  // under no_sync
   bool pair = false;   // of two forward passes, on batches of one size
-  bool again = false;  // backward goes twice through the graph
+  bool again = false;  // backward goes through the graph twice
 };
 struct Step {
   std::vector<Pass> passes;
-  bool keeps = false;        // the gradients of the step before
-  bool poisoned = false;     // a pixel that is not finite: a scaler leaves the step out
-  bool evaluates = false;    // the net evaluates afterwards
+  bool keeps = false;        // accumulates on the gradients of the previous step
+  bool poisoned = false;     // a pixel is not finite: a scaler skips the step
+  bool evaluates = false;    // evaluates the net after the step
   std::uint32_t frozen = 0;  // layers, by their bits
 };
 enum class Loss { cross_entropy, smoothed, mse, mean_of_samples, over_given };
@@ -97,13 +97,13 @@ struct Program {
   bool norm = false, synced = false, attends = false, has_side = false;
   double dropped = 0;
   Loss loss = Loss::cross_entropy;
-  bool rows_loss = false;  // a second one, with ignored tokens and weights of classes
-  bool penalty = false;    // of weights
+  bool rows_loss = false;  // a second one, with ignored tokens and class weights
+  bool penalty = false;    // on weights
   Stepping stepping = Stepping::sgd;
   double clip = 0;
   bool scaled = false;
   bool recomputes = false;  // a part of the model, in backward
-  bool hooked = false;      // a hook changes a gradient, of the whole batch, by something that isn't linear
+  bool hooked = false;      // a hook changes the whole batch's gradient by a non-linear function
   std::uint32_t frozen_first = 0;
   std::vector<Step> steps;
 
@@ -126,17 +126,17 @@ struct Program {
 
 enum class Who { single, dp, ddp, server };
 enum class Steps { whole, fused, sharded };
-/// Who runs a program.
+/// The policy and devices that run a program.
 struct Setup {
   Who who = Who::single;
   int devices = 1;
   comm::Backend backend = comm::Backend::automatic;
   int threads = 1;
   std::optional<double> bucket_mb = {};
-  bool own_buffers = false;  // not broadcast: each rank's own
+  bool own_buffers = false;  // not broadcast: each rank has its own
   bool find_unused = false;
   bool plain = false;          // without shares
-  Steps steps = Steps::whole;  // all parameters by each rank; each in backward; each by one rank, under ddp
+  Steps steps = Steps::whole;  // each rank steps all parameters; in backward; sharded (ddp)
 
   std::string text() const {
     const char* const names[] = {"single", "dp", "ddp", "server"};
@@ -180,7 +180,7 @@ inline Model model_of(const Program& program) {
   }
   return model;
 }
-/// Freezes the layers whose bits are set but the head, and the one that no loss uses.
+/// Freezes the layers whose bits are set, except for the head and the layer that no loss uses.
 inline void freeze(Model& model, const Program& program, std::uint32_t frozen) {
   std::uint32_t bit = 0;
   std::string layer;
@@ -197,7 +197,7 @@ inline std::string digits(double number) {
   std::snprintf(text, sizeof text, "%a ", number);
   return number != number ? "nan " : text;
 }
-/// All digits of all numbers of a model: parameters, and buffers.
+/// All parameters and buffers of a model, with all digits.
 inline std::string numbers_of(nn::Module& model) {
   std::string out;
   const auto add = [&](const auto& place, const auto* data) {
@@ -215,7 +215,7 @@ inline std::string numbers_of(nn::Module& model) {
   return out;
 }
 
-/// A rank's samples of a batch, as the sampler gives them.
+/// A rank's samples of a batch, as from the sampler.
 struct Part {
   int shares = 1, devices = 1, rank = 0;
 
@@ -241,7 +241,7 @@ class Run {
 
   std::string operator()() {
     for (const auto& step : program_.steps) take(step);
-    net_.eval();  // a server's workers have its numbers then
+    net_.eval();  // only then a server's workers have its parameters
     return losses_ + "|" + numbers_of(net_.module());
   }
 
@@ -351,10 +351,10 @@ std::string run_of(const Program& program, const Setup& setup, int rank, Net& ne
   return run();
 }
 
-/// The losses of all steps, then "|" and what the model ends with, on one rank.
+/// The losses of all steps, then "|" and the final parameters and buffers, on one rank.
 inline std::string result_of_rank(const Program& program, const Setup& setup, const World& world) {
   const int shares = setup.plain ? 0 : program.shares;
-  alarm(60);  // who hangs is killed
+  alarm(60);  // kills a rank that hangs
   set_num_threads(setup.threads);
   auto model = model_of(program);
   freeze(model, program, program.frozen_first);
@@ -389,7 +389,7 @@ inline std::string result_of_rank(const Program& program, const Setup& setup, co
   });
 }
 
-/// The same of all ranks, or a text that says how they differ. Buffers are rank 0's where each has its own.
+/// The common result of all ranks, or how they differ. Takes rank 0's buffers if ranks have their own.
 inline std::string result(const Program& program, const Setup& setup) {
   const bool ranks = setup.who == Who::ddp || setup.who == Who::server;
   const auto texts = Ranks(ranks ? setup.devices : 1, [&](const World& world) {
@@ -405,7 +405,7 @@ inline std::string result(const Program& program, const Setup& setup) {
   return texts[0];
 }
 
-/// For engines of other libraries: layers that meet, and ranks that have several sums.
+/// For foreign backends: layers that communicate, and ranks that own several sums.
 inline Program program_for_engines() {
   Program program{.shares = 7, .synced = true, .attends = true, .dropped = 0.3, .stepping = Stepping::adam, .steps = {}};
   for (const Index size : {8, 7, 5})
@@ -413,7 +413,7 @@ inline Program program_for_engines() {
   return program;
 }
 
-/// What is different in `got`, or "".
+/// The difference from `expected`, or "".
 inline std::string difference(const std::string& got, const std::string& expected) {
   if (got == expected) return "";
   if (got.find('|') == got.npos || expected.find('|') == expected.npos)

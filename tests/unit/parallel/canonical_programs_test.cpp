@@ -1,5 +1,5 @@
-// Canonical shares on programs that seeds draw, each run by three policies and numbers of devices: the same bits.
-// CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or =1000-2000 (all of them).
+// Canonical shares on randomly drawn programs, each run with three policies and numbers of devices: the same bits.
+// CHORUS_RANDOM_SEEDS=17 runs another seed and shows its program; =1000-2000 runs all of them.
 #include "canonical_programs.hpp"
 
 #include <catch.hpp>
@@ -30,7 +30,7 @@ struct Drawn : Program {
 };
 
 Setup setup(Draw& d, Drawn& p, bool once_each, bool simple) {
-  // A server takes one backward pass for each forward pass.
+  // A server takes one backward pass per forward pass.
   Setup way{.who = static_cast<Who>(d.below(once_each ? 4 : 3))};
   if (way.who != Who::single)
     way.devices = 1 + static_cast<int>(d.below(static_cast<std::uint32_t>(std::min(p.shares, 5))));
@@ -95,7 +95,7 @@ Drawn draw(std::uint64_t seed) {
     p.steps.push_back(step);
   }
   p.hooked = p.feature("hook on a parameter",
-                       simple && !p.penalty && d.chance(60));  // it sees what passes before have left, too
+                       simple && !p.penalty && d.chance(60));  // it also sees gradients of earlier passes
   for (int i = 0; i < 3; ++i) p.ways.push_back(setup(d, p, once_each, simple));
   return p;
 }

@@ -1,5 +1,5 @@
-// Canonical shares: the same losses and parameters, bit by bit, under all policies and on any number of devices; what
-// is refused; memory.
+// Canonical shares: the same losses and parameters, bit by bit, under all policies and on any number of devices;
+// refusals; memory.
 #include <catch.hpp>
 
 #include "canonical_programs.hpp"
@@ -25,7 +25,7 @@ std::vector<Step> steps(const std::vector<Index>& sizes) {
 }
 const std::vector<Index> even{8, 8, 8}, uneven{8, 7, 5}, small{3, 1, 2, 8};
 
-/// All policies; 4 shares or more, and not a multiple of all numbers of devices.
+/// All policies. Needs at least 4 shares, of a number that some numbers of devices don't divide.
 std::vector<Setup> setups(const Program& program) {
   const bool find_unused = program.has_side;
   std::vector<Setup> all{{Who::dp, 1}, {Who::dp, 2}, {Who::dp, 3}, {Who::dp, program.shares}};
@@ -37,7 +37,7 @@ std::vector<Setup> setups(const Program& program) {
   for (const int ranks : {2, 3}) all.push_back({.who = Who::server, .devices = ranks});
   return all;
 }
-/// The program comes to the same numbers in all ways; returns them.
+/// Checks that all setups give the same result, and returns it.
 std::string check_same(const Program& program, const std::vector<Setup>& ways) {
   INFO(program.text());
   const auto expected = result(program, {});
@@ -50,7 +50,7 @@ std::string check_same(const Program& program, const std::vector<Setup>& ways) {
   return expected;
 }
 std::string check_same(const Program& program) { return check_same(program, setups(program)); }
-/// A few of them, for what doesn't depend on transports and threads.
+/// A few setups, for features that don't depend on transports and threads.
 std::vector<Setup> some(bool find_unused = false) {
   return {{Who::dp, 3},
           {.who = Who::ddp, .devices = 2, .find_unused = find_unused},
@@ -118,7 +118,7 @@ TEST_CASE("canonical shares: gradients that add up, over micro-batches under no_
 TEST_CASE("canonical shares: two forward passes before one backward pass, and two backward passes through one graph") {
   auto program = Program{.shares = 4, .norm = true, .dropped = 0.3, .steps = steps(uneven)};
   auto ways = some();
-  ways.pop_back();  // a server takes one backward pass for each forward pass
+  ways.pop_back();  // a server takes one backward pass per forward pass
   for (auto& step : program.steps) step.passes[0].pair = true;
   check_same(program, ways);
   for (auto& step : program.steps) step.passes[0] = {.key = step.passes[0].key, .size = 6, .again = true};

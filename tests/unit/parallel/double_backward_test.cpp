@@ -1,4 +1,4 @@
-// Gradients of gradients, and activations that are computed again, under policies of several devices.
+// Second derivatives and recomputed activations under policies of several devices.
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/ops/higher_order.hpp>
@@ -10,7 +10,7 @@ namespace double_backward_test {
 
 using namespace test::names;
 
-/// A critic with a penalty on the length of its gradient by its input: one loss for each sample.
+/// A critic with a gradient penalty on its input: one loss per sample.
 template <class D>
 struct Penalised : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 1};
@@ -25,7 +25,7 @@ struct Penalised : nn::Module {
   }
 };
 
-/// The first layer's activations are forgotten, and the second one's, which is used twice.
+/// Recomputes the activations of the first layer, and of the second, which is used twice.
 template <class D>
 struct Recomputed : nn::Module {
   nn::Linear<D, double> fc1{5, 7}, fc2{7, 7}, fc3{7, 3}, extra{7, 7};

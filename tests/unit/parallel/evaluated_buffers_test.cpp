@@ -1,5 +1,4 @@
-// What ranks evaluate after eval() is the model that rank 0 saves, buffers included, under each policy of several
-// ranks.
+// After eval() all ranks evaluate the model that rank 0 saves, buffers included, under each policy of several ranks.
 #include <algorithm>
 #include <catch.hpp>
 #include <chorus/data/datasets.hpp>
@@ -26,7 +25,7 @@ using ch::comm::World;
 
 namespace {
 
-/// The largest number of each column so far: a layer of one's own with a buffer.
+/// The running maximum of each column: a custom layer with a buffer.
 struct Largest : ch::nn::Module {
   ch::nn::Linear<Cpu, double> fc{6, 6};
   ch::Buffer<double, 1> largest{ch::Tensor<double, 1>::full({6}, 0.1)};
@@ -58,7 +57,7 @@ struct Model : ch::nn::Module {
 
 enum class Before { steps, no_backward, no_sync, own_layer_in_eval, train_false, no_grad };
 
-// The loss that all ranks evaluate, and that of rank 0's model.
+// The loss that all ranks evaluate, and the loss of rank 0's model.
 template <class Net>
 std::string evaluated(Net& net, AnyCommunicator& communicator, Before before) {
   const ch::data::TensorDataset data{numbers(12, 5, 0)};

@@ -1,5 +1,5 @@
-// Whatever a program has of a model before a policy takes it goes on to stand for the model's numbers: handles,
-// tensors, optimizers, hooks, and the model itself.
+// All handles that a program has of a model before a policy takes it stay valid: parameters, tensors, optimizers,
+// hooks, and the model itself.
 #include <catch.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -29,7 +29,7 @@ std::vector<double> trained(const std::vector<int>& devices, bool optimizer_firs
   std::optional<optim::Adam<Cpu>> optimizer;
   if (optimizer_first) {
     optimizer.emplace(nn::named_parameters<Cpu>(model), optim::AdamOptions{.lr = 0.1});
-    step(model, *optimizer);  // its state moves along, too
+    step(model, *optimizer);  // its state moves to the device too
   }
   DataParallel<Model> net{model, {.device_ids = devices}, 3};
   if (!optimizer_first) {
@@ -64,7 +64,7 @@ TEST_CASE("handles: what is written through a pointer reaches all devices, and c
     pointer[i] = same[i] = 0.25 * i - 1;
     CHECK(distance(dp(x).value().to_vector(), single(x).value().to_vector()) < rounding);
   }
-  // Nothing is sent where nothing was written.
+  // Without changed parameters nothing is sent.
   trace::reset_traffic();
   dp(x);
   CHECK(trace::bytes_sent(0, trace::Traffic::parameters) == 0);

@@ -1,5 +1,5 @@
-// What a model may take, under the policies that share a batch out: containers of all kinds, samples along another
-// axis, tensors that are no samples; and models as they may come.
+// Inputs under the policies that split a batch: containers of all kinds, samples along another axis, tensors without
+// samples; and models of several forms.
 #include <catch.hpp>
 #include <chorus/launch/launch.hpp>
 #include <chorus/nn/recurrent.hpp>
@@ -14,14 +14,14 @@ namespace inputs_test {
 
 using namespace test::names;
 
-/// The mean over the samples of what `net` returns for `inputs`, backward.
+/// Runs backward on the mean of `net(inputs...)` over the samples; returns the gradients.
 template <class Net, class Inputs>
 std::vector<double> gradients(Net& net, const Inputs& inputs) {
   mean(square(std::apply([&](const auto&... all) { return net(all...); }, inputs))).backward();
   return test::gradients(net.module());
 }
 
-/// `net`'s gradients on ranks with 4 and 1 of 5 samples beside those of one device; `cut(begin, end)` are its inputs.
+/// Compares gradients of ranks with 4 and 1 of 5 samples with those of one device; `cut(begin, end)`: inputs.
 template <class Model, class Cut>
 double off_under_ddp(const Cut& cut, int dim = 0) {
   SingleDevice<Model> alone{make<Model>(), 3};
@@ -70,7 +70,7 @@ TEST_CASE("inputs: an array or an unordered map of tensors is shared out like a 
   CHECK(off_under_dp<Pair<Cpu>>(map(0, 5)) < rounding);
 }
 
-/// Returns its numbers in an array, and in an unordered map.
+/// Returns tensors in an array and in an unordered map.
 template <class D>
 struct Returning : nn::Module {
   nn::Linear<D, double> fc1{5, 4}, fc2{5, 3};
@@ -104,7 +104,7 @@ struct Recurrent : nn::Module {
   auto forward(const auto& x) const { return lstm(x).output; }
 };
 
-/// A program as it is under every policy, with evaluation after each step: its parameters.
+/// The same program for every policy, with an evaluation after each step; returns its parameters.
 template <class Net>
 std::string train_along_time() {
   std::string text;
@@ -211,7 +211,7 @@ TEST_CASE("ddp, local SGD: samples may lie along another axis") {
   CHECK(refused[1] == "DistributedDataParallel: dim is at least 0, got -1");
 }
 
-/// Looks samples up in a table that belongs to the batch.
+/// Looks samples up in a table that all samples of the batch share.
 template <class D>
 struct Lookup : nn::Module {
   nn::Linear<D, double> fc{5, 6};

@@ -1,4 +1,4 @@
-// Layers whose training flag differs from the model's: Monte Carlo dropout, statistics measured anew in evaluation.
+// Layers whose training flag differs from the model's: Monte Carlo dropout, recomputed running statistics.
 #include <catch.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/ops/dropout.hpp>
@@ -16,8 +16,8 @@ namespace layers_in_training_test {
 using namespace test::names;
 using Dropping = test::Dropping<Cpu>;
 
-/// A model that is in evaluation, but for one dropout, in passes with gradients and without: what it gives for all rows
-/// of each.
+/// A model in evaluation with one dropout in training, in passes with gradients and without; returns the outputs for
+/// all rows.
 template <class Net, class Gathered>
 std::vector<double> monte_carlo(Net& net, Index rows, const Gathered& gathered) {
   net.eval();
@@ -28,14 +28,14 @@ std::vector<double> monte_carlo(Net& net, Index rows, const Gathered& gathered) 
     for (const double x : gathered(net, numbers(rows, 5, 4))) all.push_back(x);
   }
   net.module().second.eval();
-  for (const double x : gathered(net, numbers(rows, 5, 4))) all.push_back(x);  // no draws: it does not count
+  for (const double x : gathered(net, numbers(rows, 5, 4))) all.push_back(x);  // no draws: the pass does not count
   all.push_back(net.forward_passes());
   return all;
 }
 
 const auto whole = [](auto& net, const auto& x) { return net(x).value().to_vector(); };
 
-/// Ranks' outputs, one below the other.
+/// The ranks' outputs, stacked.
 auto of_share(const World& world) {
   return [world](auto& net, const auto& x) {
     const Index rows = x.size(0);
@@ -84,8 +84,8 @@ TEST_CASE("a dropout in training in a model in evaluation: the masks of one devi
   check_masks<LocalSgd<Dropping>>(2, 8);  // shares of one size
 }
 
-/// Three passes with all layers in training, behind passes of rank 1 that draw nothing: in training, which count, and
-/// in evaluation, which don't.
+/// Three passes with all layers in training, after passes of rank 1 without random numbers: passes in training count,
+/// passes in evaluation do not.
 template <class Net>
 std::vector<double> after_own_passes(Net& net, bool mine, const auto& gathered) {
   std::vector<double> all;
@@ -142,7 +142,7 @@ TEST_CASE("local SGD: ranks that had passes of their own settle on a number with
   CHECK(texts[1] == "1 2 3 4 4");
 }
 
-/// Leaves out some of its weights, the same ones for all samples.
+/// Drops some of its weights, the same ones for all samples.
 template <class D>
 struct Connections : nn::Module {
   nn::Linear<D, double> fc1{5, 6}, fc2{6, 5};
@@ -161,7 +161,7 @@ TEST_CASE("dropout of weights: the same ones on one device and on several") {
   CHECK(distance(several(numbers(6, 5, 1)).value().to_vector(), expected) < rounding);
 }
 
-/// x: [time, batch, 5]; drops out of it, and of [batch, 3].
+/// x: [time, batch, 5]; applies dropout to it and to [batch, 3].
 template <class D>
 struct AlongTime : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -221,7 +221,7 @@ TEST_CASE("ddp: a rank alone in a pass in evaluation that draws is told so") {
   CHECK_THAT(texts[0], Contains("without gradients that draws random numbers: all have to be in one"));
 }
 
-/// Two steps and a look of a model in evaluation whose batch norm is in training; parameters and buffers.
+/// Two steps and an evaluation with batch norm in training in a model in evaluation; returns parameters and buffers.
 template <class Net>
 std::vector<double> with_norm_in_training(Net& net, const auto& cut) {
   net.eval();
@@ -271,10 +271,10 @@ TEST_CASE("ddp: statistics of a batch norm in training in a model in evaluation 
     const auto x = numbers(3, 5, static_cast<std::uint32_t>(world.rank));
     for (int pass = 0; pass < 2; ++pass) mean(square(rank.net(x))).backward();
     rank.net.module().norm.eval();
-    mean(square(rank.net(x))).backward();  // nobody's are sent
+    mean(square(rank.net(x))).backward();  // buffers are not broadcast
     rank.net.train();
     rank.net.module().norm.eval();
-    mean(square(rank.net(x))).backward();  // rank 0's are
+    mean(square(rank.net(x))).backward();  // rank 0's buffers are
     return test::text_of(rank.net.module().norm.running_mean.value().to_vector());
   });
   CHECK_FALSE(text.empty());
@@ -298,7 +298,7 @@ TEST_CASE("ParameterServer: workers that are behind don't evaluate") {
   CHECK_THAT(text, Contains("before a forward pass in evaluation all ranks call eval()"));
 }
 
-/// Its dropout is no layer.
+/// Calls dropout as a function, not as a layer.
 template <class D>
 struct Functional : nn::Module {
   nn::Linear<D> fc{4, 4};

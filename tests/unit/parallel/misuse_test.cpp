@@ -1,4 +1,4 @@
-// What programs shouldn't do with nets: errors that say so, and no crash.
+// Misuse of nets: errors with a message, and no crash.
 #include <catch.hpp>
 #include <chorus/nn/copy_of.hpp>
 #include <chorus/ops/higher_order.hpp>
@@ -78,7 +78,7 @@ TEST_CASE("misuse: a policy says so where another one has taken its model's para
       " lies in the buffers of another policy by now, which was made of the same model: give each policy a model of "
       "its "
       "own, such as nn::copy_of(model)";
-  // Of evaluation in another policy, as of training.
+  // Evaluation in another policy is an error, as training is.
   const auto message = [](auto& net, const auto& x) {
     mean(square(net(x))).backward();
     SingleDevice<Model> other{net.module(), 3};
@@ -97,7 +97,7 @@ TEST_CASE("misuse: a policy says so where another one has taken its model's para
   DataParallel<Model> dp{make<Model>(), {.device_ids = {0, 1}}, 3};
   CHECK(message(dp, numbers(8, 5, 1)) == "the model's 'fc3.bias'" + taken);
 
-  // One device has nothing that depends on where they lie.
+  // On one device no memory moves, so that several policies are possible.
   SingleDevice<Model> first{make<Model>(), 3};
   SingleDevice<Model> second{first.module(), 3};
   DataParallel<Model> third{first.module(), {.device_ids = {0, 1}}, 3};
@@ -149,7 +149,7 @@ TEST_CASE("misuse: a backward pass of one rank alone, and one that fails on a ra
   const auto explained = Contains(
       "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
       "numbers: all have to be in one that records gradients");
-  // Nobody else hears of a pass that records no gradients.
+  // A pass without gradients sends nothing to other ranks.
   const auto unheard = common_text(2, [](const World& world) {
     Distributed<Model> rank(world);
     if (world.rank == 0) {

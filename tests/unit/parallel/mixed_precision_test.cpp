@@ -1,4 +1,4 @@
-// Models that compute in bf16 and half: what is float stays float, copies follow, and all policies take the same steps.
+// Models in bf16 and half: float layers stay float, copies follow the parameters, all policies take the same steps.
 #include <catch.hpp>
 #include <chorus/io/load_model.hpp>
 #include <chorus/nn/embedding.hpp>
@@ -23,7 +23,7 @@ struct Net : nn::Module {
 
 Tensor<float, 2> floats(Index rows, std::uint32_t key) { return to<float>(numbers(rows, 5, key)); }
 
-/// Which of three corners the sample is nearest to: a task that can be learnt.
+/// Which of three corners is nearest to the sample: a task that can be learnt.
 Tensor<std::int64_t, 1> targets(const Tensor<float, 2>& x) {
   auto out = Tensor<std::int64_t, 1>::empty({x.size(0)});
   for (Index i = 0; i < x.size(0); ++i) out(i) = x(i, 0) > 0.2f ? 0 : x(i, 1) > 0 ? 1 : 2;
@@ -91,7 +91,7 @@ TEST_CASE("mixed precision keeps names, float parameters and float gradients", "
     CHECK(named.parameter->dtype() == DType::f32);
     CHECK(named.parameter->grad_arrived());
   }
-  // The weight took part as bf16: its last 16 bits do not count.
+  // The weight took part as bf16, without its last 16 bits.
   const auto weight = net.module().model().fc1.weight.template narrow_copy<bf16>();
   REQUIRE(weight.defined());
   CHECK(static_cast<float>(weight(0, 0)) == static_cast<float>(bf16(net.module().model().fc1.weight.value()(0, 0))));
@@ -111,7 +111,7 @@ TEST_CASE("mixed precision's copies follow the parameters, and nothing is conver
   CHECK(net(x).value().to_vector() != before);
   CHECK(static_cast<float>(net.module().model().fc2.weight.template narrow_copy<bf16>()(3, 3)) == 0);
 
-  // A copy of the model has parameters of its own once a policy has moved them; it must not share the copies.
+  // A copy of the model has its own parameters after a policy has moved them, and must not share the narrow copies.
   DataParallel<Model> parallel{net.module(), {.device_ids = {0, 1}}};
   CHECK(distance(
             [&] {
@@ -152,7 +152,7 @@ TEST_CASE("mixed precision's copies follow parameters that come at the end of a 
         mean(square(to<float>(net(floats(4, static_cast<std::uint32_t>(step + 10 * world.rank)))))).backward();
         optimizer.step();
       }
-      outputs();  // makes copies of what this rank has so far
+      outputs();  // makes narrow copies of the current parameters
     });
     return test::text_of(outputs());
   });

@@ -1,5 +1,5 @@
-// Layers whose backward function runs another backward pass, which is the first to come to some parameters: policies
-// take both for one pass.
+// Layers whose backward function runs another backward pass, which reaches some parameters first: policies treat both
+// as one pass.
 #include <catch.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/parameter_server.hpp>
@@ -10,8 +10,8 @@ namespace nested_backward_test {
 
 using namespace test::names;
 
-/// Keeps nothing of its last layer, and computes it anew in backward, where that layer's gradients come in a pass of
-/// their own.
+/// Saves no activations of its last layer, and recomputes them in backward; that layer's gradients come from a nested
+/// backward pass.
 template <class D>
 struct Reentrant : nn::Module {
   nn::Linear<D, double> fc1{5, 4}, fc2{4, 3};

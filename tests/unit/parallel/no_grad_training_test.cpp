@@ -1,5 +1,5 @@
-// Forward passes in training without gradients (a GAN's fakes, running statistics measured anew), and random numbers
-// that are one device's under every policy.
+// Forward passes in training without gradients (a GAN's fakes, recomputed running statistics), and random numbers that
+// are those of one device under every policy.
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/local_sgd.hpp>
@@ -18,7 +18,7 @@ struct Critic : nn::Module {
   auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
 };
 
-/// Steps of a GAN whose critic sees fakes of which the generator wants no gradient.
+/// Steps of a GAN; the critic gets fakes for which the generator records no gradient.
 template <class Generator, class Judge, class Cut>
 std::vector<double> train(Generator& generator, Judge& critic, const Cut& cut) {
   optim::Sgd slow{generator.parameters(), {.lr = 0.1}}, fast{critic.parameters(), {.lr = 0.1}};
@@ -85,7 +85,7 @@ double off(const std::vector<double>& expected) {
                      }).texts();
   auto all = test::numbers_in(texts[0]);
   const auto second = test::numbers_in(texts[1]);
-  all.insert(all.begin() + 9, second.begin(), second.begin() + 9);  // outputs, then what both have
+  all.insert(all.begin() + 9, second.begin(), second.begin() + 9);  // the outputs, then what both have
   return distance(all, expected);
 }
 
@@ -120,7 +120,7 @@ TEST_CASE("ddp: in evaluation ranks pass on their own, also with dropout and syn
   CHECK(text == "done");
 }
 
-/// Drops out rows of [batch * 3, 4].
+/// Applies dropout to rows of [batch * 3, 4].
 template <class D>
 struct Flattened : nn::Module {
   nn::Linear<D, double> fc{12, 12};

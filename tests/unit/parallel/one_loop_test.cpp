@@ -1,5 +1,5 @@
-// One training loop for all policies: gradients are accumulated, ranks have different numbers of batches, and several
-// nets are trained by turns.
+// One training loop for all policies: gradient accumulation, ranks with different numbers of batches, and several nets
+// that train in turn.
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/local_sgd.hpp>
@@ -20,7 +20,7 @@ auto loss_of(Net& net, int rank, int pass) {
   return cross_entropy(net(numbers(2 + rank, 5, key)), labels(2 + rank, 3, key));
 }
 
-/// Steps of two passes each, of which the first one only adds up.
+/// Steps of two passes each; the first pass only accumulates.
 template <class Net>
 void train(Net& net, int rank, int batches) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
@@ -93,7 +93,7 @@ TEST_CASE("one loop: under LocalSgd with a period of 1") {
 }
 
 TEST_CASE("one loop: under LocalSgd ranks that end in the midst of a period count by what they have done") {
-  // Rank 1 trains alone behind its first step, which the mean of its second step's end knows.
+  // After the first step rank 1 trains alone. The average after its second step weighs the ranks by their samples.
   const auto texts = Ranks(2, [](const World& world) {
                        auto communicator = comm::connect(world);
                        LocalSgd<Model> net{make<Model>(), communicator, {.period = 2}, 3};
@@ -101,7 +101,7 @@ TEST_CASE("one loop: under LocalSgd ranks that end in the midst of a period coun
                        return test::text_of(test::values(net.module()));
                      }).texts();
   CHECK(texts[0] == texts[1]);
-  // Two epochs of 1 and 3 steps, a mean behind every second step of rank 1 and at each epoch's end.
+  // Two epochs of 1 and 3 steps, with an average after every second step of rank 1 and at the end of each epoch.
   std::vector<std::unique_ptr<SingleDevice<Model>>> nets;
   for (int rank = 0; rank < 2; ++rank) nets.push_back(std::make_unique<SingleDevice<Model>>(make<Model>(), 3));
   const auto step = [&](int rank, int i) {
@@ -159,14 +159,14 @@ TEST_CASE("join: two nets in a loop, each with an optimizer of its own") {
   auto expected = test::values(alone.module());
   for (const double x : test::values(other_alone.module())) expected.push_back(x);
 
-  // By turns the step of each behind its pass, and both at an iteration's end.
+  // First each optimizer steps right after its net's backward; then both at the end of the iteration.
   for (const bool each : {true, false}) {
     const auto text = common_text(3, [&](const World& world) {
       auto communicator = comm::connect(world);
       const DistributedDataParallelOptions options{.first_bucket_cap_mb = 0, .bucket_cap_mb = 0};
       DistributedDataParallel<Model> net{make<Model>(), communicator, options, 3};
       DistributedDataParallel<Other> other{make<Other>(), communicator, options, 3};
-      SingleDevice<Model> own{make<Model>(), 3};  // with which there is nothing to do
+      SingleDevice<Model> own{make<Model>(), 3};  // needs no join
       optim::Sgd optimizer{net.parameters(), sgd}, other_optimizer{other.parameters(), sgd};
       const auto step = [&] { optimizer.step(); };
       const auto other_step = [&] { other_optimizer.step(); };
@@ -205,7 +205,7 @@ TEST_CASE("join: what the policies refuse") {
   LocalSgd<Model> local{make<Model>(), alone};
   CHECK(message_of<UsageError>([&] { local.join([&] { chorus::join([] {}, step, server, local); }); }) ==
         "LocalSgd::join: inside another join");
-  server.join([&] { loss_of(server, 0, 0).backward(); }, step);  // the one that was refused has left no trace
+  server.join([&] { loss_of(server, 0, 0).backward(); }, step);  // the refused call has no effects
 
   const auto thrown_early = [](const auto& make_net) {
     return common_text(3, [&](const World& world) {

@@ -1,5 +1,5 @@
 #pragma once
-/// What the tests of the policies share: small smooth models in double, batches of made-up numbers, and training steps.
+/// Shared by the tests of policies: small smooth models in double, batches of generated numbers, and training steps.
 
 #include <algorithm>
 #include <catch.hpp>
@@ -30,7 +30,7 @@ namespace test {
 namespace ch = chorus;
 using ch::Index;
 
-/// Numbers in [-1, 1), other ones for each key; row i is the same in every batch that has one.
+/// Numbers in [-1, 1) that depend on the key; row i is the same in every batch that has one.
 inline ch::Tensor<double, 2> numbers(Index rows, Index columns, std::uint32_t key) {
   auto out = ch::Tensor<double, 2>::empty({rows, columns});
   for (Index i = 0; i < out.numel(); ++i)
@@ -45,7 +45,7 @@ inline ch::Tensor<std::int64_t, 1> labels(Index count, Index classes, std::uint3
   return out;
 }
 
-/// Its matrices are large enough to be worth compressing.
+/// Its matrices are large enough to be compressed.
 template <class D>
 struct Wide : ch::nn::Module {
   ch::nn::Linear<D, double> fc1{20, 24}, fc2{24, 16};
@@ -53,7 +53,7 @@ struct Wide : ch::nn::Module {
   auto forward(const auto& x) const { return fc2(ch::tanh(fc1(x))); }
 };
 
-/// Three linear layers; smooth, so that rounding stays rounding.
+/// Three linear layers; smooth, so that rounding errors stay small.
 template <class D>
 struct Smooth : ch::nn::Module {
   ch::nn::Linear<D, double> fc1{5, 7}, fc2{7, 6}, fc3{6, 3};
@@ -70,7 +70,7 @@ struct Dropping : ch::nn::Module {
   auto forward(const auto& x) const { return fc3(second(ch::tanh(fc2(first(ch::tanh(fc1(x))))))); }
 };
 
-/// Batch norm over 3 channels of 4 numbers: a share of one sample has statistics, too.
+/// Batch norm over 3 channels of 4 numbers, so that a share of one sample also has statistics.
 template <class D, class Norm>
 struct NormedBy : ch::nn::Module {
   ch::nn::Linear<D, double> fc1{5, 12}, fc2{12, 3};
@@ -86,7 +86,7 @@ using Normed = NormedBy<D, ch::nn::BatchNorm<D, double>>;
 template <class D>
 using Synced = NormedBy<D, ch::nn::SyncBatchNorm<D, double>>;
 
-/// A model that is the same wherever and whenever it is made.
+/// A model whose parameters depend only on the key.
 template <class Model>
 Model make(std::uint32_t key = 1) {
   Model model;
@@ -108,7 +108,7 @@ inline std::vector<double> values(ch::nn::Module& model) {
   }
   return out;
 }
-/// All gradients, with 0 where there is none.
+/// All gradients, or 0 for a parameter without one.
 inline std::vector<double> gradients(ch::nn::Module& model) {
   std::vector<double> out;
   for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {
@@ -118,12 +118,12 @@ inline std::vector<double> gradients(ch::nn::Module& model) {
   return out;
 }
 
-/// How far numbers may lie apart by `distance` that were added up in different orders, on one device and on several: a
-/// few thousand roundings of doubles.
+/// The largest `distance` between sums that one device and several add up in different orders: a few thousand rounding
+/// errors of a double.
 inline constexpr double rounding = 1e-12;
 
-/// The largest difference, by the largest of b's numbers where that is more than 1; infinite where the sizes differ or
-/// one is not a number.
+/// The largest difference, divided by the largest of |b| if that exceeds 1; infinite if the sizes differ or a number is
+/// NaN.
 inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size()) return INFINITY;
   double worst = 0, largest = 1;
@@ -142,7 +142,7 @@ inline double length(const std::vector<double>& x) {
   return std::sqrt(sum);
 }
 
-/// Global batches as an epoch has them: full ones, then one that doesn't divide, and fewer samples than devices.
+/// Global batches of an epoch: full ones, then one that doesn't divide, and some smaller than the number of devices.
 inline const std::vector<Index> sizes{12, 12, 7, 12, 3, 12, 2, 1, 12};
 
 /// The losses of a run: `step(number, size)` for each of `sizes`.
@@ -153,7 +153,7 @@ std::vector<double> each_step(const Step& step) {
   return losses;
 }
 
-/// One step on batch `number`, whole; for the policies of one process.
+/// One step on the whole of batch `number`, for policies of one process.
 template <class Net>
 double step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, std::uint32_t number, Index size) {
   optimizer.zero_grad();
@@ -174,15 +174,14 @@ Run train(Net& net) {
   return {std::move(losses), values(net.module())};
 }
 
-/// What one device does, which the others must do as well.
+/// The run on one device, which is the reference for the other policies.
 template <class Model>
 Run train_single() {
   ch::SingleDevice<Model> net{make<Model>(), 3};
   return train(net);
 }
 
-/// Whether the gradients that `loss`'s backward leaves are its slopes; of each parameter every `every`-th number
-/// counts.
+/// Compares the gradients of `loss` with difference quotients, for every `every`-th number of each parameter.
 template <class Net, class Loss>
 void check_slopes(Net& net, const Loss& loss, Index every = 1) {
   loss().backward();
@@ -206,7 +205,7 @@ void check_slopes(Net& net, const Loss& loss, Index every = 1) {
   }
 }
 
-/// What tests of policies call these things by.
+/// Names that tests of policies use.
 namespace names {
 using namespace chorus;
 using ::message_of;

@@ -1,5 +1,5 @@
 #pragma once
-/// What random tests of policies share: the model, what is drawn of it, how near is near.
+/// Shared by random tests of policies: the model, its random structure, and tolerances.
 
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolution.hpp>
@@ -17,9 +17,9 @@ using namespace test::names;
 using Draw = DrawFrom<7>;
 using test::for_seeds, test::show_features;
 
-/// What is wrong with numbers that should be `expected`, or "". Wide layers add up more numbers, and some programs make
-/// much of a rounding, if it falls the right way: `nudged(way)` is what comes of numbers that differ in their last
-/// digit from the start, in one way or another.
+/// The difference from `expected`, or "". Wide layers add up more numbers, so the tolerance grows with `width`. Some
+/// programs amplify rounding errors: `nudged(way)` is the result of a run whose initial parameters differ in the last
+/// digit, in a direction that depends on `way`.
 template <class Nudged>
 std::string difference(const std::vector<double>& got, const std::vector<double>& expected, Index width,
                        const Nudged& nudged) {
@@ -44,14 +44,14 @@ void nudge(Net& net, int way) {
 }
 
 inline const optim::SgdOptions sgd{.lr = 0.2, .momentum = 0.9, .weight_decay = 0.01};
-inline const optim::AdamOptions adam{.lr = 0.05, .eps = 0.1, .amsgrad = true};  // the eps keeps rounding rounding
+inline const optim::AdamOptions adam{.lr = 0.05, .eps = 0.1, .amsgrad = true};  // eps keeps rounding errors small
 
-/// Small, so that the scale changes often; powers of two, so that it changes no digit.
+/// Small, so that the scale changes often; powers of two, so that scaling is exact.
 inline const optim::GradScalerOptions scaling{.init_scale = 16, .growth_interval = 2};
 
 inline constexpr unsigned all_blocks = 0xff, backwards = 0x100;
 
-/// Blocks that a pass may go through or not, by the bits of `uses`, in one order or the other; and a second head.
+/// A pass uses the blocks whose bits are set in `uses`, in ascending or descending order; and there is a second head.
 template <class D>
 struct Drawn : ch::nn::Module {
   std::optional<ch::nn::Conv2d<D, double>> conv;
@@ -77,7 +77,7 @@ struct Drawn : ch::nn::Module {
   }
 };
 
-/// Its shape: layers of `width` numbers; block i is the same as block blocks[i] <= i.
+/// Its structure: layers of `width` numbers; block i is the same as block blocks[i] <= i.
 struct Structure {
   Index width = 1;
   std::vector<std::size_t> blocks;
@@ -85,12 +85,12 @@ struct Structure {
   double dropped = 0;
   std::map<std::string, int> features;
 
-  /// Whether it is `there`, which is counted.
+  /// Counts a feature if it is `there`; returns `there`.
   bool feature(const std::string& name, bool there) {
     if (there) ++features[name];
     return there;
   }
-  /// Up to five blocks; `shared` percent of them are an earlier one again.
+  /// Up to five blocks; `shared` percent of them repeat an earlier one.
   void draw_blocks(Draw& d, std::uint32_t shared) {
     const auto count = d.below(6);
     for (std::uint32_t i = 0; i < count; ++i)
@@ -116,7 +116,7 @@ struct Structure {
   }
 };
 
-/// Freezes the parameters whose bits are set; the heads stay.
+/// Freezes the parameters whose bits are set, except for the heads.
 inline void freeze(ch::nn::Module& model, std::uint64_t frozen) {
   std::size_t i = 0;
   for (const auto& named : ch::nn::named_parameters<ch::Cpu>(model)) {

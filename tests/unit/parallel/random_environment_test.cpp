@@ -1,5 +1,5 @@
-/// Variables of launchers with whatever somebody may have put into them: a world that makes sense, or an error that
-/// names a variable. CHORUS_RANDOM_SEEDS=FIRST-LAST tries other seeds.
+/// Launchers' environment variables with arbitrary values: a valid world, or an error that names a variable.
+/// CHORUS_RANDOM_SEEDS=FIRST-LAST runs other seeds.
 #include <catch.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/launch/world_from_environment.hpp>
@@ -75,7 +75,7 @@ std::string value(Draw& draw) {
   return cat(draw.below(draw.chance(60) ? 3 : 9));
 }
 
-/// What is wrong with how these variables are read; "" where nothing is. `used` counts the worlds.
+/// What is wrong with how these variables are read, or "". `used` counts the valid worlds.
 std::string wrong(int& used) {
   try {
     const auto world = world_from_environment();

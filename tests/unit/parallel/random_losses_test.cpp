@@ -1,5 +1,5 @@
 // Random losses of means, sums, class weights, ignored tokens, products and functions of them, with uneven and empty
-// shares: each policy's step is one device's, or the loss is refused by name.
+// shares: each policy takes one device's step, or refuses the loss with a message.
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/ops/class_losses.hpp>
@@ -25,11 +25,11 @@ using Labels = Tensor<std::int64_t, 1>;
 using Rows = Tensor<double, 2>;
 using Loss = Variable<double, 0>;
 
-/// What a loss is made of follows from the seed, and is the same on all ranks.
+/// The structure of a loss, which depends only on the seed and is the same on all ranks.
 struct Spec {
   std::uint32_t seed = 0;
-  bool of_whole_batch = false;  ///< what is not linear takes of_global_batch
-  double counted = 1;           ///< labels that count in the whole batch
+  bool of_whole_batch = false;  ///< non-linear terms use of_global_batch
+  double counted = 1;           ///< labels in the whole batch that are not ignored
 };
 
 struct Batch {
@@ -48,7 +48,7 @@ Batch batch_of(std::uint32_t seed, Index size) {
   return batch;
 }
 
-/// `whole(x)` is x as a mean or sum over the global batch; `w` a parameter.
+/// `whole(x)`: x as a mean or sum over the global batch; `w`: a parameter.
 template <class Y, class W, class Whole>
 Loss loss_of(const Spec& spec, const Y& y, const Labels& labels, const Rows& target, const W& w, const Whole& whole) {
   std::mt19937 random(1000 + spec.seed);
@@ -86,7 +86,7 @@ Loss loss_of(const Spec& spec, const Y& y, const Labels& labels, const Rows& tar
       default: return sum(square(some(mean(y, 0)) - 0.5));
     }
   };
-  Loss total = 0.125 * mse_loss(y, target);  // all parameters have a gradient
+  Loss total = 0.125 * mse_loss(y, target);  // so that all parameters have a gradient
   if (number(3) != 0) total = total + term();
   else total = total * 2.0;
   for (unsigned more = number(3); more > 0; --more) {
@@ -116,7 +116,7 @@ struct Model : nn::Module {
   CHORUS_PIPELINE(body, head)
 };
 
-/// The parameters after a step, or what the loss is refused with.
+/// The parameters after a step, or the error that refuses the loss.
 struct Outcome {
   std::vector<double> values;
   std::string refused;
@@ -163,7 +163,7 @@ Spec spec_of(std::uint32_t seed, const Batch& batch) {
   return spec;
 }
 
-/// How many of the losses were as on one device, and the beginnings of what others were refused with.
+/// How many losses matched one device, and the beginnings of the errors that refused the others.
 struct Tally {
   int right = 0, refused = 0;
   std::map<std::string, int> words;
@@ -266,7 +266,7 @@ TEST_CASE("random losses: a Pipeline's, whose micro-batches have uneven shares o
                          const auto outcome = outcome_of(net, spec, batch, true);
                          return outcome.refused.empty() ? test::text_of(outcome.values) : "refused: " + outcome.refused;
                        }).texts();
-    // The last stage refuses a loss; the first is told so.
+    // The last stage refuses a loss; the first one gets an error that names it.
     const bool refused = texts[1].starts_with("refused");
     INFO(texts[0].substr(0, 300));
     CHECK(refused == (texts[0].find("rank 1, threw: Pipeline: ") != texts[0].npos));

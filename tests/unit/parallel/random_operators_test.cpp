@@ -1,5 +1,5 @@
-// Noise within the forward pass: a variational autoencoder trains on one device as on several, and initialisers, whose
-// numbers know no sample, are refused.
+// Random numbers within the forward pass: a variational autoencoder trains on several devices as on one; initialisers,
+// whose random numbers belong to no sample, are refused.
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/nn/init.hpp>
@@ -14,8 +14,8 @@ namespace random_operators_test {
 
 using namespace test::names;
 
-/// x: [batch, 5] -> [batch, 5 + 2 * 2]: what is made of a sample of the latent numbers, their means and the logarithms
-/// of their variances. The inputs are noisy, some are left out, and the weights of a layer are noisy, too.
+/// x: [batch, 5] -> [batch, 5 + 2 * 2]: the decoded sample of the latent variables, their means and their log
+/// variances. It adds noise to the inputs and to the weights of a layer, and applies dropout to the inputs.
 template <class D>
 struct Vae : nn::Module {
   nn::Linear<D, double> encode{5, 6}, mean{6, 2}, log_var{6, 2}, decode{2, 6}, out{6, 5};
@@ -36,7 +36,7 @@ struct Vae : nn::Module {
 };
 using Model = Vae<Cpu>;
 
-/// The sum over pixels plus the divergence from N(0, 1), a mean over samples.
+/// The sum over pixels plus the divergence from N(0, 1), averaged over samples.
 template <class Y>
 auto loss_of(const Y& y, const Tensor<double, 2>& x) {
   const auto made = slice(y, 1, 0, 5), centre = slice(y, 1, 5, 7), spread = slice(y, 1, 7, 9);
@@ -45,7 +45,7 @@ auto loss_of(const Y& y, const Tensor<double, 2>& x) {
   return (sum(square(made - x)) + sum(divergence)) * (1 / rows);
 }
 
-/// Losses and parameters of some steps, in between looks in evaluation that draw as well.
+/// The losses and parameters of some steps, with evaluations in between that also draw random numbers.
 template <class Net>
 std::vector<double> train(Net& net, const auto& cut) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.05}};
@@ -104,7 +104,7 @@ TEST_CASE("a variational autoencoder: on ranks as on one device") {
   check_ranks<ParameterServer<Model>>(2);
 }
 
-/// What it draws is its output.
+/// Returns its random numbers.
 template <class D>
 struct Noise : nn::Module {
   nn::Linear<D, double> fc{2, 1};
@@ -136,7 +136,7 @@ TEST_CASE("noise: shapes that could be the samples' or not are named on all rank
   SingleDevice<NoiseModel> net{model, 3};
   net(numbers(7, 2, 1));
   DataParallel<NoiseModel> several{model, {.device_ids = {0, 1}}, 3};
-  // Shares of 4 and 3: row 0 to 3 of the one, something that the other has in common with it, or not.
+  // Shares of 4 and 3 samples: a shape of 4 could be rows of the first share, or a size that both have in common.
   CHECK_THAT(message_of<UsageError>([&] { several(numbers(7, 2, 1)); }),
              Contains("randn: the shape [4] has a size of 4, which another device has of samples; this one has 3"));
   CHECK_THAT(message_of<UsageError>([&] { several(numbers(4, 2, 1)); }), Contains("could be several rows"));
@@ -153,7 +153,7 @@ TEST_CASE("noise: shapes that could be the samples' or not are named on all rank
   CHECK_THAT(texts[1], Contains("which another device has of samples; this one has 3"));
 }
 
-/// Noise in a part of the model that backward may have to compute again.
+/// Noise in a part of the model that backward may recompute.
 template <class D>
 struct Recomputed : nn::Module {
   nn::Linear<D, double> fc1{5, 6}, fc2{6, 3};
@@ -216,13 +216,13 @@ TEST_CASE("initialisers in a forward pass are refused, and say what to use") {
   for (int way = 0; way < 3; ++way) {
     Made model;
     model.way = way;
-    model(numbers(2, 2, 1));  // by itself
+    model(numbers(2, 2, 1));  // without a policy
     SingleDevice<Made> net{model, 3};
     DataParallel<Made> several{model, {.device_ids = {0, 1}}, 3};
     for (const auto& text : {message_of<UsageError>([&] { net(numbers(2, 2, 1)); }),
                              message_of<UsageError>([&] { several(numbers(2, 2, 1)); })})
       CHECK_THAT(text, Contains(expected[way]) && Contains(instead[way]));
-    Made again;  // outside of it
+    Made again;  // outside a forward pass
   }
 }
 

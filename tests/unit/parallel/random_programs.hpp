@@ -1,35 +1,34 @@
 #pragma once
-/// Training programs that a seed draws: a model, options of DistributedDataParallel, and what each rank does in each
-/// step. All of them are legal: a single device would train to the same numbers. What is left out, since a single
-/// device has no such thing: two forward passes on shares of different sizes before one backward, which goes by the
-/// last one's.
+/// Training programs that a seed draws: a model, options of DistributedDataParallel, and each rank's passes in each
+/// step. All of them are legal: one device would train to the same numbers. They never have two forward passes on
+/// shares of different sizes before one backward: it uses the last one's weights, which one device can't reproduce.
 
 #include "random_draws.hpp"
 #include "ranks.hpp"
 
 namespace test::random {
 
-/// A forward and a backward pass, or two, of all ranks.
+/// A forward and a backward pass of all ranks, or two of each.
 struct Pass {
   std::uint32_t key;
   std::vector<Index> rows;                             // by rank
   std::vector<unsigned> uses;                          // by rank
   bool quiet_forward = false, quiet_backward = false;  // under no_sync
-  bool again = false;                                  // backward goes twice through the graph,
+  bool again = false;                                  // backward goes through the graph twice,
   bool again_quiet = false;                            // the first time under no_sync
   bool pair = false;                                   // of two forward passes on as many rows
-  unsigned peeks = 0;                                  // ranks that look at other rows between forward and backward
+  unsigned peeks = 0;                                  // ranks that evaluate other rows before backward
 };
 struct Step {
   std::vector<Pass> passes;
   std::uint64_t frozen = 0;  // bits of parameters
-  int poisoned = -1;         // the rank whose last gradients are not finite, under a policy or a scaler that skips them
-  bool keeps = false;        // gradients of the step before
+  int poisoned = -1;         // the rank whose last gradients are not finite; the policy or a scaler skips the step
+  bool keeps = false;        // the gradients of the previous step
 };
 
 enum class Stepping { plain, fused, sharded, scattered };
 
-/// What one rank does otherwise than all others, in one step.
+/// What one rank does differently in one step.
 enum class Fault {
   none,
   leaves_out,
@@ -46,19 +45,19 @@ enum class Fault {
 struct Program : Structure {
   std::uint64_t seed = 0;
   int ranks = 1;
-  std::string machines;  // empty: one, and shared memory; "t": TCP; else the machine of each rank
+  std::string machines;  // empty: one, with shared memory; "t": TCP; otherwise the machine of each rank
   bool adam = false, frozen_first = false;
-  bool scaled = false, asks = false;  // by a GradScaler, that asks all ranks
+  bool scaled = false, asks = false;  // by a GradScaler; its decision is all ranks'
   double clip = 0;
   ch::DistributedDataParallelOptions options;
   Stepping stepping = Stepping::plain;
   std::vector<Step> steps;
-  std::vector<std::vector<int>> epochs;  // under join: steps that each rank takes; empty: no join
-  int saved_before = -1;                 // the step before which a checkpoint is written
+  std::vector<std::vector<int>> epochs;  // under join: the steps of each rank; empty: no join
+  int saved_before = -1;                 // the step before which the program saves a checkpoint
   bool loads_into_new = false;
   std::string file;     // the checkpoint
   bool hooked = false;  // a hook on a parameter doubles its gradient
-  bool skewed = false;  // ranks wait now and then
+  bool skewed = false;  // ranks sleep now and then
   bool uniform = true;  // all ranks use the same blocks
   Fault fault = Fault::none;
   int faulty_rank = 0, faulty_step = 0;
@@ -123,7 +122,7 @@ inline Program draw(std::uint64_t seed) {
   ++p.features[ch::cat("stepping ", static_cast<int>(p.stepping))];
   const bool joins = p.feature("join", d.chance(25));
   auto& o = p.options;
-  // 0: all ranks use all; 1: each the same in all passes; 2: others in each pass, the same on all ranks; 3: any.
+  // 0: all ranks use all; 1: each the same in all passes; 2: different by pass, the same on all ranks; 3: any.
   const auto use = d.below(4);
   ++p.features[ch::cat("use ", use)];
   p.uniform = !joins && (use == 0 || use == 2);
@@ -147,7 +146,7 @@ inline Program draw(std::uint64_t seed) {
   p.frozen_first = freezes && d.chance(50);
   const bool poison = p.feature("non-finite skipped", !fused && !p.ignores() && d.chance(15));
   if (poison) o.non_finite = ch::NonFinite::skip_step;
-  Draw more(seed + 7'000'000);  // programs stay what they are without it
+  Draw more(seed + 7'000'000);  // a separate stream: programs stay the same without it
   p.scaled = p.feature("scaled", !fused && !poison && more.chance(30));
   p.asks = p.scaled && p.feature("scaler asks", p.ignores() || more.chance(40));
 
@@ -158,7 +157,7 @@ inline Program draw(std::uint64_t seed) {
   const auto count = 2 + d.below(5);
   for (std::uint32_t s = 0; s < count; ++s) {
     Step step;
-    // A static graph has what was used in its first pass.
+    // A static graph uses the parameters of its first pass.
     if (freezes && d.chance(60) && !(o.static_graph && s == 0)) step.frozen = d.bits() & d.bits();
     const auto passes = d.chance(50) ? 1 : 1 + d.below(3);
     for (std::uint32_t i = 0; i < passes; ++i) {
@@ -195,7 +194,7 @@ inline Program draw(std::uint64_t seed) {
                            s > 0 && !sharded && !(joins && p.ignores()) && d.chance(10) && !(p.scaled && p.ignores()));
     p.steps.push_back(step);
   }
-  // It sees what passes before have left, too.
+  // The hook also sees gradients of earlier passes.
   const bool simple = p.uniform && std::all_of(p.steps.begin(), p.steps.end(), [](const Step& step) {
                         return step.passes.size() == 1 && !step.passes[0].again && !step.keeps;
                       });
@@ -203,13 +202,13 @@ inline Program draw(std::uint64_t seed) {
   if (joins) {
     const auto first = static_cast<int>((o.static_graph ? 1 : 0) + d.below(count)),
                second = static_cast<int>(count) - first;
-    // Gradients that are left behind a join are each rank's own.
+    // After a join, gradients that are not zeroed differ by rank.
     if (second > 0) p.steps[static_cast<std::size_t>(first)].keeps = false;
     for (const int length : {first, second}) {
       std::vector<int> own;
       for (std::size_t r = 0; r < ranks; ++r)
         own.push_back(d.chance(40) ? length : static_cast<int>(d.below(static_cast<std::uint32_t>(length) + 1)));
-      if (o.static_graph && p.epochs.empty()) own.assign(ranks, length);  // each rank shows what it uses
+      if (o.static_graph && p.epochs.empty()) own.assign(ranks, length);  // each rank shows its uses
       own[d.below(p.ranks < 1 ? 1u : static_cast<std::uint32_t>(p.ranks))] = length;
       p.epochs.push_back(own);
     }

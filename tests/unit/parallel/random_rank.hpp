@@ -1,5 +1,5 @@
 #pragma once
-/// Runs drawn programs as a rank of several.
+/// Runs drawn programs as one of several ranks.
 
 #include <unistd.h>
 
@@ -97,7 +97,7 @@ class Rank {
   }
 
  private:
-  /// The layer that is each rank's own, alone.
+  /// The layer whose parameters differ by rank, as a separate net for comparison.
   struct Own : nn::Module {
     nn::Linear<Cpu, double> side{16, 2};
     CHORUS_MODULE(Own, side)
@@ -151,7 +151,7 @@ class Rank {
     const bool stepped = this->step(fault != Fault::misses_clip);
     if (program_.ignores()) take_own(step, stepped);
   }
-  /// Whether it was one, and no overflow.
+  /// Whether the optimizer stepped; a scaler skips the step after an overflow.
   bool step(bool clips = true) {
     clips = clips && program_.clip > 0;
     if (!program_.scaled) {

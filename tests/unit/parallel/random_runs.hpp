@@ -1,5 +1,5 @@
 #pragma once
-/// Runs drawn programs on one device, and what ranks of several do as it does.
+/// Runs drawn programs on one device, and the parts that ranks have in common with it.
 
 #include "random_programs.hpp"
 
@@ -9,7 +9,7 @@ namespace test::random {
 struct Part {
   Index begin = 0, rows = 0;
   unsigned uses;
-  double side = 1;  // what the second head's loss counts; infinite: its gradients, and no others, overflow
+  double side = 1;  // the weight of the second head's loss; if infinite, only its gradients overflow
 };
 inline Part part_of(const Pass& pass, std::size_t rank) {
   Part part{.uses = pass.uses[rank]};
@@ -25,7 +25,7 @@ auto loss_of(Net& net, std::uint32_t key, const Part& part) {
   const auto [scores, side] = net(x, part.uses);
   return cross_entropy(scores, y) + mean(square(side)) * part.side;
 }
-/// Of both forward passes, where there are two.
+/// The loss of both forward passes if there are two.
 template <class Net>
 auto loss_of(Net& net, const Pass& pass, const Part& part) {
   const auto loss = loss_of(net, pass.key, part);
@@ -37,7 +37,7 @@ void peek(Net& net, const Pass& pass) {
   loss_of(net, pass.key + 9, {.begin = 0, .rows = 3, .uses = all_blocks});
 }
 
-/// All numbers of the model that all ranks share.
+/// All parameters and buffers that the ranks have in common.
 inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& program) {
   std::vector<double> out;
   const auto add = [&](const auto& name, const auto& data, Index count) {
@@ -50,7 +50,7 @@ inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& progr
     if (named.buffer->dtype() == DType::f64) add(named.name, named.buffer->data(), named.buffer->count());
   return out;
 }
-/// And what a scaler keeps.
+/// The same, and a scaler's state.
 inline std::vector<double> shared_values(Drawn<Cpu>& model, const Program& program,
                                          const optim::GradScaler<Cpu>& scaler) {
   auto out = shared_values(model, program);
@@ -73,14 +73,14 @@ inline void backward_alone(SingleDevice<Drawn<Cpu>>& net, const Program& program
     if (!here[r] && !program.options.static_graph) continue;
     auto part = part_of(pass, r);
     const double weight = all == 0 || !here[r] ? 0 : static_cast<double>(part.rows) / static_cast<double>(all);
-    if (weight == 0) part.rows = 1;  // gradients of zero, but there
+    if (weight == 0) part.rows = 1;  // for gradients that are 0 but present
     part.side = weight == 0 ? 1 : side;
     run(part, weight);
     if (program.uniform) break;
   }
 }
 
-/// What training ends with; `way`: see `nudge`.
+/// The final numbers of a training run; `way`: see `nudge`.
 template <class Opt>
 std::vector<double> alone(const Program& program, const typename Opt::options_type& options, int way) {
   SingleDevice<Drawn<Cpu>> net{program.model(), 3};

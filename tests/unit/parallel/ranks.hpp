@@ -1,5 +1,5 @@
 #pragma once
-/// Training steps of DistributedDataParallel for the tests, and real processes to run them in.
+/// Training steps of DistributedDataParallel, and real processes that run them.
 
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <cstdlib>
@@ -11,7 +11,7 @@
 
 namespace test {
 
-/// A rank's net, with its communicator.
+/// A rank's net and its communicator.
 template <class Model, class Hook = ch::AllReduce>
 struct Distributed {
   ch::comm::AnyCommunicator communicator;
@@ -22,7 +22,7 @@ struct Distributed {
       : communicator(ch::comm::connect(world)), net(std::move(model), communicator, options, 3, std::move(hook)) {}
 };
 
-/// This process as the rank of a job that a launcher has started.
+/// Sets the environment as a launcher does for this rank.
 inline void become(const ch::comm::World& world) {
   setenv("RANK", std::to_string(world.rank).c_str(), 1);
   setenv("LOCAL_RANK", std::to_string(world.rank).c_str(), 1);
@@ -41,7 +41,7 @@ ch::Tensor<T, Rank> share(const ch::Tensor<T, Rank>& whole, const ch::comm::Worl
                      ch::share_begin(whole.size(0), ranks, rank + 1));
 }
 
-/// One step on this rank's share of batch `number`; the loss of the whole batch.
+/// One step on this rank's share of batch `number`; returns the loss of the whole batch.
 template <class Net>
 double step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, std::uint32_t number, Index size,
             const ch::comm::World& world, double clip = 0) {
@@ -54,7 +54,7 @@ double step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, std::uint32_t nu
   return net.mean(loss.item(), mine.numel());
 }
 
-/// Numbers as text, with all their digits.
+/// Numbers as text, with all digits.
 inline std::string text_of(const std::vector<double>& numbers) {
   std::string text;
   for (const double number : numbers) text += ch::cat(number, " ");
@@ -70,7 +70,7 @@ inline std::vector<double> numbers_in(const std::string& text) {
   }
 }
 
-/// Trains as `test::train` does: first the losses, then the parameters, as text; then a hash after each step.
+/// Trains like `test::train`; returns as text the losses, then the parameters, then a hash for each step.
 template <class Model>
 std::string train(const ch::comm::World& world, const ch::DistributedDataParallelOptions& options = {}) {
   Distributed<Model> rank(world, options);
@@ -85,7 +85,7 @@ std::string train(const ch::comm::World& world, const ch::DistributedDataParalle
   return text_of(losses) + text_of(values(net.module())) + "|" + hashes;
 }
 
-/// For a buffer hook: all ranks take the mean of the buffers that are F64.
+/// For a buffer hook: averages the F64 buffers over all ranks.
 template <class Buffers, class Communicator>
 void average_buffers(const Buffers& buffers, Communicator& communicator) {
   for (const auto& named : buffers)
@@ -95,7 +95,7 @@ void average_buffers(const Buffers& buffers, Communicator& communicator) {
           ch::comm::ReduceOp::sum, {.scale = 1.0 / communicator.size()});
 }
 
-/// What all ranks return, who must return the same; "" where they don't.
+/// The common result of all ranks; "" if they differ.
 inline std::string common_text(int size, Ranks::Function function, std::chrono::milliseconds timeout = 10s) {
   const auto texts = Ranks(size, std::move(function), timeout).texts();
   for (const auto& text : texts)

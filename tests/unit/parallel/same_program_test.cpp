@@ -1,4 +1,4 @@
-// What one rank alone does, and all ranks' programs are to do alike, is refused by name on every rank, under each
+// What one rank alone does, although all ranks' programs must do the same, raises an error on every rank, under each
 // policy of several ranks.
 #include <catch.hpp>
 #include <chorus/data/datasets.hpp>
@@ -28,12 +28,12 @@ namespace {
 
 using Chain = MeshModel<8>;
 
-/// A program of four batches and their steps, of which rank 1 does something else.
+/// A program of four batches and steps, in which rank 1 deviates.
 struct Other {
   std::string does;
-  std::string said;  // on all ranks; empty: nothing
+  std::string said;  // the error on all ranks; empty: none
   double lr = 0.1, momentum = 0.9;
-  int skips_before = -1, skips_behind = -1;  // the forward pass of that batch
+  int skips_before = -1, skips_behind = -1;  // skips the forward or backward pass of that batch
   int leaves_step_out = -1, leaves_zero_grad_out = -1;
   bool all = false;  // all ranks do it
   std::function<void(Chain&, int step)> writes = {};
@@ -125,7 +125,7 @@ void check_each(int ranks, const Make& make_net, const std::vector<Other>& some)
   }
 }
 
-// Writes by rank 1 alone.
+// Only rank 1 writes.
 Other assigns(std::string said, bool all = false) {
   return {.does = all ? "assigned on all" : "assigned",
           .said = std::move(said),
@@ -134,14 +134,14 @@ Other assigns(std::string said, bool all = false) {
             model.head.fc.weight.assign(ch::Tensor<double, 2>::full(model.head.fc.weight.shape(), 0.25));
           }};
 }
-// Where ranks compare as a forward pass begins, a backward pass alone is missed by the step behind it, if by nothing
-// before.
+// These policies compare ranks when a forward pass begins. A missing backward pass alone is detected by the next step
+// at the latest.
 std::vector<Other> without_backward_alone() {
   auto all = others();
   std::erase_if(all, [](const Other& other) { return other.skips_behind >= 0; });
   return all;
 }
-// Stages have other parameters, which may have made other numbers of steps.
+// Stages have different parameters, which may have different numbers of steps.
 std::vector<Other> of_stages() {
   auto all = without_backward_alone();
   std::erase_if(all, [](const Other& other) {
@@ -149,7 +149,7 @@ std::vector<Other> of_stages() {
   });
   return all;
 }
-// Averages in parts are put aside and forgotten by the policy, too.
+// With sharded gradients the policy itself stores and clears them, so a missing zero_grad is not tested.
 std::vector<Other> of_shards(std::vector<Other> all) {
   std::erase_if(all, [](const Other& other) { return other.leaves_zero_grad_out >= 0; });
   return all;
@@ -222,8 +222,8 @@ TEST_CASE("same program: on a mesh, along each axis") {
 
 TEST_CASE("same program: LocalSgd compares rates and steps where ranks take the mean") {
   std::vector<Other> some;
-  for (const Other& other : of_shards(others()))  // of several steps, one with zero_grad is enough
-    // A scaler may leave out a step of one rank alone: they have made other numbers of steps then.
+  for (const Other& other : of_shards(others()))  // one zero_grad in several steps is enough
+    // A scaler may skip a step on one rank only, so that the numbers of steps differ.
     if (other.does != "left-out batch" && other.does != "left-out backward pass" && other.does != "loaded state")
       some.push_back(other);
   check_each(

@@ -21,7 +21,7 @@ std::string scores_message(Action action) {
   return "nothing was thrown";
 }
 
-/// Of two ranks that have counted the same.
+/// Two ranks with the same counts.
 struct Twice {
   void sum(std::span<double> values) const {
     for (double& value : values) value *= 2;
@@ -34,7 +34,7 @@ TEST_CASE("a confusion matrix and its scores") {
   matrix.add(Labels::from({0, 1, 0}, {3}), Labels::from({0, 1, 1}, {3}));
   const Twice net;
   matrix.sum(net);
-  // Labels 0 0 1 1 2, guesses 0 0 1 0 1; numbers of scikit-learn.
+  // Labels 0 0 1 1 2, predictions 0 0 1 0 1; expected values from scikit-learn.
   CHECK(matrix.samples() == 10);
   CHECK(matrix.count(2, 1) == 2);
   CHECK(matrix.accuracy() == Approx(0.6));

@@ -1,4 +1,4 @@
-// DataParallel's copies in virtual time: those that a real one makes, and how long they take.
+// DataParallel's copies in virtual time: the same copies as a real one makes, and their times.
 #include <algorithm>
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
@@ -21,7 +21,7 @@ using Catch::Matchers::Contains;
 using test::Index;
 using trace::Traffic;
 
-/// Large parameters begin where it suits them, so that something fills up before them; and there are buffers.
+/// Large parameters are aligned, so that a small one fills the gap before them; and there are buffers.
 template <class D>
 struct Layers : nn::Module {
   nn::Linear<D, float> fc1{50, 307}, fc2{12, 203};
@@ -41,7 +41,7 @@ struct Losing : nn::Module {
   auto forward(const auto& x) const { return mean(fc(x)); }
 };
 
-/// What moves for it: of rows of 50 numbers.
+/// The sizes of its transfers, for rows of 50 numbers.
 template <class Model>
 DataParallelSizes sizes_of(Model model, Index samples, std::size_t output) {
   ModelSizes sizes;
@@ -60,7 +60,7 @@ std::vector<int> ids(int devices) {
   return out;
 }
 
-/// The second step of a real one, and what each link has carried by the counters.
+/// The copies in the second step of a real one, and the bytes of each link by the counters.
 template <class Model>
 DataParallelCopies real_copies(int devices, Index samples, bool wants_input_gradient = false) {
   DataParallel<Model> net{Model(), {.device_ids = ids(devices)}, 3};
@@ -82,7 +82,7 @@ DataParallelCopies real_copies(int devices, Index samples, bool wants_input_grad
   return listener.take();
 }
 
-/// By from, to and kind.
+/// By source, destination and kind.
 using Links = std::map<std::tuple<int, int, Traffic>, std::size_t>;
 Links links_of(const DataParallelCopies& copies) {
   Links out;
@@ -100,7 +100,7 @@ TEST_CASE("simulated: DataParallel's copies are those of the real one, link by l
       const auto real = real_copies<Layers<Cpu>>(devices, samples);
       CHECK(links_of(made) == links_of(real));
       CHECK(made == real);  // and in the same order
-      // The counters say the same.
+      // The counters agree.
       std::map<std::pair<int, Traffic>, std::size_t> sums;
       for (const auto& [link, bytes] : links_of(made)) sums[{std::get<0>(link), std::get<2>(link)}] += bytes;
       for (int device = 0; device < devices; ++device)
@@ -148,7 +148,7 @@ TEST_CASE("simulated: a step of DataParallel takes what its closed form says") {
     const double expected = passes + others * (7 * alpha + bytes / bandwidth);
     const auto times = simulate_training(on(n), plain_training(), 3);
     CHECK(std::abs(times.step / expected - 1) < 1e-9);
-    // The others wait while the first device steps, too.
+    // The others also wait while the first device steps.
     CHECK(std::abs(times.exposed - (expected - forward_time - backward_time - optimizer_time / n)) < 1e-9 * expected);
   }
 }
@@ -166,7 +166,7 @@ TEST_CASE("simulated: NCCL takes DataParallel's parameters and gradients along a
                             (n == 1 ? 0 : 2 * 8e-6 + 2 * others * alpha + chained / bandwidth);
     const auto times = simulate_training(options, of, 3);
     CHECK(std::abs(times.step / expected - 1) < 1e-9);
-    // The bytes are those of the copies: what devices have for each other.
+    // The bytes of each link are those without NCCL.
     auto copies = data_parallel_copies(of.copied, n), plain = data_parallel_copies(plain_training().copied, n);
     CHECK(links_of(copies) == links_of(plain));
     CHECK(copies.by_nccl == (n > 1));
@@ -175,21 +175,21 @@ TEST_CASE("simulated: NCCL takes DataParallel's parameters and gradients along a
       counted += copy.kind == Traffic::parameters || copy.kind == Traffic::buffers ? copy.bytes : 0;
     CHECK(counted == 3 * (parameters + 264) * static_cast<std::size_t>(n - 1));
   }
-  // Not so where a device has nothing to do.
+  // Unless a device has no samples.
   of.copied.samples = 2;
   CHECK(!data_parallel_copies(of.copied, 3).by_nccl);
 }
 
 TEST_CASE("simulated: a device of DataParallel begins when it has its parameters, the first one last") {
-  // The last device computes for twice as long, in both passes. The first one waits for it, once it has what device 1
-  // has made by then.
+  // The last device computes for twice as long in both passes. The first one waits for it, after it has received device
+  // 1's results.
   auto options = on(3);
   const double usual = simulate_training(options, plain_training(), 1).step;
   const double outputs = alpha + 32.0 * output / bandwidth, reduced = alpha + gradients / bandwidth;
   options.computing.stragglers = {{2, 2}};
   CHECK(simulate_training(options, plain_training(), 1).step ==
         Approx(usual + forward_time - outputs + backward_time - reduced).epsilon(1e-9));
-  // Device 1 begins while the first one still sends to device 2: it may take that much longer.
+  // Device 1's forward begins while the first device still sends to device 2, which hides the delay of its forward.
   const double to_another = alpha + parameters / bandwidth;
   auto of = plain_training();
   of.copied.buffers = {};
@@ -237,7 +237,7 @@ TEST_CASE("simulated: a trace of DataParallel") {
   int arrows = 0;
   for (const auto& arrow : trace.arrows) arrows += arrow.category == "copy" && arrow.leaves;
   CHECK(arrows == 2 * 2 * 7);
-  // What memory holds: the first device alone has an optimizer.
+  // Memory: only the first device has an optimizer.
   const auto block = size_class<64>(parameters).bytes;
   CHECK(facts.peak[0]["parameters"] == block);
   CHECK(facts.peak[0]["optimizer"] == 2 * block);
@@ -302,7 +302,7 @@ TEST_CASE("simulated: DataParallel that makes no sense") {
   CHECK(of_copies({.gather = {{1, 1, Traffic::outputs, 4}}}) ==
         "simulate_data_parallel: a copy from device 1 to 1, of 2");
   CHECK(message_of<UsageError>([] { data_parallel_copies({}, 0); }) == "data_parallel_copies: 1 samples for 0 devices");
-  // What is heard has to be one pass.
+  // The recorded copies must be those of one pass.
   DeviceCopyListener listener(ids(2));
   CHECK_THAT(message_of<UsageError>([] { DeviceCopyListener(ids(2)); }), Contains("somebody listens already"));
   DataParallel<Losing<Cpu>> net{Losing<Cpu>(), {.device_ids = ids(2)}, 3};

@@ -1,5 +1,5 @@
-// Steps of policies whose ranks have parts of the model, without numbers: FullyShardedDataParallel's take what the
-// policy itself takes, TensorParallel's and Pipeline's what their formulas say.
+// Steps of policies whose ranks have parts of the model, in virtual time: FullyShardedDataParallel takes as long as the
+// policy itself, TensorParallel and Pipeline as long as their formulas say.
 #include <catch.hpp>
 #include <chorus/nn/containers.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
@@ -53,7 +53,7 @@ struct KeptUnits : ByBytes<1> {
   static constexpr bool reshard_after_forward = false;
 };
 
-/// How long the policy's own code takes for a step.
+/// The duration of a step of the policy's own code.
 template <class Units>
 double step_of(int ranks, const Links& links) {
   std::vector<double> ends(static_cast<std::size_t>(ranks));
@@ -102,7 +102,7 @@ TEST_CASE("simulated: a step of FullyShardedDataParallel without numbers takes w
     }
 }
 
-/// Bytes of that kind that a rank sends in all.
+/// Bytes of that kind that a rank sends.
 std::size_t sent(const RankTimes& rank, trace::Traffic kind) {
   std::size_t sum = 0;
   for (const auto& call : rank.calls)
@@ -111,7 +111,7 @@ std::size_t sent(const RankTimes& rank, trace::Traffic kind) {
   return sum;
 }
 
-// What ranks do alike is simulated once: by one of them, or by an island.
+// Ranks that behave alike are simulated once: as one rank, or as one island.
 TEST_CASE("simulated: a few ranks run for all that are alike, and take what all of them take") {
   const auto model = model_named("bert_base");
   for (const auto* const links : {"25gbit", "nvlink4+25gbit", "nvlink4+25gbit:shared"})
@@ -133,7 +133,7 @@ TEST_CASE("simulated: a few ranks run for all that are alike, and take what all 
         CHECK(folded.step == near(whole.step));
         CHECK(folded.exposed == near(whole.exposed));
         REQUIRE(folded.times.ranks.size() == static_cast<std::size_t>(ranks));
-        // A rank that did not run: its calls, and to whom they sent.
+        // For a rank that did not run: its calls, and the ranks they sent to.
         const auto &own = folded.times.ranks.back().calls, &real = whole.times.ranks.back().calls;
         REQUIRE(own.size() == real.size());
         for (std::size_t call = 0; call < own.size(); ++call)
@@ -179,7 +179,7 @@ TEST_CASE("simulated: units are cut between layers, and take their parts of the 
   CHECK(bytes == 4 * model.count());
   CHECK(forward == Approx(0.3));
   CHECK(backward == Approx(0.6));
-  CHECK(units.front().bytes == 30522 * 768 * 4);  // larger than a unit: one of its own
+  CHECK(units.front().bytes == 30522 * 768 * 4);  // larger than a unit: it is a unit by itself
   CHECK(unit_times(model, 1e6, 1, 1).size() == 1);
 }
 
@@ -216,7 +216,7 @@ TEST_CASE("simulated: a pipeline's idle share is its schedule's, and its message
   SimulationOptions slow{.ranks = 2};
   slow.links.between = slow.links.inside = {.alpha = 0.25, .bandwidth = 1000};
   CHECK(simulate_pipeline(slow, {GPipe::of(2, 1), 2, 4, 0, 1000}, 1).step == Approx(2 + 4 + 2 * 1.25));
-  // Three micro-batches of which each computes for less than its activations take: the port is what counts.
+  // Three micro-batches that compute for less time than their activations take to send: the port determines the time.
   CHECK(simulate_pipeline(slow, {GPipe::of(2, 3), 0.006, 0.012, 0, 1000}, 1).step ==
         Approx(2 * (3 * 1 + 0.25) + 0.001 + 0.002 + 0.001 + 0.002));
   CHECK_THAT(message_of<UsageError>([&] {

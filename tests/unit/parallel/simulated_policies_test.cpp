@@ -1,4 +1,4 @@
-// The policies over a simulated group: the numbers of ranks that are threads, and times that can be told beforehand.
+// The policies over a simulated group: the same numbers as ranks that are threads, and known times.
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
@@ -37,7 +37,7 @@ Tensor<T, Rank> share_of(const Tensor<T, Rank>& whole, int rank, int ranks) {
   return whole.slice(0, share_begin(whole.size(0), n, r), share_begin(whole.size(0), n, r + 1));
 }
 
-/// Trains as one rank for some steps; its numbers afterwards.
+/// Trains as one rank for some steps; returns the final numbers.
 template <class Net>
 std::vector<double> trained(comm::AnyCommunicator& c) {
   Net net(make<Noisy<Cpu>>(), c, {}, 3);
@@ -84,10 +84,10 @@ TEST_CASE("simulated: 64 ranks train one model") {
   for (const auto& one : all) CHECK(one == all[0]);
 }
 
-/// Each parameter's gradient takes a rank that long.
+/// A rank computes this long for each parameter's gradient.
 constexpr double forward_time = 2e-3, gradient_time = 1e-3;
 
-/// The times of an iteration of each rank, with buckets of one parameter each.
+/// Each rank's times of an iteration, with buckets of `cap_mb`; 0: one parameter each.
 std::vector<DdpTimes> iteration(int ranks, const comm::simulated::Computing& computing, double cap_mb) {
   std::vector<DdpTimes> all(static_cast<std::size_t>(ranks));
   auto links = links_named("100mbit");
@@ -110,13 +110,13 @@ std::vector<DdpTimes> iteration(int ranks, const comm::simulated::Computing& com
 }
 
 TEST_CASE("simulated: DistributedDataParallel keeps virtual times") {
-  const auto one = iteration(4, {}, 25).front();  // one bucket, when backward has ended
+  const auto one = iteration(4, {}, 25).front();  // one bucket, after the end of backward
   CHECK(std::abs(one.backward_compute_time - 3 * gradient_time) < 1e-3);
   CHECK(one.hidden() < 0.01);
   const auto each = iteration(4, {}, 0).front();
   CHECK(each.hidden() > 0.3);
   CHECK(each.exposed_comm_time > 0);
-  // A straggler that is 2 ms late is 2 ms of exposed communication of the others.
+  // A straggler that is 2 ms late costs the others 2 ms of exposed communication.
   const auto late = iteration(4, {.stragglers = {{2, 1 + 2.0 / 3}}}, 25);
   CHECK(std::abs(late[0].exposed_comm_time - one.exposed_comm_time - 2e-3) < 2e-4);
   CHECK(std::abs(late[2].backward_compute_time - one.backward_compute_time - 2e-3) < 2e-4);

@@ -1,4 +1,4 @@
-// Steps of policies without their numbers: they take what the policies themselves take, and they scale.
+// Steps of policies in virtual time: they take as long as the policies themselves, and they scale.
 #include <algorithm>
 #include <catch.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
@@ -32,7 +32,7 @@ struct Layers : nn::Module {
 constexpr double forward_time = 3e-3, weight_time = 2e-3, optimizer_time = 1e-3;
 constexpr int warm_up = 3, measured = 4;
 
-/// How long the policy's own code takes for a step, whose computing takes the times above.
+/// The duration of a step of the policy's own code, with the computing times above.
 template <class Net>
 double step_of(int ranks, const Links& links, const auto& options, int period) {
   std::vector<double> ends(static_cast<std::size_t>(ranks));
@@ -66,7 +66,7 @@ Training training(TrainingPolicy policy, const BucketOptions& caps, int period =
   for (const std::size_t in_out : {0u, 1u, 2u}) {
     const std::size_t sizes[] = {50, 300, 200, 10};
     model.parameters.push_back(
-        {sizes[in_out + 1], 0});  // backward comes to the weight first, whose hook takes the time
+        {sizes[in_out + 1], 0});  // backward reaches the weight first, and its hook takes the time
     model.parameters.push_back({sizes[in_out] * sizes[in_out + 1], 1});
   }
   return {.policy = policy,
@@ -79,7 +79,7 @@ Training training(TrainingPolicy policy, const BucketOptions& caps, int period =
 }
 double scheduled(const Training& of, int ranks, const Links& links) {
   const SimulationOptions options{.ranks = ranks, .links = links, .all_reduce = comm::Algorithm::ring};
-  // What is left of the first steps cancels.
+  // The difference removes the first steps' extra time.
   const double all = simulate_training(options, of, (warm_up + measured) * of.period).times.seconds(),
                first = simulate_training(options, of, warm_up * of.period).times.seconds();
   return (all - first) / (measured * of.period);
@@ -107,7 +107,7 @@ TEST_CASE("simulated: a policy's step without numbers takes what the policy take
 
 using Kinds = std::array<std::size_t, trace::memory_kinds>;
 
-/// Of all devices of the process but for activations; and the most that its buckets have held.
+/// Live bytes of all devices of the process except activations; and the peak of its buckets.
 class MemoryListener : public trace::Listener {
  public:
   MemoryListener() { trace::listen(this); }
@@ -135,7 +135,7 @@ class MemoryListener : public trace::Listener {
   std::size_t buckets_ = 0;
 };
 
-/// What two ranks of the policy hold together after some steps, and the most of their buckets.
+/// The bytes that two ranks of the policy hold together after some steps, and their buckets' peak.
 template <class Net>
 std::pair<Kinds, std::size_t> held_in(const auto& options, float momentum) {
   MemoryListener listener;
@@ -216,7 +216,7 @@ TEST_CASE("simulated: 1,024 ranks train ResNet-50") {
   const auto times = simulate_training({.ranks = 1024, .links = links}, of, 1);
   CHECK(times.step > 0.12);
   CHECK(times.step == Approx(0.12 + times.exposed).epsilon(1e-3));
-  // All ranks wait for one that computes for a tenth longer; what waits for it then comes without further delay.
+  // All ranks wait for one that computes 10 % longer; the steps after the wait add no delay.
   const auto late =
       simulate_training({.ranks = 1024, .links = links, .computing = {.stragglers = {{777, 1.1}}}}, of, 1);
   CHECK(late.step - times.step > 0.6 * 0.012);
@@ -260,7 +260,7 @@ TEST_CASE("simulated: a trace of what ranks did") {
   CHECK(kinds["late"] > 0);
   CHECK(kinds["late"] % 2 == 0);
   CHECK(waits[2] < waits[1]);  // the straggler's process is the second one
-  // 2 (N - 1) / N of the gradients a step, to the next rank.
+  // 2 (N - 1) / N of the gradients in each step, to the next rank.
   CHECK(sent["1 sent to 1, bytes"] == 2 * 2 * 3 * 120'000 / 4);
   CHECK(sent["4 sent to 0, bytes"] == 2 * 2 * 3 * 120'000 / 4);
 }

@@ -15,7 +15,7 @@ namespace small_batches_test {
 
 using namespace test::names;
 
-/// `spare` takes part in no output.
+/// `spare` is part of no output.
 template <class D>
 struct Plain : nn::Module {
   nn::Linear<D, double> fc1{3072, 12}, fc2{12, 10}, spare{2, 2};
@@ -43,10 +43,10 @@ struct Lossy : nn::Module {
 struct Batches {
   Index images, batch;
 };
-/// Full batches that all ranks of 4 have a part in, and a last one of 1 sample; and none that all have a part in.
+/// Batches with samples for all 4 ranks and a last one of 1 sample; in the last plan no batch has samples for all.
 const Batches plans[] = {{13, 6}, {7, 3}, {5, 1}};
 
-/// Losses of two epochs, and the parameters behind them.
+/// The losses of two epochs, and the final parameters.
 template <class Net>
 std::vector<double> train(Net& net, const Batches& plan, bool scaled = false) {
   const data::SyntheticImages images{plan.images, 1};
@@ -86,7 +86,7 @@ std::vector<double> alone(const Batches& plan) {
   return train(net, plan);
 }
 
-/// What four ranks do, each with a net that `make_net(communicator)` makes.
+/// The results of four ranks, each with a net from `make_net(communicator)`.
 template <class Make>
 std::vector<double> on_ranks(const Batches& plan, const Make& make_net, bool scaled = false) {
   return test::numbers_in(common_text(4, [&](const World& world) {
@@ -145,7 +145,7 @@ TEST_CASE("small batches: under join, ranks with empty shares and ranks that hav
       data::DataLoader loader{images, rank.net.sampler(images), {.batch = plan.batch, .workers = 1}};
       optim::Sgd optimizer{rank.net.parameters(), {.lr = 0.1}};
       for (auto& [x, y] : loader) {
-        if (world.rank == 3 && y.numel() == 0) break;  // it has never any
+        if (world.rank == 3 && y.numel() == 0) break;  // it never has samples
         optimizer.zero_grad();
         cross_entropy(rank.net(x), y).backward();
         optimizer.step();

@@ -22,11 +22,11 @@ struct Net : ch::nn::Module {
   }
 };
 
-/// Trains for some steps: those after the first ask neither the system for device memory nor the heap for anything.
+/// Trains for some steps: those after the first allocate neither device memory nor heap memory.
 template <class Optimizer, class Model, class Images>
 void check_second_step(Model model, const Images& images, ch::Index rows, typename Optimizer::options_type options) {
   auto& allocator = ch::CachingAllocator<ch::Cpu>::of(ch::Cpu{});
-  allocator.empty_cache();  // no blocks of the models before
+  allocator.empty_cache();  // frees cached blocks of earlier models
   ch::SingleDevice<Model> net{std::move(model)};
   Optimizer optimizer(net.parameters(), options);
   const auto step = bench::make_step(net, optimizer, images, bench::labels(rows, 10));
@@ -69,7 +69,7 @@ TEST_CASE("from the second step on, training asks the system and the heap for no
   }
 }
 
-/// Of many operations.
+/// With many operations.
 struct Deep : ch::nn::Module {
   ch::nn::Linear<ch::Cpu, double> fc{5, 5};
   CHORUS_MODULE(Deep, fc)
@@ -85,7 +85,7 @@ TEST_CASE("under DataParallel the heap does not grow, whichever thread makes and
   const auto x = ch::Tensor<double, 2>::ones({4, 5});
   const auto passes = [&](int count) {
     for (int i = 0; i < count; ++i) {
-      net(x);  // nobody goes back through it
+      net(x);  // its graph has no backward
       sum(net(x)).backward(i % 2 == 0);
     }
   };

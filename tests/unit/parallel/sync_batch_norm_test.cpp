@@ -23,7 +23,7 @@ struct Synced : nn::Module {
   }
 };
 
-/// A train of global batches: shares of three ranks are even, uneven, and empty.
+/// A sequence of global batches: the shares of three ranks are even, uneven, and empty.
 constexpr Index batches[] = {12, 7, 2, 5, 9};
 
 template <class Net, class Step>
@@ -54,7 +54,7 @@ std::string train_on_ranks(int ranks, const std::function<Model()>& make_model) 
   });
 }
 
-/// Has a synchronised layer on the way of samples whose first number is positive.
+/// Uses a synchronised layer only for samples whose first number is positive.
 template <class D>
 struct Sometimes : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -67,7 +67,7 @@ struct Sometimes : nn::Module {
   }
 };
 
-/// Two inputs, of which each goes through the synchronised layer.
+/// Two inputs, each of which goes through the synchronised layer.
 template <class D>
 struct Beside : nn::Module {
   nn::Linear<D, double> fc{5, 3};
@@ -95,7 +95,7 @@ TEST_CASE("sync batch norm: dp takes the steps of one device") {
   }
 }
 
-/// Layers without weights, without running statistics, and with running means over all batches.
+/// Layers without weights, without running statistics, and with cumulative running means.
 template <class D>
 struct Unusual : nn::Module {
   nn::Linear<D, double> fc1{5, 12}, fc2{12, 4}, fc3{4, 3};
@@ -120,7 +120,7 @@ TEST_CASE("sync batch norm: without weights, running statistics or momentum, too
   CHECK(distance(got, expected) < rounding);
 }
 
-/// With running means over all batches, of which some have no samples.
+/// With cumulative running means over batches, some of which have no samples.
 template <class D>
 struct Cumulative : nn::Module {
   nn::Linear<D, double> fc1{5, 12}, fc2{12, 3};
@@ -156,7 +156,7 @@ TEST_CASE("sync batch norm: a batch that is empty on all ranks is not counted, a
   }
 }
 
-/// Computes its layers again in backward.
+/// Recomputes its layers in backward.
 template <class D>
 struct Recomputed : nn::Module {
   Synced<D> inner;
@@ -183,7 +183,7 @@ TEST_CASE("sync batch norm: convert_sync_batch_norm makes it of BatchNorm") {
       train_on_ranks<test::Normed<Cpu>>(3, [] { return nn::convert_sync_batch_norm(make<test::Normed<Cpu>>()); });
   CHECK(distance(test::numbers_in(text), expected) < rounding);
   const auto plain = train_on_ranks<test::Normed<Cpu>>(3, [] { return make<test::Normed<Cpu>>(); });
-  CHECK(distance(test::numbers_in(plain), expected) > 1e-4);  // statistics of shares are others
+  CHECK(distance(test::numbers_in(plain), expected) > 1e-4);  // a share's own statistics differ
   CHECK(nn::convert_sync_batch_norm(nn::BatchNorm<Cpu>{4}).describe() == "SyncBatchNorm(4)");
 }
 
@@ -214,7 +214,7 @@ struct NotSynced : nn::Module {
   auto forward(const auto& x) const { return fc(x); }
 };
 
-/// What a rank says as backward begins, whatever its layers are.
+/// Bytes that a rank sends when backward begins, for any layers.
 std::size_t bytes_of_weighing() {
   return std::stoul(common_text(2, [](const World& world) {
     Distributed<NotSynced<Cpu>> rank(world, {.broadcast_buffers = false});
@@ -246,7 +246,7 @@ TEST_CASE("sync batch norm: sends 2 channels + 1 numbers forward and 2 channels 
     rank.net(x);
     return cat(forward, " ", back, " ", trace::bytes_sent(world.rank));
   });
-  // Two layers, of 3 and of 4 channels; a ring of two sends as many numbers as there are.
+  // Two layers, of 3 and of 4 channels; in a ring of two a rank sends as many numbers as the data has.
   CHECK(text == cat((7 + 9) * 8, " ", (6 + 8) * 8, " 0"));
 }
 
@@ -271,12 +271,12 @@ TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, en
   net(x).backward(numbers(6, 3, 1));
 }
 
-/// The gradient of all scores by the inputs: what a penalty is put on.
+/// The gradient of all scores by the inputs, for a gradient penalty.
 auto slope_of(const auto& score, const auto& x, bool create_graph = true) {
   return grad(sum(square(score)), x, {.create_graph = create_graph, .retain_graph = true});
 }
 
-/// The penalty inside of the model.
+/// The penalty inside the model.
 template <class D>
 struct Penalised : nn::Module {
   Synced<D> critic;
@@ -292,7 +292,7 @@ void append(std::vector<double>& out, const auto& tensor) {
   for (const double v : tensor.to_vector()) out.push_back(v);
 }
 
-/// Of a recorded pass: outputs, gradients, gradients of gradients, running statistics, and a plain step after it.
+/// Results of a recorded pass: outputs, first and second gradients, running statistics; and a plain step after it.
 template <class Net>
 std::vector<double> recorded_pass(Net& net, Index size) {
   const GraphVariable x(numbers(size, 5, 1), true);
@@ -362,7 +362,7 @@ TEST_CASE("sync batch norm: under dp gradients of gradients are the slopes of a 
       3);
 }
 
-/// The slope of the score by what comes in, which may be the caller's GraphVariable, inside of the model.
+/// The gradient of the score by the input (which may be the caller's GraphVariable), computed inside the model.
 template <class D>
 struct InnerSlope : nn::Module {
   Synced<D> critic;
@@ -381,7 +381,7 @@ struct InnerSlope : nn::Module {
   }
 };
 
-/// Of one recorded pass: outputs, and gradients by inputs and parameters.
+/// Results of one recorded pass: outputs, and gradients by inputs and parameters.
 template <class Net>
 std::vector<double> inner_pass(Net& net, Index size) {
   const GraphVariable x(numbers(size, 5, 1), true);
@@ -414,7 +414,7 @@ TEST_CASE("sync batch norm: under dp, inside of a recorded pass, `grad` has one 
   }
 }
 
-/// A recorded pass of a model with two inputs, one of them given as what `other` makes of numbers.
+/// A recorded pass of a model with two inputs, the second of which is made by `other`.
 std::vector<double> beside_pass(auto& net, const auto& other) {
   const GraphVariable x(numbers(7, 5, 1), true);
   const auto second = other(numbers(7, 5, 2));
@@ -445,7 +445,7 @@ TEST_CASE("sync batch norm: under dp a recorded pass takes plain Tensors and Var
   compare([](const auto& x) { return GraphVariable(x, true); });
 }
 
-/// Takes gradients by plain Variables inside of its forward function.
+/// Calls grad on plain Variables inside its forward function.
 template <class D>
 struct PlainInside : nn::Module {
   Synced<D> critic;
@@ -474,7 +474,7 @@ TEST_CASE("sync batch norm: under dp, inside of a recorded pass, gradients by pl
   }
 }
 
-/// Returns what no policy can join.
+/// Returns a value that no policy can gather.
 template <class D>
 struct Smuggling : nn::Module {
   Synced<D> inner;

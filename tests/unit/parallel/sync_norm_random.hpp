@@ -1,5 +1,5 @@
 #pragma once
-/// Nets with several SyncBatchNorms, and what is done with them, that a seed draws.
+/// Randomly drawn nets with several SyncBatchNorms, and their training programs.
 
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/nn/containers.hpp>
@@ -11,7 +11,7 @@ namespace test::random::sync_norm {
 
 inline constexpr Index width = 12;
 
-/// How a layer is made, and used.
+/// The construction and use of a layer.
 struct LayerPlan {
   Index channels = 1;
   bool fused = false, residual = false, twice = false, recomputed = false;
@@ -47,7 +47,7 @@ struct Net : nn::Module {
   nn::ModuleList<Layer<D>> layers;
   CHORUS_MODULE(Net, in, layers, out)
 
-  /// `fails`: the layer before which a share with this number in it is too much.
+  /// `fails`: the layer before which a share throws if its first number is 2 or more.
   auto forward(const auto& x, int fails) const {
     auto h = tanh(in(x));
     for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -68,7 +68,7 @@ struct Pass {
 };
 struct Step {
   std::vector<Pass> passes;
-  std::uint64_t frozen = 0, evaluates = 0;  // bits of parameters, and of layers
+  std::uint64_t frozen = 0, evaluates = 0;  // bits of parameters and of layers
 };
 enum class Kind { data_parallel, distributed, groups, server };
 
@@ -79,7 +79,7 @@ struct Program {
   std::vector<int> colors;  // by rank
   std::vector<Step> steps;
   bool static_graph = false, small_buckets = false;
-  int fails = -1, faulty = -1;  // a layer, and whose share
+  int fails = -1, faulty = -1;  // a layer, and the rank or device whose share fails
   std::map<std::string, int> features;
 
   bool feature(const std::string& name, bool there) {

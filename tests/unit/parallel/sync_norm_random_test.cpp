@@ -1,7 +1,7 @@
-// Nets with several SyncBatchNorms on programs that seeds draw, under DataParallel, DistributedDataParallel (in two
-// groups at once, too) and ParameterServer, beside one device that has the whole batch; and on programs in which one
-// share's forward pass fails. Other seeds than those below: CHORUS_RANDOM_SEEDS=17 (one, whose program is shown), or
-// =1000-2000 (all of them, and how often each feature was drawn).
+// Nets with several SyncBatchNorms on randomly drawn programs, under DataParallel, DistributedDataParallel (also in two
+// groups at the same time) and ParameterServer, compared with one device that has the whole batch; and programs in
+// which one share's forward pass fails. CHORUS_RANDOM_SEEDS=17 runs another seed and shows its program; =1000-2000 runs
+// all of them and shows how often each feature was drawn.
 #include "sync_norm_random.hpp"
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ using comm::World;
 using namespace test::random::sync_norm;
 using test::Ranks, test::random::check_programs, test::random::Draw, test::random::has_ended, test::random::lines;
 
-/// Rows of the shares of one color; of one of them, or of all where `rank` is -1.
+/// Rows of one share of a color, or of all its shares if `rank` is -1.
 struct Rows {
   Index begin = 0, count = 0;
 };
@@ -38,7 +38,7 @@ Rows rows_of(const Program& p, const Pass& pass, int color, int rank) {
   return rows;
 }
 
-/// What training ends with: scores in evaluation, parameters, running statistics.
+/// The final results: scores in evaluation, parameters, running statistics.
 template <class Policy>
 std::vector<double> train(Policy& net, const Program& p, int color, int rank, int way = 0) {
   test::random::nudge(net, way);
@@ -56,7 +56,7 @@ std::vector<double> train(Policy& net, const Program& p, int color, int rank, in
     test::random::freeze(model, step.frozen);
     optimizer.zero_grad();
     for (const Pass& pass : step.passes) {
-      const auto whole = color + 2 * static_cast<int>(pass.key);  // groups have data of their own
+      const auto whole = color + 2 * static_cast<int>(pass.key);  // each group has its own data
       const auto [begin, count] = rows_of(p, pass, color, rank);
       auto x = contiguous(numbers(begin + count, 5, static_cast<std::uint32_t>(whole)).slice(0, begin, begin + count));
       const auto y =
@@ -107,12 +107,12 @@ std::string one_rank(const Program& p, const World& world) {
   return test::text_of(train(net, p, color, world.rank)) + "|";
 }
 
-/// What the ranks, or the devices together, end with.
+/// The results of the ranks, or of all devices together.
 std::vector<std::string> on_ranks(const Program& p) {
   const bool one_process = p.kind == Kind::data_parallel;
   return Ranks(one_process ? 1 : static_cast<int>(p.colors.size()),
                [&](const World& world) {
-                 alarm(30);  // a rank that hangs is killed
+                 alarm(30);  // kills a rank that hangs
                  if (!one_process) return one_rank(p, world);
                  std::vector<int> ids(p.colors.size());
                  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int>((i + p.seed) % 3);

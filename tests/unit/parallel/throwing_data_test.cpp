@@ -1,5 +1,5 @@
-// A dataset or a transform that throws on one rank under DistributedDataParallel: that rank has its error, and all
-// others soon one that names it.
+// A dataset or a transform that throws on one rank under DistributedDataParallel: that rank gets its error, and all
+// others soon get an error that names it.
 #include <catch.hpp>
 #include <chorus/data/loader.hpp>
 #include <chorus/ops/cast.hpp>
@@ -10,7 +10,7 @@ namespace throwing_data_test {
 
 using namespace test::names;
 
-/// 24 images, of which one may be unreadable.
+/// 24 images, one of which may be unreadable.
 struct Images {
   Index broken = -1;
   Index size() const { return 24; }
@@ -23,7 +23,7 @@ struct Images {
   }
 };
 
-/// Trains for an epoch, on ranks that throw what `loading` and `images` make them throw.
+/// Trains for an epoch; `loading` and `images` make a rank throw.
 void train(const World& world, const Images& images, const data::LoaderOptions& loading) {
   Distributed<test::Smooth<Cpu>> rank(world);
   data::DataLoader loader{images, rank.net.sampler(images, {.shuffle = false}), loading};
@@ -37,7 +37,7 @@ void train(const World& world, const Images& images, const data::LoaderOptions& 
 
 TEST_CASE("throwing data: a sample that one rank can't read ends all ranks, who name it") {
   for (const int workers : {0, 2}) {
-    // Batches of 6 in shares of 2: sample 14 is of rank 1 in batch 2.
+    // Batches of 6 in shares of 2: sample 14 belongs to rank 1 in batch 2.
     const auto begun = std::chrono::steady_clock::now();
     const auto texts = Ranks(3, [=](const World& world) {
                          try {
@@ -51,7 +51,7 @@ TEST_CASE("throwing data: a sample that one rank can't read ends all ranks, who 
     CHECK(texts[1] == "sample 14 is unreadable");
     CHECK_THAT(texts[0], Catch::Matchers::Contains("rank 1"));
     CHECK_THAT(texts[2], Catch::Matchers::Contains("rank 1"));
-    CHECK(std::chrono::steady_clock::now() - begun < 5s);  // nobody waited until the limit
+    CHECK(std::chrono::steady_clock::now() - begun < 5s);  // no rank waited for the timeout
   }
 }
 

@@ -1,5 +1,5 @@
-// Traces of real runs: that trace, counters and formula say the same of every policy's bytes, that spans lie as the
-// policies work, and that a trace changes nothing that is computed.
+// Traces of real runs: trace, counters and formulas agree on every policy's bytes, spans are at the right times, and
+// tracing changes no results.
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/local_sgd.hpp>
@@ -26,7 +26,7 @@ using namespace test::names;
 using nlohmann::json;
 using trace::Traffic;
 
-/// The sizes of its parameters are multiples of 12: chunks of 2, 3 and 4 ranks are of one size.
+/// The sizes of its parameters are multiples of 12, so that chunks of 2, 3 and 4 ranks have equal sizes.
 template <class D>
 struct Even : nn::Module {
   nn::Linear<D, double> fc1{5, 12}, fc2{12, 24}, fc3{24, 12};
@@ -48,10 +48,10 @@ json whole(const std::string& path) {
   return json::parse(file);
 }
 
-/// Bytes by who sent them, to whom, and what they were.
+/// Bytes by sender, receiver and kind.
 using Links = std::map<std::tuple<int, int, std::string>, std::uint64_t>;
 Links links_of(const json& file) {
-  Links out;  // the last of each counter holds
+  Links out;  // a counter's last value is the sum
   for (const auto& event : file.at("traceEvents")) {
     const std::string name = event.at("name");
     if (event.at("ph") != "C" || name.rfind("sent to ", 0) != 0) continue;
@@ -79,8 +79,8 @@ std::string traced(const Links& links, int rank) {
   return text;
 }
 
-/// Trains under a policy of processes, with a trace of `steps` steps, from `first` on; what each rank returns: what it
-/// has counted, then what `more(net)` says. `begin(net)` is called before the trace begins.
+/// Trains under a policy of processes, with a trace of `steps` steps from step `first` on. Returns for each rank its
+/// counters, then the text of `more(net)`. Calls `begin(net)` before the trace begins.
 template <class Make, class Begin, class More>
 std::vector<std::string> train_ranks(int ranks, const std::string& path, std::uint32_t first, const Make& make_net,
                                      const Begin& begin, const More& more) {
@@ -194,8 +194,8 @@ TEST_CASE("trace = counters = formula: dp, link by link") {
   }
 }
 
-/// Three ranks of ddp whose gradients fill several buckets; they return how long buckets were under way in all, in us,
-/// by DdpTimes, and how many there are.
+/// Three ranks of ddp whose gradients fill several buckets; each returns the total time of its buckets by DdpTimes, in
+/// us, and their number.
 std::vector<std::string> train_ddp(const std::string& path) {
   return train_ranks(
       3, path, 1,  // the first step learns the order
@@ -248,7 +248,7 @@ TEST_CASE("a trace of ddp: gradients are ready, buckets full, averaged and stepp
 }
 
 TEST_CASE("a trace of ddp: spans of communication add up to what DdpTimes says") {
-  // To within 1 % and what looking at the clock takes; a thread may be held up between the two, though not each time.
+  // To within 1 % and the cost of reading the clock. A thread may be preempted in between, but not in each attempt.
   double apart = 0, may = 0;
   for (int attempt = 0; attempt < 10 && (attempt == 0 || apart > may); ++attempt) {
     const Folder folder;

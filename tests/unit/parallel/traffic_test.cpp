@@ -1,5 +1,5 @@
-// Bytes that the policies move, counted at the trace points: what device 0 sends under DataParallel, and what each rank
-// sends under DistributedDataParallel.
+// Bytes that the policies send, counted at the trace points: by device 0 under DataParallel, and by each rank under
+// DistributedDataParallel.
 #include <catch.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/parallel/data_parallel.hpp>
@@ -13,7 +13,7 @@ using trace::Traffic;
 
 std::uint64_t sent(int device, Traffic kind) { return trace::bytes_sent(device, kind); }
 
-/// The sizes of its parameters are multiples of 12: chunks of 2, 3 and 4 ranks are of one size.
+/// The sizes of its parameters are multiples of 12, so that chunks of 2, 3 and 4 ranks have equal sizes.
 template <class D>
 struct Even : nn::Module {
   nn::Linear<D, double> fc1{5, 12}, fc2{12, 24}, fc3{24, 12};
@@ -22,7 +22,7 @@ struct Even : nn::Module {
 };
 constexpr std::size_t even_bytes = (60 + 12 + 288 + 24 + 288 + 12) * sizeof(double);
 
-/// Of one training step, by rank: bytes of gradients, and all bytes.
+/// For one training step, by rank: bytes of gradients, and all bytes.
 template <class Model>
 std::vector<std::array<std::uint64_t, 2>> ddp_bytes(int ranks, const DistributedDataParallelOptions& options = {}) {
   const auto texts =
@@ -53,11 +53,11 @@ std::vector<std::array<std::uint64_t, 2>> ddp_bytes(int ranks, const Distributed
 TEST_CASE("traffic: under ddp each of N ranks sends exactly 2(N-1)/N of the gradient bytes per step") {
   for (const std::uint64_t n : {1u, 2u, 3u, 4u}) {
     INFO(n << " ranks");
-    for (const double cap : {25.0, 1e-4}) {  // in one bucket, and in a bucket for each parameter or two
+    for (const double cap : {25.0, 1e-4}) {  // one bucket, or one for each parameter or two
       const auto bytes = ddp_bytes<Even<Cpu>>(static_cast<int>(n), {.first_bucket_cap_mb = cap, .bucket_cap_mb = cap});
       for (const auto& [gradients, all] : bytes) {
         CHECK(gradients * n == 2 * (n - 1) * even_bytes);
-        CHECK(all - gradients == (n - 1) * 120);  // what the loss is a mean over, and what ranks compare: one message
+        CHECK(all - gradients == (n - 1) * 120);  // the loss's count, and the comparison of ranks: one message
       }
     }
   }
@@ -129,13 +129,13 @@ TEST_CASE("traffic: under dp only parameters that have changed travel, to the de
   model.fc2.weight.assign(model.fc2.weight.value());
   CHECK(parameters_sent(6) == 2 * model.fc2.weight.value().bytes());
   CHECK(parameters_sent(6) == 0);
-  // Frozen ones stay at home, as do those of layers without a gradient.
+  // Frozen parameters are not sent back, nor those of layers without a gradient.
   model.fc1.weight.set_requires_grad(false);
   model.fc1.bias.set_requires_grad(false);
   optim::Sgd optimizer{net.parameters(), {.lr = 0.1}};
   test::step(net, optimizer, 1, 6);
   CHECK(parameters_sent(6) == 2 * (all - 42 * sizeof(double)));
-  // A batch of two works on two devices; the third catches up when it is needed.
+  // A batch of two uses two devices; the third one gets the parameters when a later batch needs it.
   test::step(net, optimizer, 2, 6);
   CHECK(parameters_sent(2) == all - 42 * sizeof(double));
   CHECK(parameters_sent(6) == all - 42 * sizeof(double));

@@ -1,5 +1,5 @@
-// With one seed, all policies follow one trajectory on images: a convolutional net in single precision, fed by the
-// loader, with batches that don't divide. And what that rests on: a sample's numbers don't depend on its batch.
+// With one seed all policies follow one trajectory on images: a convolutional net in single precision, with the
+// loader's batches, which don't divide. They can, because a sample's numbers don't depend on its batch.
 #include <catch.hpp>
 #include <chorus/data/loader.hpp>
 #include <chorus/data/synthetic_images.hpp>
@@ -16,7 +16,7 @@ namespace trajectories_test {
 
 using namespace test::names;
 
-/// The form of train_classifier's toy model.
+/// The structure of train_classifier's toy model.
 template <class D, class T = float>
 struct Lenet : nn::Module {
   nn::Conv2d<D, T> conv1{3, 6, {.kernel = 5}}, conv2{6, 16, {.kernel = 5}};
@@ -78,8 +78,8 @@ Tensor<float, Rank> noise(const Shape<Rank>& shape, std::uint32_t key) {
   return out;
 }
 
-/// Whether each sample's outputs of `f`, and its input's gradients, have the same bits in a batch of 64 and in its
-/// shares.
+/// Whether each sample's outputs of `f`, and the gradients of its input, have the same bits in a batch of 64 and in
+/// shares of it.
 template <int Rank, class F>
 bool independent_of_batch(const Shape<Rank>& shape, const F& f) {
   const Variable<float, Rank> whole(noise<Rank>(shape, 5), true);
@@ -117,7 +117,7 @@ TEST_CASE("trajectories: a convolutional net's losses are the same under all pol
     {
       DataParallel<Model> dp{seeded(), {.device_ids = ids}, 1};
       require_same(losses(dp), expected);
-    }  // no thread of it may live where processes are forked
+    }  // its threads must end before the fork
     const auto text = common_text(devices, [](const World& world) {
       auto communicator = comm::connect(world);
       DistributedDataParallel<Model> ddp{seeded(), communicator, {}, 1};
@@ -129,7 +129,7 @@ TEST_CASE("trajectories: a convolutional net's losses are the same under all pol
 }
 
 TEST_CASE("trajectories: in double, the losses of 100 fast steps are the same under all policies, to 1e-9") {
-  // At such a rate a ReLU that decides otherwise after a rounding of single precision changes all that follows.
+  // At this learning rate, a rounding error in single precision can flip a ReLU, which changes all later steps.
   using Precise = Lenet<Cpu, double>;
   const Plan plan{600, 64, 10, 0.02};
   SingleDevice<Precise> single{seeded<Precise>(), 1};

@@ -1,4 +1,4 @@
-// The warning of parameters that a model uses, but CHORUS_MODULE does not list.
+// The warning about parameters that a model uses but CHORUS_MODULE does not list.
 #include <catch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 

@@ -1,4 +1,4 @@
-// Running statistics that are made anew, under every policy.
+// Running statistics that update_bn recomputes, under every policy.
 #include <unistd.h>
 
 #include <catch.hpp>
@@ -32,7 +32,7 @@ using Plain = Net<Cpu, nn::BatchNorm<Cpu, double>>;
 using Synced = Net<Cpu, nn::SyncBatchNorm<Cpu, double>>;
 
 constexpr int batches = 5;
-/// Batches of 8 of which a policy's net takes its share.
+/// Batches of 8, or this rank's share of each.
 std::vector<std::tuple<Tensor<double, 2>, int>> loader(const World& world = {}) {
   std::vector<std::tuple<Tensor<double, 2>, int>> all;
   for (std::uint32_t b = 0; b < batches; ++b)
@@ -40,7 +40,7 @@ std::vector<std::tuple<Tensor<double, 2>, int>> loader(const World& world = {}) 
   return all;
 }
 
-/// What is made anew behind a few steps and with averaged weights, and whether all else is as before.
+/// The recomputed statistics after a few steps and with averaged weights, and whether everything else is unchanged.
 template <class Net>
 std::vector<double> statistics(Net& net, const World& world = {}) {
   optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
@@ -74,11 +74,11 @@ std::vector<double> statistics(Net& net, const World& world = {}) {
     right = right && norm.momentum() == 0.1;
   }
   right = right && norm.running_stats() == before && !norm.training() && net.module().drop.training();
-  out.push_back(right ? 1 : NAN);  // a rank's checks are seen by what it returns
+  out.push_back(right ? 1 : NAN);  // checks on ranks must be part of the result
   return out;
 }
 
-/// The means over batches of what the layer of `model` sees of each share.
+/// The means over batches of the layer's statistics of each share, computed by hand.
 template <class Model>
 std::vector<double> by_hand(const Model& model, int shares, int first, int last) {
   std::vector<double> out(9);

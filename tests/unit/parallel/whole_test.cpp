@@ -19,7 +19,7 @@ namespace whole_test {
 
 using namespace test::names;
 
-/// Weights [3] and a mask [time, time], as keywords.
+/// Weights [3] and a mask [time, time], as keyword arguments.
 struct More {
   Whole<Tensor<double, 2>> mask;
   Whole<Variable<double, 1>> weights;
@@ -44,7 +44,7 @@ struct Pairs : nn::Module {
 Tensor<double, 3> texts(Index batch, Index time, std::uint32_t key) {
   return contiguous(reshape(numbers(batch, time * 3, key), Shape<3>{batch, time, 3}));
 }
-/// Loss and gradients, of parameters and of the weights, for each way to hand the arguments over.
+/// Loss and gradients of parameters and weights, for each way to pass the arguments.
 template <class Net>
 std::vector<double> steps(Net& net, Index batch, Index time, const auto& share) {
   std::vector<double> out;
@@ -171,7 +171,7 @@ TEST_CASE("whole: every micro-batch has all of it, in pipelines and in meshes wi
     auto got = test::numbers_in(texts[0]), second = test::numbers_in(texts[1]);
     CHECK(std::equal(got.begin(), got.begin() + 9, second.begin()));
     got.insert(got.end(), second.begin() + 9, second.end());
-    std::sort(got.begin() + 9, got.end());  // their order in memory is another one
+    std::sort(got.begin() + 9, got.end());  // their order in memory differs
     CHECK(distance(got, expected) < rounding);
   }
   const auto texts =
@@ -212,12 +212,12 @@ TEST_CASE("whole: an argument of another size is; one that is as long as the bat
   CHECK_THAT(
       message_of<ShapeError>([&] { dp::InputRoles().split("A net", 2, 0, numbers(1, 4, 1)[0], texts(6, 4, 1)); }),
       Contains("shape [6, 4, 3] beside the first one of shape [4]"));
-  // The time of states [time, batch].
+  // The time axis of states [time, batch].
   CHECK_THAT(message_of<ShapeError>([&] { dp::InputRoles().split("A net", 2, 0, texts(4, 2, 1), numbers(3, 4, 2)); }),
              Contains("an input of shape [3, 4] beside"));
 }
 
-/// x and what belongs to its samples.
+/// x, and arguments that belong to its samples.
 template <class D>
 struct Targets : nn::Module {
   nn::Linear<D, double> fc{4, 4};
@@ -241,7 +241,7 @@ TEST_CASE("whole: usual targets are no matter for a word") {
   const auto row = [](Index size) { return numbers(1, size, 2)[0]; };
   CHECK(said([&](auto& net) {
           net(numbers(4, 4, 1), labels(4, 3, 1));   // as many labels as features
-          net(numbers(4, 4, 1), numbers(4, 4, 2));  // as an autoencoder's
+          net(numbers(4, 4, 1), numbers(4, 4, 2));  // like an autoencoder's
           net(numbers(4, 4, 1), numbers(4, 2, 2));
           net(numbers(8, 4, 1), row(8), labels(8, 3, 1));
           net(numbers(4, 4, 1), batch_axis<0>(row(4)), whole(row(4)));
@@ -256,7 +256,7 @@ TEST_CASE("whole: usual targets are no matter for a word") {
                  Catch::Matchers::EndsWith("; it is cut as if it did\n"));
 }
 
-/// Says with which types it is called.
+/// Returns the types of its arguments.
 template <class D>
 struct Types : nn::Module {
   nn::Linear<D> fc{4, 4};

@@ -1,4 +1,4 @@
-// Gradients by weights that are put off until somebody asks for them.
+// Gradients by weights that are deferred until they are requested.
 #include <catch.hpp>
 #include <chorus/autograd/deferred_gradients.hpp>
 #include <chorus/nn/convolution.hpp>
@@ -9,7 +9,7 @@ namespace pipeline_deferred_test {
 
 using namespace test::names;
 
-/// What `loss()`'s backward leaves in `weight` at once, and later.
+/// The gradient that `loss()`'s backward leaves in `weight` at once, and later.
 template <class Weight, class Loss>
 void check_put_off(const Weight& weight, const Loss& loss) {
   loss().backward();
@@ -26,7 +26,7 @@ void check_put_off(const Weight& weight, const Loss& loss) {
   gradients.run();
   CHECK(weight.grad().to_vector() == expected);
   CHECK(gradients.later.empty());
-  loss().backward();  // outside of the scope at once
+  loss().backward();  // outside of the scope: at once
   CHECK(weight.grad().to_vector() != expected);
 }
 

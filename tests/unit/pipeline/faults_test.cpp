@@ -1,4 +1,4 @@
-// Pipelines in which something goes wrong, or in which a result would not be one device's: an error on all ranks, soon.
+// Pipelines with errors, or whose result would differ from one device's: a prompt error on all ranks.
 #include <sys/resource.h>
 
 #include <catch.hpp>
@@ -12,7 +12,7 @@ using namespace test::names;
 using namespace std::chrono_literals;
 using test::Piped;
 
-/// A layer that does something when it is called.
+/// A layer that runs a function when it is called.
 struct Doing : nn::Module {
   nn::Linear<Cpu, double> fc{6, 6};
   CHORUS_MODULE(Doing, fc)
@@ -30,7 +30,7 @@ struct Acting : nn::Module {
   CHORUS_PIPELINE(embed, middle, head)
 };
 
-/// What each of three ranks throws, where rank 1 does `action` in the third step's second micro-batch.
+/// The errors of three ranks if rank 1 runs `action` in the third step's second micro-batch.
 std::vector<test::Outcome> outcomes(const std::function<void()>& action, bool model_gives_loss) {
   Ranks ranks(3, [&](const World& world) -> std::string {
     int calls = 0;
@@ -126,7 +126,7 @@ struct Bare : nn::Module {
   CHORUS_MODULE(Bare, embed, tanh, head)
   CHORUS_PIPELINE(embed, tanh, head)
 };
-/// One whose parameter is in no link.
+/// A model with a parameter in no link.
 struct Loose : nn::Module {
   nn::Linear<Cpu, double> embed{5, 6}, other{2, 2};
   test::Head head;

@@ -18,7 +18,7 @@ struct Model : test::Chain<4> {
   Model() { blocks[3].fc.weight = blocks[0].fc.weight; }
 };
 
-/// Steps `from` to 12 of a run that is kept after step 6, and goes on; then its hash.
+/// Steps `from` to 12 of a run that is saved after step 6, and its hash; `resumes`: from the file.
 template <class Net>
 std::string run(Net& net, const std::string& path, bool resumes) {
   optim::AdamW optimizer{net.parameters(), {.lr = 0.02}};

@@ -1,5 +1,5 @@
 #pragma once
-/// Chains for the tests of pipelines, training steps on them, and what one device does.
+/// Chains for the tests of pipelines, training steps on them, and one device's results.
 
 #include <chorus/nn/chain.hpp>
 #include <chorus/nn/embedding.hpp>
@@ -18,7 +18,7 @@ struct Block : ch::nn::Module {
   CHORUS_MODULE(Block, fc, drop)
   auto forward(const auto& x) const { return x + drop(ch::tanh(fc(x))); }
 };
-/// Of x alone the logits, with targets the loss.
+/// For x alone returns the logits, with targets the loss.
 struct Head : ch::nn::Module {
   ch::nn::Linear<ch::Cpu, double> fc{6, 3};
   CHORUS_MODULE(Head, fc)
@@ -31,13 +31,13 @@ struct Chain : ch::nn::Module {
   ch::nn::ModuleList<Block> blocks{std::vector<Block>(Blocks)};
   Head head;
   Chain() {
-    for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = Block{};  // copies of one would share its parameters
+    for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = Block{};  // copies would share parameters
   }
   CHORUS_MODULE(Chain, embed, blocks, head)
   CHORUS_PIPELINE(embed, blocks, head)
 };
 
-/// A rank's pipeline, with its communicator.
+/// A rank's pipeline with its communicator.
 template <class Model, class Order = ch::OneForwardOneBackward>
 struct Piped {
   ch::comm::AnyCommunicator communicator;
@@ -47,7 +47,7 @@ struct Piped {
       : communicator(ch::comm::connect(world)), net(std::move(model), communicator, world, options, 3) {}
 };
 
-/// A step on batch `number`: of the loss that the model returns, or of one that is taken of its output.
+/// A step on batch `number`: of the loss that the model returns, or of a loss of its output.
 template <class Net>
 double chain_step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, std::uint32_t number, Index size,
                   bool model_gives_loss) {
@@ -59,7 +59,7 @@ double chain_step(Net& net, ch::optim::Optimizer<ch::Cpu>& optimizer, std::uint3
   optimizer.step();
   return loss.item();
 }
-/// 20 steps, with batches that don't divide and that have fewer samples than there are micro-batches.
+/// 20 steps, with batches that can't be divided evenly, and some with fewer samples than micro-batches.
 template <class Net>
 std::vector<double> chain_losses(Net& net, bool model_gives_loss, int steps = 20) {
   ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}};

@@ -1,5 +1,5 @@
-// What models and programs may have under a pipeline: tied and frozen parameters, tokens, lengths that change, cuts,
-// clipping; and what is sent and kept.
+// Features of models and programs under a pipeline: tied and frozen parameters, tokens, varying lengths, cuts,
+// clipping; and its traffic and memory.
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/comm/split.hpp>
@@ -17,7 +17,7 @@ using test::Piped;
 
 constexpr double near = 1e-10;
 
-/// Trains under all orders on `ranks` ranks, by both forms of the loop; the largest distance from one device's losses.
+/// Trains under all schedules on `ranks` ranks, with both forms of the loop; the largest difference from one device.
 template <class Model, class Step>
 void check_trains_as_one(int ranks, const PipelineOptions& options, const Step& step) {
   const auto losses = [&](auto& net) {
@@ -54,7 +54,7 @@ const auto output_step = [](auto& net, auto& optimizer, std::uint32_t i) {
   return test::chain_step(net, optimizer, i, 7, false);
 };
 
-/// Two blocks have one weight.
+/// Two blocks share a weight.
 struct Tied : test::Chain<4> {
   Tied() { blocks[3].fc.weight = blocks[0].fc.weight; }
 };
@@ -73,7 +73,7 @@ TEST_CASE("pipeline: tied parameters of two stages take one step") {
   CHECK(texts[0] == texts[2]);
 }
 
-/// What `frozen` names wants no gradient.
+/// Freezes the blocks from First to Last.
 template <int First, int Last>
 struct Frozen : test::Chain<2> {
   Frozen() {
@@ -101,7 +101,7 @@ TEST_CASE("pipeline: no gradient is sent to a frozen first stage") {
   CHECK(texts[1] == "0");
 }
 
-/// Tokens, a convolution over them, and a loss over those that count.
+/// Tokens, a convolution over them, and a loss over counted tokens.
 struct Convolve : nn::Module {
   nn::Conv2d<Cpu, double> conv{1, 1, {.kernel = 3, .padding = 1}};
   CHORUS_MODULE(Convolve, conv)
@@ -150,7 +150,7 @@ TEST_CASE("pipeline: tokens that count differ from micro-batch to micro-batch, l
   });
 }
 
-/// Blocks that are computed again in backward, dropout and picked columns included.
+/// Blocks that backward recomputes, including dropout and selected columns.
 struct Again : nn::Module {
   nn::Linear<Cpu, double> fc{6, 6};
   nn::Dropout drop{0.3};
@@ -344,7 +344,7 @@ std::vector<std::size_t> peaks() {
 TEST_CASE("pipeline: 1F1B keeps fewer inputs than GPipe") {
   const auto all = peaks<GPipe>(), few = peaks<OneForwardOneBackward>();
   const std::size_t input = 2000 * 6 * sizeof(double);
-  CHECK(all[1] > few[1] + 6 * input);  // 8 against 1
+  CHECK(all[1] > few[1] + 6 * input);  // 8 micro-batches' inputs against 1
   CHECK(all[0] > few[0] + 5 * input);  // 8 against 2
 }
 

@@ -1,4 +1,4 @@
-// Pipelines over several ranks beside one device: the same losses and parameters under any schedule.
+// Pipelines over several ranks, compared with one device: the same losses and parameters under any schedule.
 #include <catch.hpp>
 
 #include "../comm/nccl_carrier.hpp"
@@ -16,9 +16,9 @@ using test::Piped;
 template <int Blocks>
 using Chain = test::Chain<Blocks>;
 
-constexpr double near = 1e-10;  // 20 steps of doubles, added up in other orders
+constexpr double near = 1e-10;  // 20 steps in double, with other orders of additions
 
-/// In a rank: how far the losses of a run lie from one device's.
+/// On a rank: the distance of a run's losses from one device's.
 template <class Order, class Model>
 double off(const World& world, comm::AnyCommunicator& all, int micro_batches, bool model_gives_loss,
            const std::vector<double>& alone) {
@@ -133,7 +133,7 @@ TEST_CASE("pipeline: backward multiplies by its seed, adds up, and is dropped wh
   const auto gradients_of = [](auto& net) {
     const auto x = numbers(5, 5, 1);
     const auto y = labels(5, 3, 1);
-    net(x, y);  // never goes backward
+    net(x, y);  // without backward
     (net(x, y) * 0.5).backward();
     {
       const NoGrad no_grad;
@@ -204,7 +204,7 @@ TEST_CASE("pipeline: parameters of other stages are not here, and who reads them
   Ranks ranks(2, [](const World& world) -> std::string {
     auto model = make<Model>();
     const auto embed = model.embed.weight;
-    const auto kept = model.embed.weight.value();  // a tensor from before
+    const auto kept = model.embed.weight.value();  // an older tensor
     optim::Sgd of_all{nn::named_parameters<Cpu>(model), {.lr = 0.1}};
     Piped<Model> rank(world, {.cut = At{1}}, std::move(model));
     rank.net(numbers(6, 5, 1), labels(6, 3, 1)).backward();

@@ -1,4 +1,4 @@
-// The tables of the pipeline's schedules, read without ranks.
+// The tables of the pipeline's schedules, checked without ranks.
 #include <catch.hpp>
 #include <chorus/parallel/pipeline/check_schedule.hpp>
 #include <unit/message_of.hpp>
@@ -73,7 +73,7 @@ void check_interleaved() {
     const auto table = Interleaved<V>::of(p, m);
     CHECK(table.stages == p * V);
     const auto facts = check_schedule(table);
-    // What is idle is that of GPipe with stages V times as short: 3 (p - 1) units, where m is a multiple of p.
+    // Idle as GPipe with V times shorter stages: 3 (p - 1) units, if m is a multiple of p.
     if (m % p == 0) CHECK(facts.time == 3 * (m * V + p - 1));
     if (m % p == 0) CHECK(facts.idle == Approx((p - 1.0) / (V * m + p - 1.0)).margin(1e-12));
     CHECK(facts.kept_inputs[0] <= 2 * (p - 1) + (V - 1) * std::max(std::min(m, 2 * p), 1) + 1);
@@ -110,7 +110,7 @@ TEST_CASE("pipeline schedules: a broken table is refused") {
   CHECK_THAT(message([](Schedule& table) { std::swap(table.ranks[1][0], table.ranks[1][1]); }),
              Contains("no rank can go on: ") && Contains("rank 1's backward of micro-batch 0 in stage 1 waits for "
                                                          "forward of micro-batch 0 in stage 1"));
-  // Rank 0 wants a gradient before it has sent what that is the gradient by.
+  // Rank 0 waits for a gradient before it has sent the activation.
   CHECK_THAT(message([](Schedule& table) { std::swap(table.ranks[0][0], table.ranks[0][2]); }),
              Contains("rank 0's backward of micro-batch 0 in stage 0 waits for"));
   CHECK_THAT(message([](Schedule& table) {

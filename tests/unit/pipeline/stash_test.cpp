@@ -1,4 +1,4 @@
-// Skip connections over the stages of a pipeline: nn::Stash and nn::Pop.
+// Skip connections across the stages of a pipeline: nn::Stash and nn::Pop.
 #include <catch.hpp>
 
 #include "models.hpp"
@@ -10,7 +10,7 @@ using test::Piped;
 
 constexpr double near = 1e-10;
 
-/// Two skips: one from the first layer to the last but one, one that begins and ends within.
+/// Two skips: one from the first layer to the last but one, and one inside of that.
 struct Skipping : nn::Module {
   nn::Linear<Cpu, double> embed{5, 6};
   nn::Stash<"far"> stash;
@@ -54,7 +54,7 @@ TEST_CASE("pipeline stash: skips over no, one and two stages are one device's") 
   };
   check(2, {.micro_batches = 3, .cut = At{5}});
   check(3, {.micro_batches = 3, .cut = At{3, 5}});
-  check(4, {.micro_batches = 3, .cut = At{2, 4, 7}});  // `far` goes through two stages that don't know it
+  check(4, {.micro_batches = 3, .cut = At{2, 4, 7}});  // `far` passes two stages that don't use it
 }
 
 TEST_CASE("pipeline stash: interleaved stages") {

@@ -1,5 +1,5 @@
-"""The numbers of quantized_joints_test.cpp and quantized_layers_test.cpp, as PyTorch computes them: four steps of models
-fake-quantised by its modules. Prints losses, then the ranges of the sites."""
+"""The expected numbers of quantized_joints_test.cpp and quantized_layers_test.cpp, computed by PyTorch: four steps of
+models fake-quantised by its modules. Prints the losses, then the ranges of the sites."""
 import torch
 from torch import nn
 from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver, MovingAveragePerChannelMinMaxObserver
@@ -46,7 +46,7 @@ class Joined(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A table and a linear layer; rows of the table are rounded one by one, as torch.ao.nn.qat.Embedding's are."""
+    """An embedding, whose rows are rounded one by one like torch.ao.nn.qat.Embedding's, and a linear layer."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 #pragma once
-/// Small models in float for the tests of quantisation-aware training, and what is compared of them.
+/// Small float models for the tests of quantisation-aware training, and comparisons of them.
 
 #include <catch.hpp>
 #include <chorus/nn/linear.hpp>
@@ -53,7 +53,7 @@ Model filled(Model model) {
 }
 template <class Model>
 using Quantized = nn::QuantizationAware<Model>;
-/// The same model wherever it is made, its norms synchronised.
+/// The same model wherever it is made, with synchronised norms.
 template <class Model>
 Quantized<Model> make() {
   return Quantized<Model>{nn::convert_sync_batch_norm(filled(Model{}))};
@@ -63,7 +63,7 @@ inline ch::Tensor<float, 2> images(Index batch, std::uint32_t key) {
   return ch::to<float>(test::numbers(batch, 48, key));
 }
 
-/// All numbers of a model's buffers of ranges, to the last bit, as text.
+/// The bits of all range buffers of a model, as text.
 inline std::string ranges_of(nn::Module& model) {
   std::string text;
   for (const auto& named : nn::named_buffers<Cpu>(model)) {

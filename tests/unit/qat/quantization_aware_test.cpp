@@ -1,4 +1,4 @@
-// QuantizationAware on one device: what is rounded, phases, files, and what is refused.
+// QuantizationAware on one device: roundings, phases, files, and refusals.
 #include <chorus/autograd/checkpoint.hpp>
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/model_file.hpp>
@@ -31,7 +31,7 @@ struct Crossed : nn::Module {
   CHORUS_MODULE(Crossed, a, norm, b)
   auto forward(const auto& x) const { return norm(b(a(x))); }
 };
-/// A function stands between its layer and the norm.
+/// A function between the layer and its norm.
 struct Other : nn::Module {
   nn::Linear<Cpu> a{48, 4};
   nn::BatchNorm<Cpu> norm{4};
@@ -50,7 +50,7 @@ struct Twice : nn::Module {
   CHORUS_MODULE(Twice, inner)
   auto forward(const auto& x) const { return inner(x); }
 };
-/// Computes its layer again in backward.
+/// Recomputes its layer in backward.
 struct Again : nn::Module {
   nn::Linear<Cpu> fc{48, 3};
   CHORUS_MODULE(Again, fc)
@@ -103,7 +103,7 @@ TEST_CASE("qat: layers take and give what integers stand for") {
   const auto in = ranges.input.levels(model.scheme()), out = ranges.output.levels(model.scheme());
   const auto weights = ranges.weight_levels(model.scheme());
   REQUIRE(weights.size() == 4);
-  CHECK(out.zero_point == 0);  // the range is the one behind the ReLU
+  CHECK(out.zero_point == 0);  // the range is that after the ReLU
   CHECK(ranges.output.range().min >= 0);
   const auto& w = value_of(model.model().fc.weight);
   for (Index i = 0; i < 5; ++i)

@@ -19,7 +19,7 @@ using qat::Quantized, qat::ranges_of, qat::images;
 namespace nn = chorus::nn;
 using Range = nn::quantization::Range;
 
-/// The same numbers as those of layers_by_pytorch.py.
+/// The same numbers as in layers_by_pytorch.py.
 template <int Rank>
 Tensor<float, Rank> formula(const Shape<Rank>& shape, Index key, float factor = 1) {
   auto out = Tensor<float, Rank>::empty(shape);
@@ -48,7 +48,7 @@ struct Joined : nn::Module {
     return fc3(dropout(concat(1, s, h)));
   }
 };
-/// Takes its input again behind two layers, and a list of values.
+/// Takes its input again after two layers, and a list of values.
 struct Skips : nn::Module {
   nn::Linear<Cpu> a{48, 48}, b{48, 48}, c{48 * 3, 3};
   CHORUS_MODULE(Skips, a, b, c)
@@ -59,7 +59,7 @@ struct Skips : nn::Module {
     return c(concat(1, std::span<const typename decltype(list)::value_type>(list)));
   }
 };
-/// Sums that are none between layers.
+/// Sums that are not between layers.
 struct Offsets : nn::Module {
   nn::Linear<Cpu> fc{48, 4};
   Parameter<float, 1, Cpu> offset{Tensor<float, 1>::full({4}, 0.3f)};
@@ -151,7 +151,7 @@ TEST_CASE("qat: a sum belongs to the last layer in it whose sum is free; the mod
   model(x);
   const auto& layers = model.ranges();
   CHECK_FALSE(layers[0].sum.range().empty());            // a(x) + x
-  CHECK_FALSE(layers[1].sum.range().empty());            // y + relu(b(y)), and z + z, of which none is free
+  CHECK_FALSE(layers[1].sum.range().empty());            // y + relu(b(y)), and z + z, whose sites are all in use
   CHECK_FALSE(layers[1].concatenation.range().empty());  // as a whole, not by halves
   CHECK(layers[0].concatenation.range().empty());
   CHECK(layers[2].sum.range().empty());

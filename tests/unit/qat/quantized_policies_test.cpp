@@ -1,4 +1,4 @@
-// QuantizationAware under the policies: ranges are the global batch's, whoever computes its shares.
+// QuantizationAware under the policies: ranges are the global batch's on any number of devices.
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/pipeline.hpp>
@@ -19,7 +19,7 @@ namespace nn = chorus::nn;
 constexpr Index batches[] = {12, 7, 2, 5, 1, 9};
 constexpr std::uint32_t steps = 20;
 
-/// Losses of 20 steps, or, with a rate of 0, all ranges after each, to the bit.
+/// Losses of 20 steps, or, with a rate of 0, all ranges after each step, to the bit.
 template <class Net, class Share, class Mean>
 std::string run(Net& net, double rate, const Share& share, const Mean& mean, std::uint32_t data = 0) {
   optim::Sgd optimizer{net.parameters(), {.lr = rate, .momentum = 0.9}};
@@ -58,8 +58,8 @@ double distance_of(const std::string& a, const std::string& b) {
   return test::distance(test::numbers_in(a), test::numbers_in(b));
 }
 
-/// Whether `losses(data)` are one device's. A sum over samples that is rounded in another order may fall on the other
-/// side of the middle between two levels, and a level counts in the loss: in one of eight runs, about.
+/// Whether `losses(data)` are one device's. A sum over samples rounded in another order may fall on the other side of
+/// the middle between two levels, and a level affects the loss: in about one of eight runs.
 template <class Losses>
 void check_one_devices_steps(const Losses& losses) {
   int same = 0;
@@ -163,7 +163,7 @@ TEST_CASE("qat: within join ranks that run out are refused, or end all") {
   CHECK_THAT(joined(true), Catch::Matchers::Contains("rank 0 has run out of batches"));
 }
 
-/// Shares out its layers.
+/// Divides its layers.
 struct Columns : nn::Module {
   nn::ColumnParallelLinear<Cpu> up{48, 4};
   nn::RowParallelLinear<Cpu> down{4, 3};
@@ -178,7 +178,7 @@ TEST_CASE("qat: TensorParallel is refused") {
                          TensorParallel<Quantized<Columns>> net{make<Columns>(), all, TensorParallelOptions{}, 3};
                          net(images(3, 1));
                        });
-                     }).texts();  // who throws first ends the other
+                     }).texts();  // the first exception ends the other rank
   CHECK_THAT(texts[0] + texts[1],
              Catch::Matchers::Contains("QuantizationAware: not under TensorParallel, where ranks have parts of a"));
 }

@@ -1,4 +1,4 @@
-/// Whole models in files, whatever the number of ranks.
+/// Whole models in files, for any number of ranks.
 
 #include "models.hpp"
 
@@ -37,7 +37,7 @@ TEST_CASE("TensorParallel: saved by 3 ranks, read by 1 and by 2", "[tensor_paral
             Shared<Tied<Cpu>> rank(world);
             ch::io::load(rank.net, path);
             ch::optim::Sgd optimizer{rank.net.parameters()};
-            test::step(rank.net, optimizer, 1, 0);  // and on it goes
+            test::step(rank.net, optimizer, 1, 0);  // training continues
             ch::TensorParallel<Tied<Cpu>> again{Tied<Cpu>{}, rank.communicator};
             ch::io::load(again, path);
             return ch::io::parameters_sha256(again);
@@ -54,7 +54,7 @@ TEST_CASE("TensorParallel: saved by 3 ranks, read by 1 and by 2", "[tensor_paral
   CHECK(fails([&](auto& net) { ch::io::save(net, "no/such/folder/file"); }) == "true");
 }
 
-// Steps `from` to 20 of a run that is kept after step 8 and goes on.
+// Steps `from` to 20 of a run that is saved after step 8; `resumes`: from the file.
 template <class Net>
 std::string steps(Net& net, const std::string& path, bool resumes) {
   ch::optim::Adam optimizer{net.parameters(), {.lr = 0.02}};
@@ -68,7 +68,7 @@ std::string steps(Net& net, const std::string& path, bool resumes) {
       ch::io::save_checkpoint(net, optimizer, {.step = 8}, path, average);
   }
   average.swap();
-  for (std::uint32_t i = 0; i < 2; ++i) losses.push_back(test::step(net, optimizer, i, 0));  // of the averages
+  for (std::uint32_t i = 0; i < 2; ++i) losses.push_back(test::step(net, optimizer, i, 0));  // with the averages
   return test::text_of(losses);
 }
 TEST_CASE("TensorParallel: a checkpoint of any number of ranks goes on under any other", "[tensor_parallel]") {

@@ -1,4 +1,4 @@
-/// Linear layers under TensorParallel: one device's steps, what is sent, and what is refused.
+/// Linear layers under TensorParallel: one device's steps, traffic, and refusals.
 
 #include <catch.hpp>
 #include <chorus/autograd/checkpoint.hpp>
@@ -30,7 +30,7 @@ TEST_CASE("TensorParallel: what backward computes again is added up again", "[te
   test::check_same_as_one_device<Recomputed<Cpu>>(3);
 }
 
-unsigned frozen = 0;  // which layers are, by bits; known to the ranks, which are forked
+unsigned frozen = 0;  // bits of frozen layers; ranks are forked and see it
 template <class D>
 struct Freezing : Pair<D> {
   Freezing() {
@@ -56,7 +56,7 @@ TEST_CASE("TensorParallel: embedding_init, row_init, col_init: ranks begin with 
   Pair<Cpu> whole;
   const auto expected = test::text_of(test::values(whole));
   CHECK(common_text(3, [](const World& world) {
-          ch::manual_seed(world.rank == 0 ? 5 : 6);  // rank 0's count
+          ch::manual_seed(world.rank == 0 ? 5 : 6);  // rank 0's values are used
           Shared<Pair<Cpu>> rank(world, {}, Pair<Cpu>{});
           std::string text;
           rank.net.gathered([&](auto& model) { text = test::text_of(test::values(model)); });
@@ -64,7 +64,7 @@ TEST_CASE("TensorParallel: embedding_init, row_init, col_init: ranks begin with 
         }) == expected);
 }
 
-// 1 where an element of the columns was kept.
+// 1 for each kept element of the columns.
 struct Mask : ch::nn::Module {
   ch::nn::ColumnParallelLinear<Cpu, double> up{5, 13};
   CHORUS_MODULE(Mask, up)
@@ -103,7 +103,7 @@ TEST_CASE("TensorParallel: a pair of layers is one call forward and one backward
   };
   CHECK(common_text(3, step) == "1 1");
   CHECK(common_text(1, step) == "0 0");
-  CHECK(common_text(2, [](const World& world) {  // and one more that compares
+  CHECK(common_text(2, [](const World& world) {  // and one more call for the comparison
           Shared<Pair<Cpu>> rank(world, {.check_every = 2});
           std::string text;
           for (int i = 0; i < 3; ++i) text += calls_of_a_step(rank.net, rank.communicator) + ";";

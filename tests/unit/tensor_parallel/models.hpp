@@ -1,5 +1,5 @@
 #pragma once
-/// Models whose layers the tests of TensorParallel share out.
+/// Models whose layers the tests of TensorParallel divide.
 
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
@@ -9,7 +9,7 @@
 
 namespace test {
 
-/// Five heads, nine features between the linear layers and seven words: hardly any number of ranks divides them.
+/// Five heads, nine features between the linear layers and seven words: few numbers of ranks divide them.
 template <class D, bool tied>
 struct LanguageModel : ch::nn::Module {
   ch::nn::VocabularyParallelEmbedding<D, double> words{7, 10};
@@ -34,7 +34,7 @@ struct LanguageModel : ch::nn::Module {
 };
 template <class D>
 using Untied = LanguageModel<D, false>;
-/// What lies between its blocks is in parts.
+/// Activations between its blocks are divided.
 template <class D>
 struct InParts : Untied<D> {
   auto operator()(const ch::Tensor<std::int64_t, 2, D>& tokens) const {

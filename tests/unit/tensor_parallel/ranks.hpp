@@ -1,5 +1,5 @@
 #pragma once
-/// Training steps of TensorParallel for the tests, and what one device does in its place.
+/// Training steps of TensorParallel for the tests, and one device's.
 
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
@@ -11,7 +11,7 @@
 
 namespace test {
 
-/// A rank's net, with its communicator.
+/// A rank's net with its communicator.
 template <class Model, class Sequence = ch::NoSequenceSplit>
 struct Shared {
   ch::comm::AnyCommunicator communicator;
@@ -22,13 +22,13 @@ struct Shared {
       : communicator(ch::comm::connect(world)), net(std::move(model), communicator, options, 3) {}
 };
 
-/// How many collective calls a rank has made.
+/// The number of collective calls that a rank has made.
 inline int calls(const ch::comm::AnyCommunicator& communicator) {
   const auto record = communicator.flight_record();
   return record.empty() ? 0 : std::stoi(record.substr(record.rfind("call ") + 5)) + 1;
 }
 
-/// A pair of layers whose numbers of columns hardly any number of ranks divides, with dropout within and after it.
+/// Two layers with a number of columns that few numbers of ranks divide, with dropout inside and after them.
 template <class D>
 struct Pair : ch::nn::Module {
   ch::nn::Linear<D, double> first{5, 6};
@@ -73,7 +73,7 @@ std::string shared_out(const ch::comm::World& world) {
   return text_of(all);
 }
 
-/// Whether all ranks end where one device does.
+/// Checks that all ranks end with one device's result.
 template <class Model, class Sequence = ch::NoSequenceSplit>
 void check_same_as_one_device(int ranks, double allowed = 1e-9,
                               ch::comm::Backend backend = ch::comm::Backend::automatic) {

@@ -1,4 +1,4 @@
-/// What TensorParallel refuses, since it would not be one device's result.
+/// What TensorParallel refuses because it would not be one device's result.
 
 #include "models.hpp"
 
@@ -16,7 +16,7 @@ namespace ch = chorus;
 using namespace test::names;
 using test::Pair, test::Shared;
 
-// What all ranks throw.
+// The common error of all ranks.
 template <class Model>
 std::string refusal(int ranks, Model model = Model{}) {
   return common_text(ranks, [&](const World& world) {
@@ -110,7 +110,7 @@ TEST_CASE("TensorParallel: what needs whole parameters refuses parts", "[tensor_
   CHECK_THAT(says([](auto& net) { ch::optim::Lars{net.parameters()}; }), Contains(down + "it needs whole parameters"));
 }
 
-// What a rank has whole differs between ranks.
+// Parameters that ranks have whole get different gradients.
 struct OfRank : Pair<Cpu> {
   auto operator()(const auto& x) const {
     return Pair<Cpu>::forward(x) * (ch::tensor_group() ? 1.0 + ch::tensor_group()->rank() : 1.0);
@@ -123,7 +123,7 @@ TEST_CASE("TensorParallel: gradients that should be the same and aren't are name
                  ch::cross_entropy(rank.net(numbers(12, 5, 1)), labels(12, 3, 1)).backward();
                });
              }), Contains("rank 1 has another gradient of 'last.bias' than rank 0: expected the same bits"));
-  CHECK_THAT(common_text(2, [](const World& world) {  // a share of the batch in its place
+  CHECK_THAT(common_text(2, [](const World& world) {  // a share of the batch in place of the whole
                Shared<Pair<Cpu>> rank(world);
                return message_of<UsageError>([&] {
                  const auto key = static_cast<std::uint32_t>(world.rank);

@@ -20,7 +20,7 @@ double product(const ch::Tensor<double, 3>& a, const ch::Tensor<double, 3>& b) {
   return std::inner_product(as.begin(), as.end(), bs.begin(), 0.0);
 }
 
-// <f(x), dy> = <x, df(dy)>, in which what all ranks have alike counts once.
+// <f(x), dy> = <x, df(dy)>; values that are equal on all ranks count once.
 enum class Ranks : std::uint8_t { differ, alike };
 template <class F>
 void check_adjoint(const char* name, const ch::Shape<3>& shape, Ranks of_x, Ranks of_y, const F& f) {

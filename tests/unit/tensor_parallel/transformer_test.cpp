@@ -1,4 +1,4 @@
-/// Transformers under TensorParallel: heads, features, and words of the vocabulary are shared out.
+/// Transformers under TensorParallel: heads, features, and words of the vocabulary are divided.
 
 #include "models.hpp"
 
@@ -40,7 +40,7 @@ TEST_CASE("TensorParallel: over NCCL's stand-in and gloo as over shared memory",
 #endif
 }
 
-// What a rank sends of outputs in a step through a block, and in how many calls, in A: the bytes of [batch, length,
+// The bytes of outputs that a rank sends in a step through a block, and its calls. A: the bytes of [batch, length,
 // features].
 struct Block : ch::nn::Module {
   ch::nn::Linear<Cpu, double> in{6, 6};
@@ -55,7 +55,7 @@ TEST_CASE("TensorParallel: a block sends 8 (t - 1) / t A, in 2 + 2 calls", "[ten
             const auto x = numbers(12, 6, 1).view(ch::Shape<3>{2, 6, 6});
             ch::trace::reset_traffic();
             const int before = test::calls(rank.communicator);
-            const auto y = ch::sum(rank.net(x));  // before which ranks compare their programs, in a call
+            const auto y = ch::sum(rank.net(x));  // before it ranks compare their programs, in one call
             const int between = test::calls(rank.communicator);
             y.backward();
             return ch::cat(ch::trace::bytes_sent(world.rank, ch::trace::Traffic::outputs), " ", between - before - 1,
@@ -75,16 +75,16 @@ TEST_CASE("TensorParallel: a block of a sequence in parts sends as much, in redu
             const auto x = numbers(12, features, 1).view(ch::Shape<3>{2, 6, features});
             ch::trace::reset_traffic();
             const int before = test::calls(rank.communicator);
-            const auto y = ch::sum(rank.net(x));  // before which ranks compare their programs, in a call
+            const auto y = ch::sum(rank.net(x));  // before it ranks compare their programs, in one call
             const int between = test::calls(rank.communicator);
             y.backward();
             return ch::cat(ch::trace::bytes_sent(world.rank, ch::trace::Traffic::outputs), " ", between - before - 1,
                            " ", test::calls(rank.communicator) - between);
-            // 8 of the block, 2 where parts begin and end, and what norms and biases get, added up.
+            // 8 in the block, 2 at the borders of divided parts, plus the summed gradients of norms and biases.
           }) == ch::cat(((8 + 2) * all + 2 * parameters) * (ranks - 1) / ranks, " 5 11"));
 }
 
-// Classes that ranks share, and what is made of their scores.
+// Classes that ranks divide, and functions of their scores.
 struct Classes : ch::nn::Module {
   ch::nn::ColumnParallelLinear<Cpu, double> head{5, 7};
   CHORUS_MODULE(Classes, head)
@@ -123,7 +123,7 @@ TEST_CASE("TensorParallel: vocab_parallel_cross_entropy, with all options", "[te
             Shared<Classes> rank(world);
             return losses(rank.net);
           })), expected) < test::rounding);
-  CHECK(common_text(2, [](const World& world) {  // a call for the largest scores, and one for three sums a sample
+  CHECK(common_text(2, [](const World& world) {  // a call for the largest scores, and one for three sums per sample
           Shared<Classes> rank(world, {.check_every = 0});
           const auto scores = rank.net(numbers(12, 5, 1));
           const int before = test::calls(rank.communicator);

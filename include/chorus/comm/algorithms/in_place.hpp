@@ -4,9 +4,9 @@
 /// Every rank tells the others the address of its data. In an all-reduce each rank sums its own chunk, reading it from
 /// all ranks' data, and writes the sum to all of them. A rank reads (n - 1) / n of the data from others and writes as
 /// much to them: the ring's traffic, but without copies into queues and with a single wait at the end. A number's sum
-/// is rounded once, in the order of ranks, on whichever rank computes it. So of two ranks the one with time to spare
-/// may own all the data: the one that arrived first, or whose program only waits for this call. The other loses no
-/// time, since it would have to wait for the sum anyway.
+/// has the same bits on whichever rank computes it: it is added in the order of ranks and rounded once. So with two
+/// ranks, the one that arrived first, or whose program only waits for this call, may own both chunks. The other rank
+/// loses no time, since it would have to wait for the sum anyway.
 
 #include <array>
 #include <chorus/comm/algorithms/collective.hpp>
@@ -26,8 +26,8 @@ struct Offer {
   std::uint64_t idle = 0;   ///< 1: its program only waits for this call
 };
 
-/// Of two ranks the one that owns all data, or nobody: the one whose program waits while the other's computes. If both
-/// compute, the one that arrived first.
+/// Of two ranks the one that owns both chunks; `nobody`: each owns its own. The owner is the rank whose program waits
+/// while the other's computes. If both compute, it is the rank that arrived at least 20 us before the other.
 inline int the_one_ahead(const Offer& zero, const Offer& one) {
   constexpr std::int64_t at_once = 20'000;  // ns
   if (zero.idle != one.idle) return zero.idle != 0 ? 0 : 1;

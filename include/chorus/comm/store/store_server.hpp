@@ -27,7 +27,7 @@ class StoreServer {
  public:
   /// For users in this process only: no socket.
   StoreServer() = default;
-  /// Also for visitors, who know `token` (empty: anyone who knows `key`). Throws UsageError for a token that is too
+  /// Also for other processes that know `token` (if empty: `key`). Throws UsageError for a token that is too
   /// short, and for a missing one if `listener` is not on loopback.
   StoreServer(Socket listener, std::string token, std::uint64_t key)
       : listener_(std::move(listener)), token_(std::move(token)), key_(key) {

@@ -50,7 +50,7 @@ inline void spin_pause() {
 #endif
 }
 
-/// What a sleeping rank waits for.
+/// The event that a sleeping rank waits for.
 struct alignas(8) Waiting {
   enum What : std::int32_t {
     for_nothing,
@@ -203,7 +203,7 @@ class Place {
   /// either it sees that a rank has aborted, or that rank sees that it works (all sequentially consistent).
   void works_in_place(bool does) const { seat(rank_).works.store(does ? 1 : 0); }
   /// After a rank has aborted: returns when no other rank works in this one's memory any more. Waits until the deadline
-  /// for a rank that is stopped meanwhile.
+  /// for a stopped rank.
   [[gnu::cold]] void await_hands_off() noexcept {
     const auto deadline = Clock::now() + timeout_;
     for (int who = 0; who < size_; ++who)
@@ -293,7 +293,7 @@ class Place {
     }
     return text;
   }
-  /// What this board knows of a rank of the job: for whom it waits.
+  /// A rank of the job on this board, and the rank that it waits for.
   struct Sight {
     bool has_seat = false;
     int awaited = nobody;

@@ -48,7 +48,7 @@ struct Alike {
   bool zero_grad = true;       ///< only the program drops gradients
   bool all_parameters = true;  ///< each rank has all parameters, hence as many optimizers
   bool contents = false;       ///< values are equal, so they can be compared
-  bool rank_0_writes = false;  ///< ranks take what rank 0 alone writes
+  bool rank_0_writes = false;  ///< only rank 0 writes; the others get its values
 };
 
 /// One rank's record. Parameters and buffers are those that ranks share; in a pipeline, those of all stages.

@@ -105,7 +105,7 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
-    // Backward's first unit is present: gather the next one meanwhile.
+    // Backward's first unit is present: start gathering the next one.
     if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
       const bool has_first = states_[order.units.front()].at == At::here;
       for (int i = 0; i < (has_first ? 2 : 1) && next_ < order.units.size(); ++i) start_next(order);

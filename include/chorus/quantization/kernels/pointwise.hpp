@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-// g++ 12 warns of what its own AVX-512 intrinsics leave undefined.
+// g++ 12 warns about undefined values in its own AVX-512 intrinsics.
 #pragma GCC diagnostic push
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
