@@ -17563,7 +17563,7 @@ class Place {
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " exited: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is lost: its process ", pid(who), " has ended");
   }
 
   /// Announces whether this rank works in the others' memory. Between the announcement and the first access, it calls
@@ -19451,7 +19451,7 @@ class TcpTransport final : public Transport {
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
         if (n < 0)
-          fail<LinkError>("rank ", name(who), " is unreachable: its process has ended, or the network has failed",
+          fail<LinkError>("rank ", name(who), " is lost: its process has ended, or the network has failed",
                           p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);

@@ -142,7 +142,7 @@ TEST_CASE("backends by name", "[comm]") {
   CHECK(comm::backend_of("gloo") == comm::Backend::gloo);
   CHECK(comm::backend_of("auto") == comm::Backend::automatic);
   CHECK_THROWS_WITH(comm::backend_of("smoke"),
-                    "backend 'smoke' is unknown, expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl");
+                    "backend: expected auto, shm, tcp, thread, hierarchical, mpi, gloo or nccl, got 'smoke'");
   CHECK_THROWS_WITH(comm::connect({.rank = 0, .size = 2}, {.backend = comm::Backend::nccl}),
                     Contains("built without backend nccl"));
 }

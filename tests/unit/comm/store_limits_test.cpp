@@ -78,7 +78,7 @@ TEST_CASE("store: the server itself looks at keys and values, of every request, 
     auto empty = request;
     for (auto& text : empty.texts)
       if (text == long_key) text.clear();
-    CHECK_THAT(user.refusal(empty), Equals("a key of 0 bytes, expected 1 to 8192"));
+    CHECK_THAT(user.refusal(empty), Equals("a key has 0 bytes, expected 1 to 8192"));
   }
   for (const auto& request : {StoreMessage{StoreCode::compare_set, 0, {"k", long_value, "v"}},
                               StoreMessage{StoreCode::compare_set, 0, {"k", "", long_value}},
@@ -173,7 +173,7 @@ TEST_CASE("store: a user for whose message there is no room waits, and loses its
   std::this_thread::sleep_for(200ms);
   CHECK(store.add("small", 1) == 2);
   store.set_timeout(500ms);
-  CHECK_THROWS_WITH(store.get("big"), Contains("store.get: the server in this process has gone"));
+  CHECK_THROWS_WITH(store.get("big"), Contains("store.get: the server in this process closed the connection"));
   store.set_timeout(20s);
   std::jthread ends([&] {
     std::this_thread::sleep_for(500ms);

@@ -164,10 +164,9 @@ TEST_CASE("a wrong CIFAR-10 folder is refused") {
   const std::string source =
       "; CIFAR-10 is cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
   CHECK(error_of(open) == "Cifar10: folder " + folder.path() +
-                              " has neither data_batch_1.bin nor test_batch.bin, nor has cifar-10-batches-bin in it" +
-                              source);
+                              " (or cifar-10-batches-bin in it) lacks data_batch_1.bin and test_batch.bin" + source);
   CHECK(error_of([&] { data::Cifar10 cifar(folder.path() + "/none"); }) ==
-        "Cifar10: there is no folder " + folder.path() + "/none" + source);
+        "Cifar10: no such folder: " + folder.path() + "/none" + source);
 
   folder.write("data_batch_1.bin", cifar_records(2));
   CHECK(error_of(open) == folder.path() + "/data_batch_2.bin: No such file or directory");

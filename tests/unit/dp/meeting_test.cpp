@@ -92,7 +92,7 @@ TEST_CASE("dp meeting: devices that end without the layer are named, at once") {
     std::string message;
     CHECK(seconds_of([&] { message = message_of<UsageError>([&] { net(batch()); }); }) < 5);
     CHECK_THAT(message, Contains(cat("replica ", who, " on device cpu:", who, ": SyncBatchNorm: replica ")));
-    CHECK_THAT(message, Contains("ended without this layer"));
+    CHECK_THAT(message, Contains("ended without calling this layer"));
     CHECK_THAT(message, Contains(cat("replica ", (who + 1) % 3, " on")) || Contains(cat("replica ", (who + 2) % 3)));
   }
 }
@@ -185,7 +185,7 @@ TEST_CASE("dp meeting: a device that doesn't come back is named at the deadline;
     CHECK_THAT(message,
                Contains("DataParallel: replica 2 on device cpu:2 did not come back within 300 ms of the first"));
     CHECK(test::values(net.module()) == test::values(*std::make_unique<Gated<Cpu>>(make<Gated<Cpu>>())));
-    CHECK_THAT(message_of<TimeoutError>(step), Contains("replica 2 on device cpu:2 has not come back from an earlier"));
+    CHECK_THAT(message_of<TimeoutError>(step), Contains("replica 2 on device cpu:2 has not returned from an earlier"));
     gate->let_go();
     for (const auto& named : net.parameters()) named.parameter->set_grad_arrived(false);
     step();
@@ -277,13 +277,10 @@ TEST_CASE("dp meeting: where the calling thread's device never comes back the pr
     auto net = net_stuck_on(0);
     net(batch());
   });
-  CHECK(
-      words ==
-      "77: chorus: warning: SyncBatchNorm under DataParallel: replica 0 on device cpu:0 did not come within 150 ms; "
-      "the "
-      "error is thrown when it has come to an end\n"
-      "chorus: error: DataParallel: replica 0 on device cpu:0, in the thread that called, does not come to an end: so "
-      "the process ends\n");
+  CHECK(words ==
+        "77: chorus: warning: SyncBatchNorm under DataParallel: replica 0 on device cpu:0 did not join within 150 ms; "
+        "the error is thrown when it ends\nchorus: error: DataParallel: replica 0 on device cpu:0, in the calling "
+        "thread, does not end: the process exits\n");
 }
 
 }  // namespace dp_meeting_test

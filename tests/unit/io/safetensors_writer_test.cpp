@@ -96,7 +96,7 @@ TEST_CASE("what no reader would take is refused before the disk is touched") {
   CHECK(refusal({{"a", FileDType::f4, seven, data}}) ==
         "tensor \"a\": shape [7] of F4 is 28 bits, which are no whole bytes");
   CHECK(refusal({{"__metadata__", FileDType::u8, four, data}}) ==
-        "tensor \"__metadata__\": the format keeps that name for itself");
+        "tensor \"__metadata__\": the format reserves that name");
   CHECK(refusal({{"a\tb", FileDType::u8, four, data}}) == "tensor \"a\\x09b\": its name has a control character");
   CHECK(refusal({{"\xC3", FileDType::u8, four, data}}) == "tensor \"\\xc3\": its name is not valid UTF-8");
   CHECK(refusal({{std::string(1025, 'n'), FileDType::u8, four, data}}) ==

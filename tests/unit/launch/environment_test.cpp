@@ -30,10 +30,12 @@ TEST_CASE("under another launcher --device names one device for each process of 
     CHECK(!has(program, "ignored"));
   }
   for (const std::string list : {"0", "0,1,2"})
-    require_refused({"--do", "device", "--device", list}, 2,
-                    cat("--device ", list, ": expected one device for each process of this machine, of which the "
-                        "launcher has started 2, got ", list.size() / 2 + 1, "\n"),
-                    torchrun_like(1, 2, free_port()));
+    require_refused(
+        {"--do", "device", "--device", list}, 2,
+        cat("--device ", list,
+            ": expected one device for each of the 2 processes that the launcher started on this machine, got ",
+            list.size() / 2 + 1, "\n"),
+        torchrun_like(1, 2, free_port()));
   auto part = torchrun_like(3, 4, free_port());  // of two machines
   part[1] = "LOCAL_RANK=1";
   part.push_back("LOCAL_WORLD_SIZE=2");
@@ -173,8 +175,7 @@ TEST_CASE("an environment that makes no sense is refused") {
   require_refused(hello, 2, "environment variable LOCAL_WORLD_SIZE is 3, but WORLD_SIZE is 2",
                   with({"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=3"}));
   require_refused(hello, 2,
-                  "environment variable CHORUS_RENDEZVOUS_FD must be a descriptor of a socket that listens, "
-                  "got '999'",
+                  "environment variable CHORUS_RENDEZVOUS_FD must be a descriptor of a listening socket, got '999'",
                   with({"LOCAL_RANK=0", "CHORUS_RENDEZVOUS_FD=999"}));
   require_refused(hello, 128 + SIGKILL,
                   "the process that started this rank (CHORUS_SUPERVISOR_PID=999999999) has ended",

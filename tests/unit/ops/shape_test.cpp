@@ -67,7 +67,7 @@ TEST_CASE("messages of shapes") {
           ch::expand(x, Shape<2>{2, 6});
         }) == "expand: shape [2, 3] does not expand to [2, 6]");
   CHECK(message_of<ch::UsageError>([&] { ch::concat(0, std::span<const Tensor<2>>()); }) ==
-        "concat: the list is empty");
+        "concat: expected at least one tensor, got none");
 }
 
 TEST_CASE("integers and truth values change their shapes too") {

@@ -32,8 +32,8 @@ struct Net : ch::nn::Module {
 };
 
 const std::string message =
-    "optimizer: the gradient of 'fc2.weight' has been added up under no_sync and never averaged: let the last backward "
-    "pass before a step be outside of no_sync (or zero_grad)";
+    "optimizer: the gradient of 'fc2.weight' was accumulated under no_sync and never averaged: run the last backward "
+    "pass before a step outside no_sync, or call zero_grad";
 
 // What `use(parameters)` says of a net of which one gradient is this process's own, and whether it leaves the net
 // alone.
