@@ -7847,7 +7847,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
+                    "conv3d: expected stride, dilation >= 1, padding >= 0, got ", stride, ", ", dilation, " and ", pad);
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
@@ -7909,12 +7909,14 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
-  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
-                        padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({groups, stride.height, stride.width, dilation.height, dilation.width});
+  check<UsageError>(least > 0 && padding.height >= 0 && padding.width >= 0, "conv_transpose2d: expected stride, ",
+                    "dilation and groups >= 1, padding >= 0, got ", least, " and ",
+                    std::min(padding.height, padding.width));
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding >= 0 and below stride or dilation, got ",
+                    Shape<2>{extra.height, extra.width});
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
@@ -17391,8 +17393,9 @@ class GradScaler {
   static const GradScalerOptions& checked(const GradScalerOptions& options) {
     check<UsageError>(is_scale(options.init_scale) && options.growth_factor >= 1 && options.backoff_factor > 0 &&
                           options.backoff_factor <= 1 && options.growth_interval > 0,
-                      "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
-                      "least 1, backoff_factor in (0, 1]");
+                      "GradScaler: expected init_scale, growth_interval > 0, growth_factor >= 1, backoff_factor in ",
+                      "(0, 1], got ", options.init_scale, ", ", options.growth_interval, ", ", options.growth_factor,
+                      " and ", options.backoff_factor);
     check<UsageError>(
         is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
             options.max_scale >= options.init_scale,
@@ -25912,9 +25915,9 @@ Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, cons
                                    .dilation_h = options.dilation.height,
                                    .dilation_w = options.dilation.width,
                                    .groups = options.groups};
-  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
-                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    operation, ": stride, dilation and groups are at least 1, padding at least 0");
+  const Index least = std::min({shape.groups, shape.stride_h, shape.stride_w, shape.dilation_h, shape.dilation_w});
+  check<UsageError>(least > 0 && shape.padding_h >= 0 && shape.padding_w >= 0, operation, ": expected stride, ",
+                    "dilation, groups >= 1, padding >= 0, got ", least, " and ", std::min(shape.padding_h, shape.padding_w));
   check<ShapeError>(taps[1] * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0, operation,
                     ": an input of shape ", in, " does not fit a weight of shape ", taps, " with ", shape.groups,
                     " groups");

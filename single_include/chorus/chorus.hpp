@@ -26542,12 +26542,13 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
       .dilation_w = options.dilation.width,
       .ceil_mode = options.ceil_mode,
   };
-  check<UsageError>(shape.kernel_h > 0 && shape.kernel_w > 0 && shape.stride_h > 0 && shape.stride_w > 0, operation,
-                    ": expected window and stride of at least 1");
-  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": expected a dilation of at least 1");
-  check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
-                        2 * shape.padding_w <= shape.kernel_w,
-                    operation, ": expected a padding of at most half the window");
+  const Index least = std::min({shape.kernel_h, shape.kernel_w, shape.stride_h, shape.stride_w});
+  check<UsageError>(least > 0, operation, ": expected window and stride of at least 1, got ", least);
+  const Shape<2> dilation{shape.dilation_h, shape.dilation_w}, padding{shape.padding_h, shape.padding_w};
+  check<UsageError>(std::min(dilation[0], dilation[1]) > 0, operation, ": expected dilation >= 1, got ", dilation);
+  check<UsageError>(std::min(padding[0], padding[1]) >= 0 && 2 * padding[0] <= shape.kernel_h &&
+                        2 * padding[1] <= shape.kernel_w,
+                    operation, ": expected a padding of at most half the window, got ", padding);
   check<ShapeError>(
       shape.height + 2 * shape.padding_h >= shape.span_h() && shape.width + 2 * shape.padding_w >= shape.span_w(),
       operation, ": a window of ", shape.span_h(), " x ", shape.span_w(), " does not fit an input of shape ", input);
@@ -34217,9 +34218,9 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
                                    .dilation_h = options.dilation.height,
                                    .dilation_w = options.dilation.width,
                                    .groups = options.groups};
-  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
-                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    "conv2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({shape.groups, shape.stride_h, shape.stride_w, shape.dilation_h, shape.dilation_w});
+  check<UsageError>(least > 0 && shape.padding_h >= 0 && shape.padding_w >= 0, "conv2d: expected stride, dilation and ",
+                    "groups >= 1, padding >= 0, got ", least, " and ", std::min(shape.padding_h, shape.padding_w));
   check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
                     "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
                     " with ", shape.groups, " groups");
@@ -56433,7 +56434,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
+                    "conv3d: expected stride, dilation >= 1, padding >= 0, got ", stride, ", ", dilation, " and ", pad);
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
@@ -56495,12 +56496,14 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
-  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
-                        padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({groups, stride.height, stride.width, dilation.height, dilation.width});
+  check<UsageError>(least > 0 && padding.height >= 0 && padding.width >= 0, "conv_transpose2d: expected stride, ",
+                    "dilation and groups >= 1, padding >= 0, got ", least, " and ",
+                    std::min(padding.height, padding.width));
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding >= 0 and below stride or dilation, got ",
+                    Shape<2>{extra.height, extra.width});
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
