@@ -25917,7 +25917,8 @@ Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, cons
                                    .groups = options.groups};
   const Index least = std::min({shape.groups, shape.stride_h, shape.stride_w, shape.dilation_h, shape.dilation_w});
   check<UsageError>(least > 0 && shape.padding_h >= 0 && shape.padding_w >= 0, operation, ": expected stride, ",
-                    "dilation, groups >= 1, padding >= 0, got ", least, " and ", std::min(shape.padding_h, shape.padding_w));
+                    "dilation, groups >= 1, padding >= 0, got ", least, " and ",
+                    std::min(shape.padding_h, shape.padding_w));
   check<ShapeError>(taps[1] * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0, operation,
                     ": an input of shape ", in, " does not fit a weight of shape ", taps, " with ", shape.groups,
                     " groups");
