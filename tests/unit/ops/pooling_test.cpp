@@ -67,9 +67,9 @@ TEST_CASE("messages of pooling") {
   CHECK(message_of<ch::ShapeError>([&] { ch::max_pool2d(x, 4); }) ==
         "max_pool2d: a window of 4 x 4 does not fit an input of shape [1, 1, 3, 3]");
   CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 0); }) ==
-        "avg_pool2d: expected window and stride of at least 1, got 0");
+        "avg_pool2d: expected window, stride and dilation of at least 1, got 0");
   CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 2, {.padding = 2}); }) ==
-        "avg_pool2d: expected a padding of at most half the window, got [2, 2]");
+        "avg_pool2d: expected 0 <= padding <= window / 2, got 2 x 2");
   CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 2, {.dilation = 2}); }) ==
         "avg_pool2d: expected no dilation");
   CHECK(message_of<ch::ShapeError>([&] { ch::max_pool2d(x, 2, {.padding = 1, .dilation = 4}); }) ==
