@@ -56496,9 +56496,9 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
   const Index least = std::min({groups, stride.height, stride.width, dilation.height, dilation.width});
-  const Index pad = std::min(padding.height, padding.width);
-  check<UsageError>(least > 0 && pad >= 0,
-                    "conv_transpose2d: expected stride, dilation, groups >= 1, padding >= 0, got ", least, " and ", pad);
+  const Index low = std::min(padding.height, padding.width);
+  check<UsageError>(least > 0 && low >= 0,
+                    "conv_transpose2d: expected stride, dilation, groups > 0, padding >= 0, got ", least, " and ", low);
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
                     "conv_transpose2d: expected output_padding >= 0 and below stride or dilation, got ",
