@@ -189,7 +189,7 @@ for options, part in ((["--batch", "0"], "--batch: expected a whole number, 1 to
                       (["--canonical-shares", "0"], "--canonical-shares: expected a whole number, 1 to 64, got '0'"),
                       (["--canonical-shares", "65"], "--canonical-shares: expected a whole number, 1 to 64, got '65'"),
                       (["--device", "0,0"], "--device: expected each device once, got 0 twice in '0,0'"),
-                      (["--device", "0,x"], "got '0,x': 'x' is no whole number"),
+                      (["--device", "0,x"], "got '0,x': 'x' is not a whole number"),
                       (["--device", "0,,1"], "got '0,,1': an entry is empty"),
                       (["--device", "64"], "--device: expected numbers of devices from 0 to 63, got 64"),
                       (["--device", "mps"], "expected the kind cpu or cuda, as in cpu:0,1, got 'mps'"),

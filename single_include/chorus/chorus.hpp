@@ -7321,7 +7321,7 @@ inline void check_faults(Cuda device) {
   const Fault seen = *fault;
   set.store(Fault::none, std::memory_order_release);
   lock.unlock();
-  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at index ", seen.place, " is not in [0, ",
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at position ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
 
@@ -7362,7 +7362,7 @@ class Staging {
         slot.buffer = pinned_memory(piece);
         slot.read.emplace(device);
       }
-      wait_until([&] { return slot.read->done(); }, "a copy from the host");
+      wait_until([&] { return slot.read->done(); }, "a captured graph: copy from the host");
       const std::size_t now = std::min(bytes, piece);
       std::memcpy(slot.buffer.get(), from, now);
       CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.get(), now, cudaMemcpyHostToDevice, stream));
@@ -7409,8 +7409,8 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
   const cuda::DeviceGuard guard(to_device);
-  check<UsageError>(!cuda::is_capturing(stream), "copy from the host to ", to_device,
-                    ": not possible while a graph is captured; copy into the graph's inputs before it is replayed");
+  check<UsageError>(!cuda::is_capturing(stream), "captured graph: copy from the host to ", to_device,
+                    " is not possible; copy into the graph's inputs before a replay");
   cuda::detail::Staging::of(to_device).copy(to_device, static_cast<std::byte*>(to), static_cast<const std::byte*>(from),
                                             bytes, stream);
 }
@@ -7420,8 +7420,8 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
   const cuda::DeviceGuard guard(from_device);
-  check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
-                    " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
+  check<UsageError>(!cuda::is_capturing(stream), "captured graph: copy from ", from_device,
+                    " to the host is not possible; read the graph's outputs after a replay");
   cuda::synchronize(stream);  // which has a limit; the copy to memory that is not pinned waits in the driver, without
   CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
   cuda::synchronize(from_device);
@@ -11009,7 +11009,7 @@ auto collated(const Collate& collate, std::vector<Sample> samples, Index begin, 
   } else {
     static_assert(
         requires { collate(std::move(samples)); },
-        "DataLoader: a collate function takes a std::vector of what the dataset's get returns");
+        "DataLoader: expected a collate function of a std::vector of the samples that get returns");
     const bool none = begin == end;
     auto batch = collate(std::move(samples));
     return none ? none_of(batch) : batch;
@@ -18986,7 +18986,7 @@ class Host {
     if (hello.all_reduce != world_.all_reduce)
       return cat("rank ", hello.rank, " uses all-reduce ", hello.all_reduce, ", rank 0 uses ", world_.all_reduce);
     if (const FixedText<64> mine(world_.purpose); hello.purpose != mine)
-      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 uses ", named(mine));
+      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 for ", named(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is connected already, as process ", place.hello.pid);
@@ -20461,7 +20461,7 @@ inline std::optional<comm::World> world_from_environment() {
                   address ? "MASTER_PORT" : "MASTER_ADDR");
     }
     if (seat->local_size != seat->size) {
-      usage_error("the launcher started ranks on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
+      usage_error("launch: ranks run on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
     }
   }
 
@@ -31282,7 +31282,7 @@ class GemmPlan {
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
-                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
+                 epilogue_ == Epilogue::sums ? "a separate kernel computes the sums" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;
@@ -34758,7 +34758,7 @@ inline void check_faults(Cuda device) {
   const Fault seen = *fault;
   set.store(Fault::none, std::memory_order_release);
   lock.unlock();
-  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at index ", seen.place, " is not in [0, ",
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at position ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
 
@@ -36249,7 +36249,7 @@ class GemmPlan {
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
-                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
+                 epilogue_ == Epilogue::sums ? "a separate kernel computes the sums" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;

@@ -147,7 +147,7 @@ inline std::optional<comm::World> world_from_environment() {
                   address ? "MASTER_PORT" : "MASTER_ADDR");
     }
     if (seat->local_size != seat->size) {
-      usage_error("the launcher started ranks on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
+      usage_error("launch: ranks run on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
     }
   }
 

@@ -97,7 +97,7 @@ TEST_CASE("threads that know only their place meet by their port", "[comm]") {
   comm::World lonely{.rank = 1, .size = 3};
   lonely.timeout = 50ms;
   CHECK_THROWS_WITH(comm::connect(lonely, {.backend = comm::Backend::thread}),
-                    "rank 1: ranks 0, 2 of 3 did not come within 50 ms");
+                    "rank 1: ranks 0, 2 of 3 did not arrive within 50 ms");
 }
 
 TEST_CASE("thread_group: a place that there cannot be is refused, and keeps nobody waiting", "[comm]") {

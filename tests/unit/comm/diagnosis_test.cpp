@@ -66,7 +66,7 @@ TEST_CASE("monitored_barrier names all ranks that are missing, to all that are t
         },
         2s);
     const auto texts = ranks.texts();
-    CHECK(texts[0] == "rank 0: monitored_barrier #1: ranks 1, 3 of 5 did not come within 1800 ms");
+    CHECK(texts[0] == "rank 0: monitored_barrier #1: ranks 1, 3 of 5 did not arrive within 1800 ms");
     for (const int rank : {2, 4})
       CHECK_THAT(texts[static_cast<std::size_t>(rank)], Contains(": rank 0 gave up: " + texts[0]));
   }
@@ -93,7 +93,7 @@ TEST_CASE("monitored_barrier names who is missing also where rank 0 comes late, 
           timeout);
     };
     const auto texts = comes_after(3, 800ms, 1s).texts();
-    CHECK(texts[0] == "rank 0: monitored_barrier #1: rank 1 of 3 did not come within 900 ms");
+    CHECK(texts[0] == "rank 0: monitored_barrier #1: rank 1 of 3 did not arrive within 900 ms");
     CHECK_THAT(texts[2], Contains(": rank 0 gave up: " + texts[0]));
     const auto begin = comm::Clock::now();
     CHECK_THAT(comes_after(2, 100ms, 10s).outcome(0).text, Contains("monitored_barrier #1: rank 1 is lost"));

@@ -108,8 +108,7 @@ TEST_CASE(
       500ms);
   CHECK(message_of<TimeoutError>([&] { net(batch()); }) ==
         "DataParallel: replica 0 on device cpu:0: SyncBatchNorm: replica 1 on device cpu:1, replica 2 on device cpu:2 "
-        "did "
-        "not come within 500 ms");
+        "did not join within 500 ms");
   slow = false;
   auto other = net_that([](double) { return true; });
   for (int pass = 0; pass < 2; ++pass) CHECK(net(batch()).value().to_vector() == other(batch()).value().to_vector());
@@ -124,8 +123,8 @@ TEST_CASE("dp meeting: a device that doesn't come in time in backward is named, 
   Net net{std::move(model), {.device_ids = {0, 1, 2}, .timeout = 500ms}, 3};
   const auto loss = sum(net(batch()));
   CHECK_THAT(message_of<TimeoutError>([&] { loss.backward(); }),
-             Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not come within 500 ms") &&
-                 Contains("DataParallel: replica 1 on device cpu:1 did not come back"));
+             Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not join within 500 ms") &&
+                 Contains("DataParallel: replica 1 on device cpu:1 did not return"));
 }
 
 /// Keeps threads in a model until it is opened. It may outlive the test.
@@ -182,8 +181,7 @@ TEST_CASE("dp meeting: a device that doesn't come back is named at the deadline;
     const double seconds = seconds_of([&] { message = message_of<TimeoutError>(step); });
     CHECK(seconds > 0.25);
     CHECK(seconds < 5);
-    CHECK_THAT(message,
-               Contains("DataParallel: replica 2 on device cpu:2 did not come back within 300 ms of the first"));
+    CHECK_THAT(message, Contains("DataParallel: replica 2 on device cpu:2 did not return within 300 ms of the first"));
     CHECK(test::values(net.module()) == test::values(*std::make_unique<Gated<Cpu>>(make<Gated<Cpu>>())));
     CHECK_THAT(message_of<TimeoutError>(step), Contains("replica 2 on device cpu:2 has not returned from an earlier"));
     gate->let_go();
@@ -266,9 +264,9 @@ TEST_CASE("dp meeting: where a device never comes back the process can save and 
                       : "other parameters");
     }
   });
-  CHECK_THAT(words, Catch::Matchers::StartsWith("0: chorus: DataParallel: replica 1 on device cpu:1 did not come back "
+  CHECK_THAT(words, Catch::Matchers::StartsWith("0: chorus: DataParallel: replica 1 on device cpu:1 did not return "
                                                 "within 150 ms of the first device; replica ") &&
-                        Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not come within 150 ms. A thread") &&
+                        Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not join within 150 ms; its thread") &&
                         Catch::Matchers::EndsWith("waits for the thread\nchorus: saved\n"));
 }
 

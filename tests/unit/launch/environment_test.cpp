@@ -96,7 +96,8 @@ TEST_CASE("ranks that come for different calls of launch don't meet") {
   CHECK(zero.finish(20s) == 76);
   CHECK(one.finish(20s) == 76);
   INFO(zero.text() << one.text());
-  const std::string why = "rank 1 has come for launch 2, policy 'processes', rank 0 for launch 1, policy 'processes'\n";
+  const std::string why =
+      "rank 1 connects for launch 2, policy 'processes', rank 0 for launch 1, policy 'processes'\n";
   CHECK(has(zero, why));
   CHECK(has(one, why));
   CHECK(!has(zero, "setting 2: "));

@@ -126,8 +126,8 @@ TEST_CASE("a list of devices that makes no sense is refused") {
   CHECK(refused("0,one") == expected + "0,one': 'one' is not a whole number");
   CHECK(refused("0, 1") == expected + "0, 1': ' 1' is not a whole number");
   CHECK(refused("1.5") == expected + "1.5': '1.5' is not a whole number");
-  CHECK(refused("cpu:0,cpu:1") == expected + "cpu:0,cpu:1': 'cpu:1' is no whole number");
-  CHECK(refused("0\x1b") == expected + "0\\x1b': '0\\x1b' is no whole number");
+  CHECK(refused("cpu:0,cpu:1") == expected + "cpu:0,cpu:1': 'cpu:1' is not a whole number");
+  CHECK(refused("0\x1b") == expected + "0\\x1b': '0\\x1b' is not a whole number");
   CHECK(refused("0,99999999999") == expected + "0,99999999999': 99999999999 is not from 0 to 63");
   CHECK(refused("-1") == "--device: expected numbers of devices from 0 to 63, got -1");
   CHECK(refused("0,64") == "--device: expected numbers of devices from 0 to 63, got 64");
