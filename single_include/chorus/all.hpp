@@ -6206,7 +6206,7 @@ auto operator-(const Columns<X>& x) {
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
     static_assert(detail::no_columns<X, More...>,                                                                    \
-                  #FUNCTION ": it mixes columns, of which each rank has a part: use gather_columns(x), or a "       \
+                  #FUNCTION ": it mixes columns, which ranks split: use gather_columns(x), or a "                   \
                             "RowParallelLinear");                                                                    \
     return x.part();                                                                                                 \
   }
@@ -28124,7 +28124,7 @@ class Program {
 
   static void check_pooled(const Step& step, Index count) {
     check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name,
-                      "' expected means of ", count, " numbers, expected at most ", kernels::int8::most_pooled);
+                      "' averages ", count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// What a step makes of its inputs. Throws ShapeError where they don't fit.

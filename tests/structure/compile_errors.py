@@ -42,7 +42,7 @@ auto use(auto& net) { return ch::sum(net(ones<float, 2>({2, 4}))); }
 """
 LISTED = "policy: expected a model that lists its members by CHORUS_MODULE"
 COLUMNS = "int main() { ch::nn::ColumnParallelLinear<ch::Cpu> up{4, 6}; const auto x = up(ones<float, 2>({2, 4}));"
-MIXES = ": it mixes columns, of which each rank has a part: use gather_columns(x), or a RowParallelLinear"
+MIXES = ": it mixes columns, which ranks split: use gather_columns(x), or a RowParallelLinear"
 BLOCKS = """
 template <int More>
 struct Block : Layer {

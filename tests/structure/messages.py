@@ -72,7 +72,7 @@ PASSED = ("conv2d: expected a stride of at least 1, got {}", "{}: rank {} is not
 CALLS = {"check": 1, "fail": 0, "usage_error": 0, "static_assert": 1}
 JOINED = {"cat", "format", "string", "string_view"}
 TOKEN = re.compile(r"""
-    (?P<space>\s+|//[^\n]*|/\*.*?\*/|^[ \t]*\#(?:[^\n\\]|\\.)*)
+    (?P<space>\s+|//[^\n]*|/\*.*?\*/|^[ \t]*\#[ \t]*(?!define)(?:[^\n\\]|\\.)*)
   | (?P<raw>R"(?P<mark>[^(\s]*)\((?P<body>.*?)\)(?P=mark)")
   | (?P<string>"(?:[^"\\\n]|\\.)*")
   | (?P<char>'(?:[^'\\\n]|\\.)+')
@@ -135,8 +135,10 @@ class Source:
         sums = self.split(begin, end, ("+",))
         if len(sums) > 1:
             return "".join(self.text(*part) for part in sums)
-        if begin < end and all(kind == "string" for kind, _, _ in self.tokens[begin:end]):
-            return "".join(text for _, text, _ in self.tokens[begin:end])
+        pieces = [(kind, text) for kind, text, _ in self.tokens[begin:end] if text != "\\"]  # of a macro: #NAME "text"
+        if pieces and all(kind == "string" or text == "#" or before == "#" for (_, before), (kind, text) in
+                          zip([("", "")] + pieces, pieces)):
+            return "".join(text if kind == "string" else "" if text == "#" else "{}" for kind, text in pieces)
         at = begin
         while at < end and (self.tokens[at][0] == "name" or self.sign(at, ("::",))):
             at += 1
@@ -199,7 +201,7 @@ def broken(kind, text, placed=False):
     if len(text) > MOST_CHARACTERS:
         yield "length", f"{len(text)} characters, at most {MOST_CHARACTERS}"
     place, colon, rest = re.sub(r"::", "..", text).partition(": ")
-    if not text.startswith(("{", "--", "option --", "environment variable")) and not placed and (
+    if not text.startswith(("{", "--", "option ", "environment variable")) and not placed and (
             not colon or len(place.split()) > MOST_WORDS_OF_PLACE):
         yield "place", "begin with an operation, class, file, option or rank, and a colon"
     if kind == "static_assert":

@@ -130,7 +130,7 @@ TEST_CASE("faults: who is waited for in the end is named, also where the wait of
         },
         2s);
     CHECK_THAT(ranks.outcome(1).text,
-               Contains("waited 2000 ms for rank 0, which waits for rank 2, which is stopped or busy elsewhere"));
+               Contains("waited 2000 ms for rank 0, which waits for rank 2, which is stopped or busy"));
   }
 }
 

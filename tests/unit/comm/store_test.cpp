@@ -99,14 +99,14 @@ TEST_CASE("what makes no sense is refused, and the store goes on", "[comm]") {
     store.set("text", "12x");
     store.set("most", "9223372036854775807");
     const std::string big(8'388'609, 'x'), long_key(8193, 'k');
-    CHECK_THAT(error_of([&] { store.add("text", 1); }), Equals("UsageError store.add: 'text' holds no whole number"));
+    CHECK_THAT(error_of([&] { store.add("text", 1); }), Equals("UsageError store.add: 'text' is not a whole number"));
     CHECK_THAT(error_of([&] { store.add("most", 1); }),
                Contains("UsageError store.add: 'most' holds 9223372036854775807"));
     CHECK_THAT(error_of([&] { store.set("", "x"); }),
                Contains("UsageError store.set: a key has 0 bytes, expected 1 to 8192"));
-    CHECK_THAT(error_of([&] { store.get(long_key); }), Contains("UsageError store.get: a key of 8193 bytes"));
+    CHECK_THAT(error_of([&] { store.get(long_key); }), Contains("UsageError store.get: a key has 8193 bytes"));
     CHECK_THAT(error_of([&] { store.set("k", big); }),
-               Contains("UsageError store.set: the value of 'k' has 8388609 bytes, at most 8388608"));
+               Contains("UsageError store.set: the value of 'k' has 8388609 bytes, expected at most 8388608"));
     CHECK_THAT(error_of([&] {
                  store.multi_set({"a", "b"}, {"1"});
                }),
@@ -126,7 +126,7 @@ TEST_CASE("what makes no sense is refused, and the store goes on", "[comm]") {
     CHECK_THAT(error_of([&] {
                  store.multi_get({"big0", "big1", "big2", "big3", "big4", "big5", "big6", "big7"});
                }),
-               Contains("UsageError store.get: these values have more than 67108864 bytes together"));
+               Contains("UsageError store.get: expected values of at most 67108864 bytes in total"));
     CHECK_THAT(error_of([&] { store.multi_set(Texts(9, "m"), Texts(9, most)); }),
                Contains("UsageError store.multi_set: "));
     CHECK(store.get("big8") == most);
@@ -282,7 +282,7 @@ TEST_CASE("strangers at a store's port", "[comm]") {
   CHECK(store.get("a") == "b");
   const int nobody = test::free_port().local().port();
   CHECK_THAT(error_of([&] { Store::connect("127.0.0.1", nobody, "", 100ms); }),
-             Contains("TimeoutError store: no server was found at 127.0.0.1:") && Contains("Connection refused"));
+             Contains("TimeoutError store: no server answered at 127.0.0.1:") && Contains("Connection refused"));
   const auto silent = test::free_port();
   CHECK_THAT(error_of([&] { Store::connect("127.0.0.1", silent.local().port(), "", 100ms); }),
              Contains("it accepted the connection and did not answer"));
@@ -433,7 +433,7 @@ TEST_CASE("who does not know the token has no store, nor is one", "[comm]") {
     guest.send_all(comm::bytes_of(welcome), Clock::now() + 1s);
   });
   CHECK_THAT(error_of([&] { Store::connect("127.0.0.1", welcoming.local().port(), server.token, 2s, 77); }),
-             Contains("CommError store: who answers at 127.0.0.1:") && Contains("does not know the job's token"));
+             Contains("CommError store: the process at 127.0.0.1:") && Contains("does not know the job's token"));
 }
 #endif
 

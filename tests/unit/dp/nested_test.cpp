@@ -155,7 +155,7 @@ TEST_CASE("dp nested: replicas that return other numbers of values, or other key
   CHECK(net(x).first.size() == 2);
   x(4, 0) = 1;
   CHECK_THAT(message_of<ShapeError>([&] { net(x); }),
-             Contains("replica 2 returned 1 values where replica 0 returned 2"));
+             Contains("replica 2 returned 1 values, expected those of replica 0, 2"));
   x = Tensor<double, 2>::full({6, 5}, 3);
   x(2, 0) = 3;
   CHECK(net(x).second.contains(1));

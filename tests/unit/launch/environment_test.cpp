@@ -161,7 +161,7 @@ TEST_CASE("an environment that makes no sense is refused") {
                   {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=localhost"});
   require_refused(hello, 2, "environment variable MASTER_PORT must be a whole number from 1 to 65535, got '70000'",
                   torchrun_like(0, 2, 70000));
-  require_refused(hello, 2, "the launcher started ranks on several hosts: set MASTER_ADDR",
+  require_refused(hello, 2, "launch: ranks run on several hosts: set MASTER_ADDR",
                   {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=2"});
   const auto with = [](std::vector<std::string> more) {
     auto variables = torchrun_like(0, 2, 29999);

@@ -244,7 +244,7 @@ TEST_CASE("launch refuses options that make no sense") {
   require_refused({"--do", "hello", "--devices=-99999999999"}, 2,
                   "--devices must be in the range of its type, got '-99999999999'\n");
   require_refused({"--do", "hello", "--seed=18446744073709551616"}, 2, "--seed must be in the range of its type, got");
-  require_refused({"--do", "hello", "--timeout=1e400"}, 2, "--timeout is out of range, got '1e400'\n");
+  require_refused({"--do", "hello", "--timeout=1e400"}, 2, "--timeout must be in the range of its type, got '1e400'\n");
   require_refused({"--do", "hello", "--devices"}, 2, "option --devices needs a value\n");
   require_refused({"--do", "hello", "--seed=-1"}, 2, "--seed must be a whole number of at least 0, got '-1'\n");
   require_refused({"--do", "hello", "--timeout", "0"}, 2, "--timeout must be a number of seconds from 0.001");

@@ -182,7 +182,7 @@ TEST_CASE("a value that is none is told with its option or its variable, and ste
       const auto run = line.run();
     });
   };
-  CHECK(refused({"--backend", "x\x1b"}).starts_with("--backend: backend 'x\\x1b' is unknown, expected auto, "));
+  CHECK(refused({"--backend", "x\x1b"}).starts_with("--backend: backend: expected auto, "));
   CHECK(refused({"--devices", "\x1b[2J"}) == "--devices must be a whole number, got '\\x1b[2J'");
   CHECK(refused({"--timeout", "1\n2"}) == "--timeout must be a number, got '1\\x0a2'");
   CHECK(refused({"--seed", "99999999999999999999"}) ==

@@ -186,7 +186,7 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
     net.gathered([&](Model& model) { text = text_of(values(model)); });
     return text;
   };
-  const std::string pieces = "' is split over ranks, and this rank has a part: this one needs the norm";
+  const std::string pieces = "' is split over ranks, and this rank has a part: it needs the norm";
   CHECK_THAT(says<Fsdp>(2, by_norms), Contains(pieces));
   CHECK_THAT(says<TensorParallel<Model>>(2, by_norms), Contains(pieces));
   CHECK_THAT(says<Sharded>(4, by_norms, pieces), Contains(pieces));

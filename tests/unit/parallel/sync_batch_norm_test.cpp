@@ -264,7 +264,8 @@ TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, en
   net(x).backward(numbers(6, 3, 1));
   x(3, 0) = 0.25;
   x(2, 0) = -1;  // the second device's first sample
-  CHECK_THAT(message_of<UsageError>([&] { net(x); }), Contains("replica 1 on device cpu:1 ended without this layer"));
+  CHECK_THAT(message_of<UsageError>([&] { net(x); }),
+             Contains("replica 1 on device cpu:1 ended without calling this layer"));
   x(2, 0) = 3;
   CHECK(message_of<UsageError>([&] { net(x); }) == "DataParallel: replica 1 on device cpu:1: a two is too much");
   x(2, 0) = 0.5;

@@ -209,7 +209,7 @@ TEST_CASE("whole: an argument of another size is; one that is as long as the bat
   // A first argument that may be weights itself.
   CHECK_THAT(
       message_of<ShapeError>([&] { dp::InputRoles().split("A net", 2, 0, numbers(1, 4, 1)[0], texts(6, 4, 1)); }),
-      Contains("shape [6, 4, 3] beside the first one of shape [4]"));
+      Contains("shape [6, 4, 3] next to the first one of shape [4]"));
   // The time of states [time, batch].
   CHECK_THAT(message_of<ShapeError>([&] { dp::InputRoles().split("A net", 2, 0, texts(4, 2, 1), numbers(3, 4, 2)); }),
              Contains("an input of shape [3, 4] beside"));

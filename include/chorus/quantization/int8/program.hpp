@@ -159,7 +159,7 @@ class Program {
 
   static void check_pooled(const Step& step, Index count) {
     check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name,
-                      "' expected means of ", count, " numbers, expected at most ", kernels::int8::most_pooled);
+                      "' averages ", count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// What a step makes of its inputs. Throws ShapeError where they don't fit.
