@@ -129,8 +129,8 @@ int main(int argc, char** argv) {
   if (!words.empty() && words.front() == "--") words.erase(words.begin());
   try {
     const auto why = words.empty() ? "" : why_not(words.front());
-    ch::check<ch::UsageError>(why.empty(), "torchrun's option ", words.empty() ? "" : ch::printable(words.front()),
-                              " is not supported: ", why);
+    ch::check<ch::UsageError>(why.empty(), "option ", words.empty() ? "" : ch::printable(words.front()),
+                              " of torchrun is not supported: ", why);
     ch::check<ch::UsageError>(!words.empty() && !words.front().starts_with("-"),
                               words.empty() ? "no program to start" : "unknown option ",
                               words.empty() ? "" : ch::printable(words.front()), "; see chorus-run --help");

@@ -210,7 +210,7 @@ def launchers_that_disagree():
                                  stderr=subprocess.PIPE, text=True, env=CLEAN) for words in (["--nnodes", "2", "--node-rank", "0"], second)]
         errors = [job.communicate(timeout=15)[1] for job in jobs]
         expect(all(job.returncode in (1, 76) for job in jobs), [job.returncode for job in jobs], errors)
-        part = "says that there are 3 ranks, rank 0 says 2" if "3" in second else "Address already in use"
+        part = "expects 3 ranks, rank 0 expects 2" if "3" in second else "Address already in use"
         expect(any(part in err for err in errors) and all(err.startswith("chorus: ") for err in errors), errors)
     say("launchers that disagree: ok")
 

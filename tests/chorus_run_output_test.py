@@ -73,7 +73,7 @@ def torchruns_other_options():
     for option in ("-m", "--module", "--run_path", "--start-method=spawn", "--event-log-handler", "--logs_specs",
                    "--numa-binding"):
         status, out, err = run("--nproc-per-node", 2, option, "true")
-        expect(status == 2 and err[-1].startswith(f"chorus: torchrun's option {option} makes no sense here: "), option, status, err)
+        expect(status == 2 and err[-1].startswith(f"chorus: option {option} of torchrun is not supported: "), option, status, err)
     status, out, err = run("--signals-to-handle", "SIGTERM,SIGKILL", "true")
     expect(status == 2 and "SIGUSR2, got SIGKILL" in err[-1], status, err)
     for number, handled in ((signal.SIGUSR1, True), (signal.SIGTERM, False)):

@@ -48,8 +48,8 @@ def options_pass_through():
     status, out, err = run("--nproc-per-node", 2, TRAIN, "--policy", "ddp", "--device", "3,1", *small)
     expect(status == 0, status, out, err)
     status, out, err = run("--nproc-per-node", 2, TRAIN, "--policy", "ddp", "--device", "0", *small)
-    expect(status == 2 and "--device 0: expected one device for each process of this machine, of which the launcher "
-           "has started 2, got 1" in err, status, out, err)
+    expect(status == 2 and "--device 0: expected one device for each of the 2 processes that the launcher started on "
+           "this machine, got 1" in err, status, out, err)
     say("--device: ok")
 
 
@@ -128,7 +128,7 @@ def endings():
     expect(status == 2 and "restart" not in err, err)  # no restart for a wrong option
     for words, part in ((["--nproc-per-node", 2], "no program to start"), (["--nproc-per-node", 2, "no such program"], "No such file"),
                         (["--nproc-pernode", 2, "true"], "unknown option --nproc-pernode"), (["--nnodes", 2, "--node-rank", 2, "true"], "--node-rank 2"),
-                        (["--nnodes", 2, "--standalone", "true"], "--standalone is for one machine"),
+                        (["--nnodes", 2, "--standalone", "true"], "--standalone: expected one machine"),
                         (["--nnodes", 9, "--nproc-per-node", 9, "true"], "9 machines x 9 ranks are more than 64")):
         status, out, err = run(*words)
         expect(status in (1, 2) and part in err, words, status, err)
@@ -251,7 +251,7 @@ def two_machines_start_again():
 def a_machine_that_is_gone():
     options = ["--policy", "ddp", "--model", "mlp", "--train-images", "6000", "--test-images", "40", "--batch", "4", "--epochs", "1000",
                "--workers", "0", "--quiet", "--timeout", "3"]
-    for gone, part in ((1, "ranks 2, 3 of 4 did not arrive within 3000 ms"), (0, "rank 0 was not found within 3000 ms")):
+    for gone, part in ((1, "ranks 2, 3 of 4 did not arrive within 3000 ms"), (0, "rank 0 did not answer within 3000 ms")):
         job = TwoMachines(1, *options)
         orphans = job.await_ranks(gone)
         job.await_ranks(1 - gone)

@@ -19,7 +19,7 @@ LANGUAGE = dict(
     small=["--data", str(TEXT), "--batch", "16", "--window", "16", "--dropout", "0.1", "--letters", "20"],
     steps=40, least_fall=0.4,
     mistakes=[(["--data", "/nonexistent"], "/nonexistent"), (["--data", str(FOLDER)], str(FOLDER)),
-              (["--batch", "100000"], "too few for a batch of 100000"), (["--window", "0"], "--window")])
+              (["--batch", "100000"], "expected at least one batch of 100000"), (["--window", "0"], "--window")])
 EXAMPLES = {
     "train_gpt": LANGUAGE | dict(
         small=LANGUAGE["small"] + ["--width", "32", "--layers", "2"],

@@ -54,7 +54,7 @@ def missing_predictions(folder):
 
     predictions = labs[4] / "predict.json"
     solved = json.loads((SOLUTIONS / "5_means.json").read_text())
-    for text, said in (('{"a": 7 / 8}', "no formula"), ("[]", "no JSON object"), ("", "no JSON object"),
+    for text, said in (('{"a": 7 / 8}', "no formula"), ("[]", "expected a JSON object"), ("", "expected a JSON object"),
                        (json.dumps({**solved, "b": "7/8", "c": None}), "\n  b\n  c\n")):
         predictions.write_text(text)
         done = check(labs[4], PATH=path)

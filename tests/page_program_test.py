@@ -239,12 +239,12 @@ said = run(PROGRAM, *SMALL, "--advise", "--policy", "ddp", "--trace", "kept.json
 expect("2 steps recorded from step 1 on" in said and (FOLDER / "kept.json").exists(), said)
 # A run that ends before its recorded steps, with an old trace at the same path.
 said = run(PROGRAM, *SMALL, "--advise", "--steps", "3", "--trace", "kept.json")
-expect("--advise: the run has ended before step 6, nothing was recorded" in said.stderr, said.stderr)
+expect("--advise: the run ended before step 6 and recorded nothing" in said.stderr, said.stderr)
 expect("Advice:" not in said.stdout, said.stdout)
 # A folder that others may write to.
 open_folder = FOLDER / f"chorus_advice_{os.getuid()}"
 open_folder.mkdir()
 open_folder.chmod(0o777)
 said = run(PROGRAM, *SMALL, "--advise", status=1).stderr
-expect("of this user alone for the trace; give --trace a file instead" in said, said)
+expect("that only this user can use for the trace; give --trace a file instead" in said, said)
 say("--advise")

@@ -132,7 +132,7 @@ for policy, devices in (("single", 1), ("dp", 3), ("ddp", 3), ("parameter_server
         first = events("stopped", *named, "--steps", "15", "--save", saved)
         rest = events("resumed", *named, "--resume", saved)
         assert losses(first) + losses(rest) == losses(log), f"{policy}: a resumed run differs"
-        assert ("a run that adds up 5 batches for a step goes on after whole steps: expected a multiple of 5 batches, "
+        assert ("checkpoint: a run that accumulates 5 batches per step can resume after whole steps only: expected a multiple of 5 batches, "
                 "got a checkpoint after 16 of its epoch") in run(*SMALL, *named, "--accumulate", "5", "--resume", saved,
                                                                  fails=True)
 cut = {events("cut", "--policy", policy, "--devices", devices, *several, "--canonical-shares", "4",
@@ -174,7 +174,7 @@ for key in ("parameters_sha256", "peak_memory_bytes_per_device"):
 
 assert "pipeline" in run("--policy", "pipeline", fails=True)
 assert "48 samples on 5 devices: each has 9 or 10" in run(*SMALL[:-1], "--policy", "dp", "--devices", "5")
-assert "policy 'single' has one device, got 2" in run(*SMALL, "--device", "0,1", fails=True)
+assert "expected one device for policy 'single', got 2" in run(*SMALL, "--device", "0,1", fails=True)
 assert "--devices 3, but --device 0,1 names 2" in run(*SMALL, "--policy", "dp", "--device", "0,1", "--devices", "3",
                                                       fails=True)
 assert "policy local_sgd, where each process steps" in run(*SMALL, "--policy", "local_sgd", *options, fails=True)
@@ -189,11 +189,11 @@ for options, part in ((["--batch", "0"], "--batch: expected a whole number, 1 to
                       (["--canonical-shares", "0"], "--canonical-shares: expected a whole number, 1 to 64, got '0'"),
                       (["--canonical-shares", "65"], "--canonical-shares: expected a whole number, 1 to 64, got '65'"),
                       (["--device", "0,0"], "--device: expected each device once, got 0 twice in '0,0'"),
-                      (["--device", "0,x"], "got '0,x': 'x' is no whole number"),
+                      (["--device", "0,x"], "got '0,x': 'x' is not a whole number"),
                       (["--device", "0,,1"], "got '0,,1': an entry is empty"),
                       (["--device", "64"], "--device: expected numbers of devices from 0 to 63, got 64"),
-                      (["--device", "mps"], "the kind of device 'mps' is unknown, expected cpu or cuda"),
-                      (["--device", "cuda:0"], "--device cuda:0: this program is built for cpu, got cuda; for GPUs"),
+                      (["--device", "mps"], "expected the kind cpu or cuda, as in cpu:0,1, got 'mps'"),
+                      (["--device", "cuda:0"], "--device cuda:0: expected cpu, the device of this program, got cuda; to use GPUs"),
                       (["--lr", "-1"], "--lr: expected a number, at least 0, got '-1'"),
                       (["--lr", "nan"], "--lr: expected a number, at least 0, got 'nan'"),
                       (["--seed", "-1"], "--seed: expected a whole number, at least 0, got '-1'"),

@@ -4818,8 +4818,8 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
   communicator.all_gather(std::span<const std::int64_t>(mine), std::span<std::int64_t>(all), {});
   for (std::size_t i = 0; i < all.size(); ++i)
-    check<CommError>(all[i] == mine[i % mine.size()], "rank ", i / mine.size(), " has other tensors than rank ",
-                     communicator.rank());
+    check<CommError>(all[i] == mine[i % mine.size()], "save_checkpoint: rank ", i / mine.size(),
+                     " has other tensors than rank ", communicator.rank());
   std::vector<std::uint8_t> message(bytes);
   if (communicator.rank() != 0) {
     std::uint8_t* to = message.data();
@@ -6197,7 +6197,7 @@ auto operator-(const Columns<X>& x) {
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
     static_assert(detail::no_columns<X, More...>,                                                                    \
-                  #FUNCTION ": it mixes columns, of which each rank has a part: use gather_columns(x), or a "       \
+                  #FUNCTION ": it mixes columns, which ranks split: use gather_columns(x), or a "                   \
                             "RowParallelLinear");                                                                    \
     return x.part();                                                                                                 \
   }
@@ -7835,7 +7835,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
+                    "conv3d: expected stride, dilation >= 1, padding >= 0, got ", stride, ", ", dilation, " and ", pad);
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
@@ -7897,12 +7897,14 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
-  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
-                        padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({groups, stride.height, stride.width, dilation.height, dilation.width});
+  const Index low = std::min(padding.height, padding.width);
+  check<UsageError>(least > 0 && low >= 0,
+                    "conv_transpose2d: expected stride, dilation, groups > 0, padding >= 0, got ", least, " and ", low);
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding >= 0 and below stride or dilation, got ",
+                    Shape<2>{extra.height, extra.width});
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {
@@ -17365,8 +17367,9 @@ class GradScaler {
   static const GradScalerOptions& checked(const GradScalerOptions& options) {
     check<UsageError>(is_scale(options.init_scale) && options.growth_factor >= 1 && options.backoff_factor > 0 &&
                           options.backoff_factor <= 1 && options.growth_interval > 0,
-                      "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
-                      "least 1, backoff_factor in (0, 1]");
+                      "GradScaler: expected init_scale, growth_interval > 0, growth_factor >= 1, backoff_factor in ",
+                      "(0, 1], got ", options.init_scale, ", ", options.growth_interval, ", ", options.growth_factor,
+                      " and ", options.backoff_factor);
     check<UsageError>(
         is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
             options.max_scale >= options.init_scale,
@@ -25873,9 +25876,10 @@ Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, cons
                                    .dilation_h = options.dilation.height,
                                    .dilation_w = options.dilation.width,
                                    .groups = options.groups};
-  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
-                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    operation, ": stride, dilation and groups are at least 1, padding at least 0");
+  const Index least = std::min({shape.groups, shape.stride_h, shape.stride_w, shape.dilation_h, shape.dilation_w});
+  check<UsageError>(least > 0 && shape.padding_h >= 0 && shape.padding_w >= 0, operation, ": expected stride, ",
+                    "dilation, groups >= 1, padding >= 0, got ", least, " and ",
+                    std::min(shape.padding_h, shape.padding_w));
   check<ShapeError>(taps[1] * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0, operation,
                     ": an input of shape ", in, " does not fit a weight of shape ", taps, " with ", shape.groups,
                     " groups");
@@ -28080,7 +28084,7 @@ class Program {
 
   static void check_pooled(const Step& step, Index count) {
     check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name,
-                      "' expected means of ", count, " numbers, expected at most ", kernels::int8::most_pooled);
+                      "' averages ", count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// The shape of a step's output. Throws ShapeError if its inputs don't fit.

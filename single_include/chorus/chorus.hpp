@@ -7358,7 +7358,7 @@ inline void check_faults(Cuda device) {
   const Fault seen = *fault;
   set.store(Fault::none, std::memory_order_release);
   lock.unlock();
-  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at index ", seen.place, " is not in [0, ",
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at position ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
 
@@ -7399,7 +7399,7 @@ class Staging {
         slot.buffer = pinned_memory(piece);
         slot.read.emplace(device);
       }
-      wait_until([&] { return slot.read->done(); }, "a copy from the host");
+      wait_until([&] { return slot.read->done(); }, "a captured graph: copy from the host");
       const std::size_t now = std::min(bytes, piece);
       std::memcpy(slot.buffer.get(), from, now);
       CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.get(), now, cudaMemcpyHostToDevice, stream));
@@ -7447,8 +7447,8 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
   const cuda::DeviceGuard guard(to_device);
-  check<UsageError>(!cuda::is_capturing(stream), "copy from the host to ", to_device,
-                    ": not possible while a graph is captured; copy into the graph's inputs before it is replayed");
+  check<UsageError>(!cuda::is_capturing(stream), "captured graph: copy from the host to ", to_device,
+                    " is not possible; copy into the graph's inputs before a replay");
   cuda::detail::Staging::of(to_device).copy(to_device, static_cast<std::byte*>(to), static_cast<const std::byte*>(from),
                                             bytes, stream);
 }
@@ -7458,8 +7458,8 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
   const cuda::DeviceGuard guard(from_device);
-  check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
-                    " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
+  check<UsageError>(!cuda::is_capturing(stream), "captured graph: copy from ", from_device,
+                    " to the host is not possible; read the graph's outputs after a replay");
   cuda::synchronize(stream);  // has a timeout; the copy to pageable memory would wait in the driver, without one
   CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
   cuda::synchronize(from_device);
@@ -11034,7 +11034,7 @@ auto collated(const Collate& collate, std::vector<Sample> samples, Index begin, 
   } else {
     static_assert(
         requires { collate(std::move(samples)); },
-        "DataLoader: a collate function takes a std::vector of what the dataset's get returns");
+        "DataLoader: expected a collate function of a std::vector of the samples that get returns");
     const bool none = begin == end;
     auto batch = collate(std::move(samples));
     return none ? none_of(batch) : batch;
@@ -17595,7 +17595,7 @@ class Place {
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " exited: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is lost: its process ", pid(who), " has ended");
   }
 
   /// Records whether this rank works in the others' memory. It calls `check` between this and the first access: then
@@ -19017,7 +19017,7 @@ class Host {
     if (hello.all_reduce != world_.all_reduce)
       return cat("rank ", hello.rank, " uses all-reduce ", hello.all_reduce, ", rank 0 uses ", world_.all_reduce);
     if (const FixedText<64> mine(world_.purpose); hello.purpose != mine)
-      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 uses ", named(mine));
+      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 for ", named(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is connected already, as process ", place.hello.pid);
@@ -19482,7 +19482,7 @@ class TcpTransport final : public Transport {
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
         if (n < 0)
-          fail<LinkError>("rank ", name(who), " is unreachable: its process has ended, or the network has failed",
+          fail<LinkError>("rank ", name(who), " is lost: its process has ended, or the network has failed",
                           p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);
@@ -20509,7 +20509,7 @@ inline int port_of_job(std::string_view job) {
                   address ? "MASTER_PORT" : "MASTER_ADDR");
     }
     if (seat->local_size != seat->size) {
-      usage_error("the launcher started ranks on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
+      usage_error("launch: ranks run on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
     }
   }
 
@@ -26576,12 +26576,12 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
       .dilation_w = options.dilation.width,
       .ceil_mode = options.ceil_mode,
   };
-  check<UsageError>(shape.kernel_h > 0 && shape.kernel_w > 0 && shape.stride_h > 0 && shape.stride_w > 0, operation,
-                    ": expected window and stride of at least 1");
-  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": expected a dilation of at least 1");
+  const Index least = std::min({shape.kernel_h, shape.kernel_w, shape.stride_h, shape.stride_w, shape.dilation_h,
+                                shape.dilation_w});
+  check<UsageError>(least > 0, operation, ": expected window, stride and dilation of at least 1, got ", least);
   check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
                         2 * shape.padding_w <= shape.kernel_w,
-                    operation, ": expected a padding of at most half the window");
+                    operation, ": expected 0 <= padding <= window / 2, got ", shape.padding_h, " x ", shape.padding_w);
   check<ShapeError>(
       shape.height + 2 * shape.padding_h >= shape.span_h() && shape.width + 2 * shape.padding_w >= shape.span_w(),
       operation, ": a window of ", shape.span_h(), " x ", shape.span_w(), " does not fit an input of shape ", input);
@@ -31308,7 +31308,7 @@ class GemmPlan {
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
-                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
+                 epilogue_ == Epilogue::sums ? "a separate kernel computes the sums" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;
@@ -34240,9 +34240,9 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
                                    .dilation_h = options.dilation.height,
                                    .dilation_w = options.dilation.width,
                                    .groups = options.groups};
-  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
-                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    "conv2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({shape.groups, shape.stride_h, shape.stride_w, shape.dilation_h, shape.dilation_w});
+  check<UsageError>(least > 0 && shape.padding_h >= 0 && shape.padding_w >= 0, "conv2d: expected stride, dilation and ",
+                    "groups >= 1, padding >= 0, got ", least, " and ", std::min(shape.padding_h, shape.padding_w));
   check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
                     "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
                     " with ", shape.groups, " groups");
@@ -34793,7 +34793,7 @@ inline void check_faults(Cuda device) {
   const Fault seen = *fault;
   set.store(Fault::none, std::memory_order_release);
   lock.unlock();
-  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at index ", seen.place, " is not in [0, ",
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at position ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
 
@@ -36281,7 +36281,7 @@ class GemmPlan {
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
-                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
+                 epilogue_ == Epilogue::sums ? "a separate kernel computes the sums" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;
@@ -54966,7 +54966,7 @@ auto operator-(const Columns<X>& x) {
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
     static_assert(detail::no_columns<X, More...>,                                                                    \
-                  #FUNCTION ": it mixes columns, of which each rank has a part: use gather_columns(x), or a "       \
+                  #FUNCTION ": it mixes columns, which ranks split: use gather_columns(x), or a "                   \
                             "RowParallelLinear");                                                                    \
     return x.part();                                                                                                 \
   }
@@ -56606,7 +56606,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
+                    "conv3d: expected stride, dilation >= 1, padding >= 0, got ", stride, ", ", dilation, " and ", pad);
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;
@@ -56668,12 +56668,14 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
-  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
-                        padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({groups, stride.height, stride.width, dilation.height, dilation.width});
+  const Index low = std::min(padding.height, padding.width);
+  check<UsageError>(least > 0 && low >= 0,
+                    "conv_transpose2d: expected stride, dilation, groups > 0, padding >= 0, got ", least, " and ", low);
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding >= 0 and below stride or dilation, got ",
+                    Shape<2>{extra.height, extra.width});
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {

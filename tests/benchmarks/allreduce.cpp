@@ -176,7 +176,7 @@ void run_mpi([[maybe_unused]] const Options& options, [[maybe_unused]] char** ar
     return benchmark(c, options);
   }
   check<UsageError>(options.all_reduce == comm::Algorithm::automatic, "--all-reduce ", options.all_reduce,
-                    " is none of mpi's, which can do: auto");
+                    " is unknown to mpi, expected auto");
   const auto ranks = cat(options.ranks);
   setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
   setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);

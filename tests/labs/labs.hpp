@@ -65,7 +65,7 @@ inline void check_guesses(const Run& body, const json& right, const json& guesse
 inline void check_hole(const Run& body, const json& right, const std::string& hole) {
   const auto text = run(body, right);
   INFO(text);
-  CHECK(text.find("there is a hole: write " + hole) != std::string::npos);
+  CHECK(text.find("lab: incomplete code: write " + hole) != std::string::npos);
   for (const auto& [key, value] : right.items()) CHECK(text.find("  right   " + key) != std::string::npos);
 }
 /// Checks that wrong code gives `lines` wrong lines, one of which begins with `line`, and no wrong predictions.

@@ -119,8 +119,8 @@ int main(int argc, char** argv) {
   for (int i = 0; i < kills; ++i) {
     const auto what = plan();
     attempt(what, [&] {
-      const auto mine = end_one(what, SIGKILL, std::chrono::microseconds(pick(20'000)), 20s,
-                                cat("rank ", what.victim, " is gone"));
+      const auto mine =
+          end_one(what, SIGKILL, std::chrono::microseconds(pick(20'000)), 20s, cat("rank ", what.victim, " is lost"));
       times.insert(times.end(), mine.begin(), mine.end());
     });
   }
@@ -130,7 +130,7 @@ int main(int argc, char** argv) {
     if (what.op == comm::Op::broadcast) what.op = comm::Op::barrier;  // who only sends waits when all buffers are full
     attempt(what, [&] {
       for (const double time : end_one(what, SIGSTOP, std::chrono::microseconds(pick(20'000)), 500ms,
-                                       cat("rank ", what.victim, ", which is stopped or busy elsewhere")))
+                                       cat("rank ", what.victim, ", which is stopped or busy")))
         check(time > 300 && time < 3000, "a stopped rank was noticed after ", time, " ms");
     });
   }

@@ -172,7 +172,7 @@ def check_foreign(tool):
     model = safetensors.numpy.save({"a": numpy.zeros(3)})
     files = [(array.getvalue(), "a NumPy array"), (arrays.getvalue(), "a NumPy archive"), (tar.getvalue(), "a tar archive"),
              (gzip.compress(model), "compressed with gzip"), (bz2.compress(model), "compressed with bzip2"),
-             (lzma.compress(model), "compressed with xz"), (b'{"weight_map": {}}', "the list of a model")]
+             (lzma.compress(model), "compressed with xz"), (b'{"weight_map": {}}', "the index of a model")]
     files += [(pickle.dumps({"a": list(range(300))}, protocol), "a Python pickle") for protocol in range(2, 6)]
     stream = b"".join(struct.pack("<Q", len(data)) + data for data, _ in files)
     lines = subprocess.run([tool, "verdicts"], input=stream, stdout=subprocess.PIPE, check=True).stdout.decode().split("\n")

@@ -40,9 +40,9 @@ struct Unlisted : ch::nn::Module {
 };
 auto use(auto& net) { return ch::sum(net(ones<float, 2>({2, 4}))); }
 """
-LISTED = "a policy needs a model that lists its members by CHORUS_MODULE"
+LISTED = "policy: expected a model that lists its members by CHORUS_MODULE"
 COLUMNS = "int main() { ch::nn::ColumnParallelLinear<ch::Cpu> up{4, 6}; const auto x = up(ones<float, 2>({2, 4}));"
-MIXES = ": it mixes columns, of which each rank has a part: use gather_columns(x), or a RowParallelLinear"
+MIXES = ": it mixes columns, which ranks split: use gather_columns(x), or a RowParallelLinear"
 BLOCKS = """
 template <int More>
 struct Block : Layer {
@@ -85,7 +85,7 @@ struct Attends : ch::nn::Module {
   ch::nn::MultiheadAttention<ch::Cpu> attention{4, 2};
   CHORUS_MODULE(Attends, attention)
 };"""),
-    ("MixedPrecision: the model gets integers and gives float, so its layers would all run in float", """
+    ("MixedPrecision: the model takes integers and returns float, so all its layers would run in float", """
 struct Words : Layer {
   ch::nn::Embedding<ch::Cpu> words{4, 4};
   auto forward(const ch::Tensor<std::int64_t, 2>& x) const { return fc(words(x)); }
@@ -99,10 +99,10 @@ int main() { ch::nn::MixedPrecision<Words>{}(ch::Tensor<std::int64_t, 2>::zeros(
      TYPO + "int main() { ch::DataParallel<Typo> net{Typo{}, {}}; net(ones<float, 2>({2, 4})); }"),
     ("no member named 'no_such_thing'",
      TYPO + "void go(ch::Run& run) { ch::DistributedDataParallel<Typo> net{Typo{}, run}; net(ones<float, 2>({2, 4})); }"),
-    ("cross_entropy: labels are a Tensor of std::int64_t", LOGITS % (2, "2, 3", "float, 1", "2")),
-    ("cross_entropy: labels are a Tensor of std::int64_t", LOGITS % (2, "2, 3", "int, 1", "2")),
-    ("cross_entropy: logits [batch, classes] go with labels [batch]", LOGITS % (4, "2, 3, 1, 1", "std::int64_t, 1", "2")),
-    ("cross_entropy: logits of more than two axes need #include <chorus/ops/class_losses.hpp>",
+    ("cross_entropy: expected labels in a Tensor of std::int64_t", LOGITS % (2, "2, 3", "float, 1", "2")),
+    ("cross_entropy: expected labels in a Tensor of std::int64_t", LOGITS % (2, "2, 3", "int, 1", "2")),
+    ("cross_entropy: expected logits [batch, classes] and labels [batch]", LOGITS % (4, "2, 3, 1, 1", "std::int64_t, 1", "2")),
+    ("cross_entropy: for logits of more than two axes #include <chorus/ops/class_losses.hpp>",
      LOGITS % (4, "2, 3, 1, 1", "std::int64_t, 3", "2, 1, 1")),
     ("Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order", """
 int main() {
@@ -110,14 +110,14 @@ int main() {
   ch::Pipeline<Layer> net{Layer{}, alone, {}};
   net(ch::Tensor<float, 2>::ones({2, 4})).backward();
 }"""),
-    ("Mesh: axes go from the outside in: Pipe, Data, Shard, Tensor, each at most once", """
+    ("Mesh: expected axes in the order Pipe, Data, Shard, Tensor, each at most once", """
 int main() {
   ch::comm::AnyCommunicator alone;
   ch::Mesh<Layer, ch::mesh::Tensor<2>, ch::mesh::Data<2>> net{Layer{}, alone, {}};
 }"""),
-    ("CHORUS_PIPELINE: the targets go to the last link with the output before it, and that is a ModuleList here",
+    ("CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList",
      BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),
-    ("CHORUS_PIPELINE: the blocks of a ModuleList have to give what they take",
+    ("CHORUS_PIPELINE: the output of a ModuleList's blocks must have the rank and type of their input",
      BLOCKS + "int main() { ch::SingleDevice<Blocks<Block<1>>>{{}}(ones<float, 2>({2, 4})); }"),
     ("", """
 int main() {
@@ -129,16 +129,15 @@ int main() {
   auto y = ones<float, 2>({2, 3});
   y = y + y;
 }"""),
-    ("x[i] = y: a Tensor takes a Tensor or a number; of a Variable use value()",
+    ("x[i] = y: expected a Tensor or a number; for a Variable use value()",
      "int main() { ch::Tensor<float, 2>::ones({2, 3})[0] = ones<float, 1>({3}); }"),
-    ("x[i] = y: both have one scalar type; to<float>(y) converts",
+    ("x[i] = y: expected one scalar type; to<float>(y) converts",
      "int main() { ch::Tensor<float, 2>::ones({2, 3})[0] = ch::Tensor<double, 1>::ones({3}); }"),
-    ("x[i] = y: the right side has more axes than what is written",
+    ("x[i] = y: the right side has more axes than the left side",
      "int main() { ch::Tensor<float, 2>::ones({2, 3})[0] = ch::Tensor<float, 2>::ones({2, 3}); }"),
-    ("x[i] = number: a tensor of integers takes no fractions",
+    ("x[i] = number: expected an integer for a tensor of integers",
      "int main() { ch::Tensor<std::int64_t, 2>::ones({2, 3})[0] = 0.5; }"),
-    ("x = y: a name for a Tensor takes a Tensor of the same scalar type, rank and device. A Variable, which records, needs"
-     " the name of a Variable: begin with Variable(x), or auto.", """
+    ("x = y: expected a Tensor of the same scalar type, rank and device. Declare x as auto or Variable(x) to assign a Variable;", """
 int main() {
   auto h = ch::Tensor<float, 2>::zeros({2, 4});
   h = ch::tanh(ones<float, 2>({2, 4}) + h);
@@ -168,7 +167,7 @@ int main() {
     *((LISTED, UNLISTED + f"auto loss(ch::{policy}<Unlisted>& net) {{ return use(net); }}\n"
        f"void go(ch::comm::AnyCommunicator& ranks) {{ ch::{policy}<Unlisted> net{{Unlisted{{}}, ranks}}; loss(net); }}")
       for policy in ("DistributedDataParallel", "LocalSgd", "ParameterServer")),
-    ("a list of modules is an nn::ModuleList<M>, not a std::vector<M>", """
+    ("for a list of modules use nn::ModuleList<M>, not std::vector<M>", """
 struct Listed : ch::nn::Module {
   ch::nn::Linear<ch::Cpu> fc{4, 4};
   std::vector<Layer> layers;
@@ -176,7 +175,7 @@ struct Listed : ch::nn::Module {
   auto forward(const auto& x) const { return fc(x); }
 };
 int main() { ch::SingleDevice<Listed> net{Listed{}}; }"""),
-    ("return a tuple in the struct's place, or give the field one axis, of size 1", """
+    ("return a tuple, or give the field one axis of size 1", """
 struct Output {
   ch::Variable<float, 2> y;
   ch::Variable<float, 0> loss;

@@ -207,7 +207,7 @@ auto collated(const Collate& collate, std::vector<Sample> samples, Index begin, 
   } else {
     static_assert(
         requires { collate(std::move(samples)); },
-        "DataLoader: a collate function takes a std::vector of what the dataset's get returns");
+        "DataLoader: expected a collate function of a std::vector of the samples that get returns");
     const bool none = begin == end;
     auto batch = collate(std::move(samples));
     return none ? none_of(batch) : batch;

@@ -237,8 +237,8 @@ void add_of_ranks(Outgoing& out, Communicator& communicator, const std::vector<T
   std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(communicator.size()));
   communicator.all_gather(std::span<const std::int64_t>(mine), std::span<std::int64_t>(all), {});
   for (std::size_t i = 0; i < all.size(); ++i)
-    check<CommError>(all[i] == mine[i % mine.size()], "rank ", i / mine.size(), " has other tensors than rank ",
-                     communicator.rank());
+    check<CommError>(all[i] == mine[i % mine.size()], "save_checkpoint: rank ", i / mine.size(),
+                     " has other tensors than rank ", communicator.rank());
   std::vector<std::uint8_t> message(bytes);
   if (communicator.rank() != 0) {
     std::uint8_t* to = message.data();

@@ -147,7 +147,7 @@ inline int port_of_job(std::string_view job) {
                   address ? "MASTER_PORT" : "MASTER_ADDR");
     }
     if (seat->local_size != seat->size) {
-      usage_error("the launcher started ranks on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
+      usage_error("launch: ranks run on several hosts: set MASTER_ADDR (rank 0's host) and MASTER_PORT");
     }
   }
 

@@ -145,7 +145,7 @@ auto operator-(const Columns<X>& x) {
   template <class X, class... More>                                                                                  \
   auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
     static_assert(detail::no_columns<X, More...>,                                                                    \
-                  #FUNCTION ": it mixes columns, of which each rank has a part: use gather_columns(x), or a "       \
+                  #FUNCTION ": it mixes columns, which ranks split: use gather_columns(x), or a "                   \
                             "RowParallelLinear");                                                                    \
     return x.part();                                                                                                 \
   }

@@ -48,9 +48,9 @@ detail::Recorded<4, X, W, B> conv2d(const X& x, const W& weight, const B& bias, 
                                    .dilation_h = options.dilation.height,
                                    .dilation_w = options.dilation.width,
                                    .groups = options.groups};
-  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
-                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    "conv2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({shape.groups, shape.stride_h, shape.stride_w, shape.dilation_h, shape.dilation_w});
+  check<UsageError>(least > 0 && shape.padding_h >= 0 && shape.padding_w >= 0, "conv2d: expected stride, dilation and ",
+                    "groups >= 1, padding >= 0, got ", least, " and ", std::min(shape.padding_h, shape.padding_w));
   check<ShapeError>(w.size(1) * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0,
                     "conv2d: an input of shape ", input.shape(), " does not fit a weight of shape ", w.shape(),
                     " with ", shape.groups, " groups");

@@ -33,7 +33,7 @@ auto conv3d(const X& x, const W& weight, const B& bias, const Conv3dOptions& opt
   const auto& w = value_of(weight).shape();
   const Index pad = options.padding.depth, stride = options.stride.depth, dilation = options.dilation.depth;
   check<UsageError>(pad >= 0 && stride > 0 && dilation > 0,
-                    "conv3d: expected stride, dilation and groups of at least 1, padding of at least 0");
+                    "conv3d: expected stride, dilation >= 1, padding >= 0, got ", stride, ", ", dilation, " and ", pad);
   check<ShapeError>(w[2] > 0 && depth + 2 * pad >= dilation * (w[2] - 1) + 1, "conv3d: the kernel of ", w,
                     " is larger than the padded input of ", value_of(x).shape());
   const Index out_depth = (depth + 2 * pad - dilation * (w[2] - 1) - 1) / stride + 1;

@@ -54,12 +54,12 @@ inline kernels::Pool2dShape pool2d_shape(const char* operation, const Shape<4>& 
       .dilation_w = options.dilation.width,
       .ceil_mode = options.ceil_mode,
   };
-  check<UsageError>(shape.kernel_h > 0 && shape.kernel_w > 0 && shape.stride_h > 0 && shape.stride_w > 0, operation,
-                    ": expected window and stride of at least 1");
-  check<UsageError>(shape.dilation_h > 0 && shape.dilation_w > 0, operation, ": expected a dilation of at least 1");
+  const Index least = std::min({shape.kernel_h, shape.kernel_w, shape.stride_h, shape.stride_w, shape.dilation_h,
+                                shape.dilation_w});
+  check<UsageError>(least > 0, operation, ": expected window, stride and dilation of at least 1, got ", least);
   check<UsageError>(shape.padding_h >= 0 && shape.padding_w >= 0 && 2 * shape.padding_h <= shape.kernel_h &&
                         2 * shape.padding_w <= shape.kernel_w,
-                    operation, ": expected a padding of at most half the window");
+                    operation, ": expected 0 <= padding <= window / 2, got ", shape.padding_h, " x ", shape.padding_w);
   check<ShapeError>(
       shape.height + 2 * shape.padding_h >= shape.span_h() && shape.width + 2 * shape.padding_w >= shape.span_w(),
       operation, ": a window of ", shape.span_h(), " x ", shape.span_w(), " does not fit an input of shape ", input);

@@ -39,12 +39,14 @@ auto conv_transpose2d(const X& x, const W& weight, const ConvTranspose2dOptions&
   const auto input = contiguous(value_of(x));
   const auto w = contiguous(value_of(weight));
   const auto [stride, padding, extra, dilation, groups] = options;
-  check<UsageError>(groups > 0 && stride.height > 0 && stride.width > 0 && dilation.height > 0 && dilation.width > 0 &&
-                        padding.height >= 0 && padding.width >= 0,
-                    "conv_transpose2d: expected stride, dilation and groups of at least 1, padding of at least 0");
+  const Index least = std::min({groups, stride.height, stride.width, dilation.height, dilation.width});
+  const Index low = std::min(padding.height, padding.width);
+  check<UsageError>(least > 0 && low >= 0,
+                    "conv_transpose2d: expected stride, dilation, groups > 0, padding >= 0, got ", least, " and ", low);
   check<UsageError>(extra.height >= 0 && extra.width >= 0 && extra.height < std::max(stride.height, dilation.height) &&
                         extra.width < std::max(stride.width, dilation.width),
-                    "conv_transpose2d: expected output_padding of at least 0 and below stride or dilation");
+                    "conv_transpose2d: expected output_padding >= 0 and below stride or dilation, got ",
+                    Shape<2>{extra.height, extra.width});
   check<ShapeError>(w.size(0) == input.size(1) && input.size(1) % groups == 0, "conv_transpose2d: an input of shape ",
                     input.shape(), " does not fit a weight of shape ", w.shape(), " with ", groups, " groups");
   const auto spread = [](Index size, Index step, Index pad, Index gap, Index kernel, Index more) {

@@ -235,8 +235,9 @@ class GradScaler {
   static const GradScalerOptions& checked(const GradScalerOptions& options) {
     check<UsageError>(is_scale(options.init_scale) && options.growth_factor >= 1 && options.backoff_factor > 0 &&
                           options.backoff_factor <= 1 && options.growth_interval > 0,
-                      "GradScaler: init_scale and growth_interval must be positive and finite, growth_factor at "
-                      "least 1, backoff_factor in (0, 1]");
+                      "GradScaler: expected init_scale, growth_interval > 0, growth_factor >= 1, backoff_factor in ",
+                      "(0, 1], got ", options.init_scale, ", ", options.growth_interval, ", ", options.growth_factor,
+                      " and ", options.backoff_factor);
     check<UsageError>(
         is_scale(options.min_scale) && options.max_scale >= options.min_scale &&
             options.max_scale >= options.init_scale,

@@ -121,7 +121,7 @@ TEST_CASE("what checkpoint refuses, and what it leaves alone") {
   CHECK(message_of<ch::UsageError>([&] { ch::checkpoint([&](const auto& in) { return in * before; }, x); }) ==
         "checkpoint: the function uses what 'square' has recorded before it; give that as an input");
   const auto sum = ch::sum(ch::checkpoint([](const auto& in) { return ch::square(in); }, x));
-  CHECK(message_of<ch::UsageError>([&] { ch::grad(sum, x); }).find("grad: 'checkpoint' sends gradients") == 0);
+  CHECK(message_of<ch::UsageError>([&] { ch::grad(sum, x); }).find("grad: 'checkpoint' adds gradients") == 0);
   CHECK_FALSE(x.grad().defined());
   const ch::NoGrad no_grad;
   CHECK_FALSE(ch::checkpoint([](const auto& in) { return ch::square(in); }, x).requires_grad());
@@ -137,8 +137,11 @@ TEST_CASE("a checkpoint refuses to compute again with parameters that have been 
     return message_of<ch::UsageError>([&] { y.backward(); });
   };
   for (const auto* parameter : {&scale, &frozen})
-    CHECK(message(*parameter).find("backward of 'checkpoint': it has to compute again with '' as it was in the forward "
-                                   "pass, at version ") == 0);
+    CHECK(
+        message(*parameter)
+            .find(
+                "backward of 'checkpoint': it must compute again with '' as it was in the forward pass, at version ") ==
+        0);
 }
 
 }  // namespace checkpoint_test

@@ -67,7 +67,7 @@ TEST_CASE("what grad refuses") {
   CHECK(message_of<ch::UsageError>([&] { ch::grad(value, y); }) ==
         "grad: the value does not depend on one of the inputs; with allow_unused its gradient is undefined");
   CHECK(message_of<ch::UsageError>([&] { ch::grad(value, y.detach()); }) ==
-        "grad: inputs are different values that require a gradient; one does not, or is given twice");
+        "grad: expected different inputs that require a gradient; one does not, or appears twice");
   CHECK(message_of<ch::UsageError>([&] { ch::grad(value.detach(), x); }) ==
         "grad: nothing behind the value requires a gradient");
   CHECK(ch::grad(value, x).item() == 6);

@@ -87,7 +87,8 @@ TEST_CASE("an empty parameter stands for none") {
   CHECK_FALSE(static_cast<bool>(none));
   CHECK_FALSE(none.value().defined());
   CHECK_FALSE(none.as_variable().requires_grad());
-  const char* const message = "Parameter: it is empty (that of a layer without bias, say), so it has no gradient";
+  const char* const message =
+      "Parameter: it is empty (for example the bias of a layer without bias), so it has no gradient";
   CHECK(message_of<ch::UsageError>([&] { none.grad(); }) == message);
   CHECK(message_of<ch::UsageError>([&] { none.zero_grad(); }) == message);
   CHECK(message_of<ch::UsageError>([&] { none.requires_grad(); }) == message);

@@ -90,11 +90,10 @@ TEST_CASE("saved: an operator that needs the old numbers of a parameter names it
 
 TEST_CASE("saved: the message has both versions, and says what to do") {
   const Variable<double, 2> x(numbers<2>({3, 2}), true);
-  CHECK(
-      after_write<2>({4, 2}, [&](const auto& p) { return linear(x, p); }) ==
-      "backward of 'linear': it needs 'the.parameter' of shape [4, 2] as it was in the forward pass, at version 1, but "
-      "it has been written since, and is at version 2: go backward before an optimizer steps or numbers are assigned, "
-      "or run the forward pass again");
+  CHECK(after_write<2>({4, 2}, [&](const auto& p) { return linear(x, p); }) ==
+        "backward of 'linear': it needs 'the.parameter' of shape [4, 2] as it was in the forward pass, at version 1, "
+        "but it has been written since, and is at version 2: call backward before an optimizer steps or numbers are "
+        "assigned, or run the forward pass again");
 }
 
 TEST_CASE("saved: what needs no old numbers does not mind") {

@@ -174,7 +174,7 @@ TEST_CASE("what backward refuses") {
         "backward: nothing behind this value requires a gradient");
   const Vector x(ch::Tensor<double, 1>::ones({3}), true);
   CHECK(message_of<ch::ShapeError>([&] { (x * 2).backward(ch::Tensor<double, 1>::ones({2})); }) ==
-        "backward: the seed's shape is [2], the value's is [3]");
+        "backward: expected a seed of shape [3], got [2]");
 }
 
 TEST_CASE("several roots share one run") {

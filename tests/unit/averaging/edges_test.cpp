@@ -329,7 +329,7 @@ TEST_CASE("post-local sgd: a rank's own gradient that is not finite is everybody
       if (non_finite == NonFinite::skip_step)
         CHECK(text == "1 skipped");
       else
-        CHECK_THAT(text, Contains("is not finite; it came from") && Contains("on rank 1"));
+        CHECK_THAT(text, Contains("is not finite; its source:") && Contains("on rank 1"));
   }
 }
 

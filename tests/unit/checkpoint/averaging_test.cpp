@@ -176,7 +176,7 @@ TEST_CASE("checkpoints of LocalSgd: errors are clear, and change nothing") {
         return numbers_of(net, optimizer) == before ? text : "changed";
       });
       const auto rank = name.find("rank1") == name.npos || ranks == 1 ? 0u : 1u;
-      CHECK_THAT(texts[rank], Contains("local_sgd has a number that makes no sense"));
+      CHECK_THAT(texts[rank], Contains("local_sgd has an invalid number"));
     }
   }
   // Rank 0 saves alone while the other rank continues, or has ended.
@@ -189,7 +189,7 @@ TEST_CASE("checkpoints of LocalSgd: errors are clear, and change nothing") {
       if (goes_on) message_of<CommError>([&] { step(net, optimizer, 1, world); });
       return "";
     });
-    CHECK_THAT(texts[0], Contains("save_checkpoint: under LocalSgd") && Contains("all ranks call it: "));
+    CHECK_THAT(texts[0], Contains("save_checkpoint: under LocalSgd") && Contains("all ranks must call it: "));
     CHECK(comm::Clock::now() - start < 5s);
     CHECK_FALSE(std::filesystem::exists(folder / "one"));
   }

@@ -96,8 +96,8 @@ TEST_CASE("checkpoints: ranks that read different files say so, all of them, and
       const auto why = message_of<FileError>([&] { io::load_checkpoint(rank.net, optimizer, path); });
       return test::values(rank.net.module()) == before ? why.substr(why.find(": ")) : "changed";
     });
-    CHECK(text == cat(": rank 1 has another file, of step ", wrong == "later" ? 4 : 2,
-                      ", than rank 0, of step 2: all ranks have to read the same"));
+    CHECK(text == cat(": rank 1 has a different file, of step ", wrong == "later" ? 4 : 2,
+                      ", than rank 0, of step 2: all ranks must read the same file"));
   }
 }
 

@@ -94,7 +94,7 @@ TEST_CASE("checkpoints: a run with other canonical shares is refused, by all ran
     return with_net(shares, [&](auto& net) { return refusal(net, name); });
   };
   CHECK_THAT(of_single(8, "of_4"), Contains("resuming from ") && Contains("the run's canonical_shares, 4, got 8:") &&
-                                       Contains("io::load takes the model alone"));
+                                       Contains("io::load loads the model alone"));
   CHECK_THAT(of_single(0, "of_4"), Contains("canonical_shares, 4, got 0 (none):"));
   CHECK_THAT(of_single(4, "of_none"), Contains("canonical_shares, 0 (none), got 4:"));
   CHECK_THAT(common_text(2,

@@ -276,8 +276,9 @@ TEST_CASE("checkpoints of hooks: errors are clear, and change nothing") {
       if (way == 1) net.communicator().barrier();
       return "";
     });
-    CHECK_THAT(texts[0], Contains("save_checkpoint: under LocalSgd, or a communication hook that remembers something, "
-                                  "all ranks call it: "));
+    CHECK_THAT(
+        texts[0],
+        Contains("save_checkpoint: under LocalSgd, or a communication hook with state, all ranks must call it: "));
     CHECK(comm::Clock::now() - start < 5s);
     CHECK_FALSE(std::filesystem::exists(folder / "one"));
   }

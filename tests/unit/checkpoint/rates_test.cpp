@@ -142,8 +142,8 @@ TEST_CASE("checkpoints: a rank that has no file is named on all ranks, which go 
                        return cat(one, "|", all);
                      }).texts();
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    CHECK_THAT(texts[rank], Contains(": rank 1 can't read the file, as others can") &&
-                                Contains(": all ranks have to read the same|") &&
+    CHECK_THAT(texts[rank], Contains(": rank 1 can't read the file, and other ranks can") &&
+                                Contains(": all ranks must read the same file|") &&
                                 Contains("|loading " + (folder / "none") + ": opening the file failed"));
     CHECK((texts[rank].find("can (loading ") != std::string::npos) == (rank == 1));
   }

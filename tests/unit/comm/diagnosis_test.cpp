@@ -40,10 +40,9 @@ TEST_CASE("groups name ranks of the job and their axis, and follow who waits fro
         1s);
     const auto texts = ranks.texts();
     const std::string first = "rank 0: barrier #0 on the axis tensor: waited 1000 ms for rank 1, which ";
-    CHECK(texts[0] == first + (backend == comm::Backend::shm
-                                   ? "waits for rank 3, which is stopped or busy elsewhere"
-                                   : "is stopped or busy elsewhere"));
-    CHECK(texts[1] == "rank 1: barrier #0 on the axis data: waited 1000 ms for rank 3, which is stopped or busy elsewhere");
+    CHECK(texts[0] == first + (backend == comm::Backend::shm ? "waits for rank 3, which is stopped or busy"
+                                                             : "is stopped or busy"));
+    CHECK(texts[1] == "rank 1: barrier #0 on the axis data: waited 1000 ms for rank 3, which is stopped or busy");
   }
 }
 
@@ -67,7 +66,7 @@ TEST_CASE("monitored_barrier names all ranks that are missing, to all that are t
         },
         2s);
     const auto texts = ranks.texts();
-    CHECK(texts[0] == "rank 0: monitored_barrier #1: ranks 1, 3 of 5 did not come within 1800 ms");
+    CHECK(texts[0] == "rank 0: monitored_barrier #1: ranks 1, 3 of 5 did not arrive within 1800 ms");
     for (const int rank : {2, 4})
       CHECK_THAT(texts[static_cast<std::size_t>(rank)], Contains(": rank 0 gave up: " + texts[0]));
   }
@@ -94,10 +93,10 @@ TEST_CASE("monitored_barrier names who is missing also where rank 0 comes late, 
           timeout);
     };
     const auto texts = comes_after(3, 800ms, 1s).texts();
-    CHECK(texts[0] == "rank 0: monitored_barrier #1: rank 1 of 3 did not come within 900 ms");
+    CHECK(texts[0] == "rank 0: monitored_barrier #1: rank 1 of 3 did not arrive within 900 ms");
     CHECK_THAT(texts[2], Contains(": rank 0 gave up: " + texts[0]));
     const auto begin = comm::Clock::now();
-    CHECK_THAT(comes_after(2, 100ms, 10s).outcome(0).text, Contains("monitored_barrier #1: rank 1 is gone"));
+    CHECK_THAT(comes_after(2, 100ms, 10s).outcome(0).text, Contains("monitored_barrier #1: rank 1 is lost"));
     CHECK(comm::Clock::now() - begin < 2s);
   }
 }
@@ -142,7 +141,7 @@ TEST_CASE("monitored_barrier lets ranks that come late through, and counts as a 
       return "no error";
     });
     const auto texts = ranks.texts();
-    CHECK_THAT(texts[0] + texts[1] + texts[2], Contains("is in another call") && Contains("monitored_barrier #2"));
+    CHECK_THAT(texts[0] + texts[1] + texts[2], Contains("is in a different call") && Contains("monitored_barrier #2"));
     CHECK(texts[0].find("did not wait") == std::string::npos);
   }
 }

@@ -75,7 +75,7 @@ TEST_CASE("a killed rank is noticed by all others within a second", "[comm]") {
           const auto outcome = ranks.outcome(rank);
           CHECK(comm::Clock::now() - killed < 1s);
           CHECK(outcome.status == 0);
-          CHECK_THAT(outcome.text, StartsWith(cat("rank ", rank, ": ")) && Contains(cat("rank ", victim, " is gone")) &&
+          CHECK_THAT(outcome.text, StartsWith(cat("rank ", rank, ": ")) && Contains(cat("rank ", victim, " is lost")) &&
                                        Contains(" #"));
         }
       }
@@ -93,7 +93,7 @@ TEST_CASE("a stopped rank is named at the deadline", "[comm]") {
     kill(ranks.pid(1), SIGSTOP);
     for (const int rank : {0, 2}) {
       const auto outcome = ranks.outcome(rank);
-      CHECK_THAT(outcome.text, Contains("rank 1, which is stopped or busy elsewhere") && Contains("500 ms"));
+      CHECK_THAT(outcome.text, Contains("rank 1, which is stopped or busy") && Contains("500 ms"));
     }
     CHECK(comm::Clock::now() - stopped < 1500ms);
     kill(ranks.pid(1), SIGKILL);
@@ -130,7 +130,7 @@ TEST_CASE("faults: who is waited for in the end is named, also where the wait of
         },
         2s);
     CHECK_THAT(ranks.outcome(1).text,
-               Contains("waited 2000 ms for rank 0, which waits for rank 2, which is stopped or busy elsewhere"));
+               Contains("waited 2000 ms for rank 0, which waits for rank 2, which is stopped or busy"));
   }
 }
 
@@ -173,7 +173,7 @@ TEST_CASE("faults: a rank that cannot connect to all is no rank that leaves", "[
       },
       20s);
   const auto outcome = ranks.outcome(0);
-  CHECK(outcome.text == "rank 0: rank 2 went away before all had connected");
+  CHECK(outcome.text == "rank 0: rank 2 exited before all ranks had connected");
   CHECK(outcome.seconds < 10);
   CHECK_THAT(ranks.outcome(2).text, StartsWith("rank 2: cannot connect to rank 1 at"));
 }
@@ -211,7 +211,7 @@ TEST_CASE("ranks in different calls are both named", "[comm]") {
       for (const auto& text : texts) {
         INFO(text);
         CHECK_THAT(text, Contains(astray.name) || Contains("all_reduce #1 (min of 100 I32)"));
-        CHECK_THAT(text, Contains("is in another call"));
+        CHECK_THAT(text, Contains("is in a different call"));
       }
       CHECK_THAT(texts[1], Contains(astray.name));
     }

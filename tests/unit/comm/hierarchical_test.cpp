@@ -103,7 +103,7 @@ TEST_CASE("a rank that dies on one machine is an error on all", "[comm]") {
     const auto killed = comm::Clock::now();
     kill(ranks.pid(victim), SIGKILL);
     for (int rank = 0; rank < 4; ++rank)
-      if (rank != victim) CHECK_THAT(ranks.outcome(rank).text, Contains(cat("rank ", victim, " is gone")));
+      if (rank != victim) CHECK_THAT(ranks.outcome(rank).text, Contains(cat("rank ", victim, " is lost")));
     CHECK(comm::Clock::now() - killed < 3s);
   }
 }
@@ -127,7 +127,7 @@ TEST_CASE("hierarchical: a rank that waits inside of its machine hears the other
         },
         30s);
     const auto outcome = ranks.outcome(1);
-    CHECK_THAT(outcome.text, Contains(dies ? "rank 2 is gone" : "rank 2 gave up: no flour left"));
+    CHECK_THAT(outcome.text, Contains(dies ? "rank 2 is lost" : "rank 2 gave up: no flour left"));
     CHECK(outcome.seconds < 10);
   }
 }

@@ -276,7 +276,7 @@ TEST_CASE("in place: a rank that is killed meanwhile is named by the others", "[
     for (int rank = 0; rank < 3; ++rank) ranks.await_sign(rank);
     std::this_thread::sleep_for(std::chrono::milliseconds(3 + 2 * turn));
     kill(ranks.pid(1), SIGKILL);
-    for (const int rank : {0, 2}) CHECK_THAT(ranks.outcome(rank).text, Catch::Matchers::Contains("rank 1 is gone"));
+    for (const int rank : {0, 2}) CHECK_THAT(ranks.outcome(rank).text, Catch::Matchers::Contains("rank 1 is lost"));
   }
 }
 

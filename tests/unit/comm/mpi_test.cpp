@@ -81,18 +81,18 @@ TEST_CASE("mpi: deadlines and aborts", "[comm]") {
 TEST_CASE("mpi: ranks that come too late, or never, are waited for until the deadline", "[comm]") {
   const auto first = job(3, "absent0");
   for (const int rank : {1, 2})
-    CHECK_THAT(first, Contains(cat("late: rank ", rank, ": mpi: rank 0 of the job did not come within 1000 ms\n")));
-  CHECK_THAT(first, Contains("late: rank 0: mpi: ranks [1, 2] of the job did not come within 1000 ms\n"));
+    CHECK_THAT(first, Contains(cat("late: rank ", rank, ": mpi: rank 0 of the job did not arrive within 1000 ms\n")));
+  CHECK_THAT(first, Contains("late: rank 0: mpi: ranks [1, 2] of the job did not arrive within 1000 ms\n"));
   const auto other = job(3, "absent1");
-  CHECK_THAT(other, Contains("late: rank 0: mpi: ranks [1] of the job did not come within 1000 ms\n"));
+  CHECK_THAT(other, Contains("late: rank 0: mpi: ranks [1] of the job did not arrive within 1000 ms\n"));
   for (const int rank : {1, 2})
-    CHECK_THAT(other, Contains(cat("rank ", rank, ": mpi: rank 0 of the job gave up before all had come\n")));
+    CHECK_THAT(other, Contains(cat("rank ", rank, ": mpi: rank 0 of the job gave up before all ranks had arrived\n")));
 }
 
 TEST_CASE("mpi: a rank that never starts MPI ends the job by the deadline, with a reason", "[comm]") {
   const auto start = std::chrono::steady_clock::now();
-  CHECK_THAT(job(3, "unborn", "&1"), Contains("chorus: mpi: not all ranks of the job have come to MPI_Init within 1000 "
-                                              "ms; this process ends, for it can't go on alone\n"));
+  CHECK_THAT(job(3, "unborn", "&1"),
+             Contains("chorus: mpi: not all ranks of the job called MPI_Init within 1000 ms; this process exits\n"));
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(15));
 }
 
@@ -115,15 +115,15 @@ TEST_CASE("mpi: ranks in different calls are both named, before any data moves",
   REQUIRE(zero.size() == calls.size());
   REQUIRE(one.size() == calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    CHECK_THAT(zero[i], StartsWith("rank 0: ") && Contains("is in another call"));
+    CHECK_THAT(zero[i], StartsWith("rank 0: ") && Contains("is in a different call"));
     CHECK_THAT(one[i], StartsWith("rank 1: all_reduce #1 (min of 100 I32): ") && Contains(calls[i].name) &&
-                           Contains("is in another call"));
+                           Contains("is in a different call"));
   }
   const auto three = job(3, "third_astray");
   for (int rank = 0; rank < 3; ++rank) {
     const auto lines = lines_of(three, rank);
     REQUIRE(lines.size() == 1);
-    CHECK_THAT(lines[0], StartsWith("rank ") && Contains("is in another call") && Contains("of 999 F64"));
+    CHECK_THAT(lines[0], StartsWith("rank ") && Contains("is in a different call") && Contains("of 999 F64"));
   }
 }
 #else

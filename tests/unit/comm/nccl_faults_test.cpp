@@ -297,7 +297,7 @@ TEST_CASE("nccl: where rank 0 gets no id, every rank says so", "[comm]") {
     rank.device->refusals["unique_id"] = 2;
     return message_of<CommError>([&] { rank.nccl(); });
   });
-  for (const auto& text : texts) CHECK_THAT(text, Contains("rank 0: nccl: no id") && Contains("error 2"));
+  for (const auto& text : texts) CHECK_THAT(text, Contains("rank 0: nccl: ncclGetUniqueId") && Contains("error 2"));
 }
 
 TEST_CASE("nccl: one rank fails and the others hear of it", "[comm]") {
@@ -360,7 +360,7 @@ TEST_CASE("nccl: one rank is killed and the others end", "[comm]") {
   for (const int rank : {0, 2}) {
     const auto outcome = ranks.outcome(rank);  // from its own NCCL, or because the process ended
     CHECK_THAT(outcome.text,
-               Contains(cat("rank ", rank, ": ")) && (Contains("all_reduce") || Contains("rank 1 is gone")));
+               Contains(cat("rank ", rank, ": ")) && (Contains("all_reduce") || Contains("rank 1 is lost")));
     CHECK(outcome.seconds < 20);
   }
 }
@@ -382,7 +382,7 @@ TEST_CASE("nccl: whose device waits for a rank that is killed hears it long befo
   kill(ranks.pid(1), SIGKILL);
   const auto outcome = ranks.outcome(0);
   CHECK_THAT(outcome.text,
-             StartsWith("rank 0: all_reduce #0 (sum of 1000 F32): nccl: gives up: rank 1 is gone: its process "));
+             StartsWith("rank 0: all_reduce #0 (sum of 1000 F32): nccl: gives up: rank 1 is lost: its process "));
   CHECK(outcome.seconds < 5);
 }
 

@@ -50,7 +50,7 @@ std::string adds_up(comm::AnyCommunicator& c, std::size_t count) {
   return "";
 }
 
-TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[comm]") {
+TEST_CASE("without shared memory ranks use TCP, and rank 0 says so", "[comm]") {
   enum Lack { no_file, no_space, no_size };
   for (const auto lack : {no_file, no_space, no_size})
     for (const auto backend : {Backend::automatic, Backend::hierarchical}) {
@@ -66,7 +66,7 @@ TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[com
       };
       const auto texts = test::Ranks(3, body).texts();
       INFO(texts[0]);
-      CHECK_THAT(texts[0], StartsWith("chorus: rank 0") && Contains("talk over TCP\n"));
+      CHECK_THAT(texts[0], StartsWith("chorus: rank 0") && Contains("use TCP\n"));
       CHECK_THAT(texts[0], Contains(lack == no_file    ? "memfd_create: Operation not permitted"
                                     : lack == no_space ? "memory: no room for "
                                                        : "may write (ulimit -f): 100000"));
@@ -74,7 +74,7 @@ TEST_CASE("without shared memory ranks talk over TCP, and rank 0 says so", "[com
     }
 }
 
-TEST_CASE("ranks that may not open each other's memory talk over TCP, and say so", "[comm]") {
+TEST_CASE("ranks that may not open each other's memory use TCP, and say so", "[comm]") {
   for (const auto backend : {Backend::automatic, Backend::hierarchical}) {
     const auto body = [&](const comm::World& world) {
       if (world.rank == 1 && getuid() == 0) REQUIRE(setresuid(65534, 65534, 65534) == 0);
@@ -86,8 +86,7 @@ TEST_CASE("ranks that may not open each other's memory talk over TCP, and say so
     };
     const auto texts = test::Ranks(3, body).texts();
     INFO(texts[0] << texts[1] << texts[2]);
-    for (const auto& text : texts)
-      CHECK((text.empty() || text.ends_with("; the ranks of this machine talk over TCP\n")));
+    for (const auto& text : texts) CHECK((text.empty() || text.ends_with("; the ranks of this machine use TCP\n")));
     if (backend == Backend::hierarchical) CHECK_THAT(texts[1], StartsWith("chorus: rank 1: shared memory: /proc/"));
   }
 }

@@ -25,7 +25,7 @@ TEST_CASE("what a rank has come for is spelt where it is refused", "[comm]") {
       },
       1s);
   for (const auto& text : ranks.texts())
-    CHECK_THAT(text, Contains("rank 1 has come for \\x1b[2J\\x0athat\\xff, rank 0 for this"));
+    CHECK_THAT(text, Contains("rank 1 connects for \\x1b[2J\\x0athat\\xff, rank 0 for this"));
 }
 
 TEST_CASE("why a rank gives up is told without what steers a terminal", "[comm]") {

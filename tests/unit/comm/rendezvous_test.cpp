@@ -72,11 +72,11 @@ TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
     socket.send_all(comm::bytes_of(hello), comm::Clock::now() + 100ms);
     return hear_refusal(socket);
   };
-  CHECK_THAT(refused(twin), Contains("rank 1 is there already, as process "));
-  CHECK_THAT(refused(wrong_size), Contains("rank 2 says that there are 9 ranks, rank 0 says 3"));
+  CHECK_THAT(refused(twin), Contains("rank 1 is connected already, as process "));
+  CHECK_THAT(refused(wrong_size), Contains("rank 2 expects 9 ranks, rank 0 expects 3"));
   CHECK_THAT(refused(no_such), Contains("rank 7 is not in [1, 3)"));
   CHECK_THAT(refused(huge), Contains("rank 1073741824 is not in [1, 3)"));
-  CHECK_THAT(refused(other_kind), Contains("rank 2 asks for backend tcp, rank 0 for auto"));
+  CHECK_THAT(refused(other_kind), Contains("rank 2 uses backend tcp, rank 0 uses auto"));
   CHECK(hear_refusal(http) == "closed");
   CHECK(hear_refusal(garbage) == "closed");
   CHECK(hear_refusal(length) == "closed");
@@ -131,7 +131,7 @@ TEST_CASE("a rank that is killed while others are awaited is named at once, not 
       CHECK(comm::Clock::now() - killed < 4s);
       INFO(outcome.text);
       CHECK_THAT(outcome.text, Contains(cat("rank ", rank, ": ")) && Contains(cat("rank ", victim, " ")) &&
-                                   Contains("went away before all had come"));
+                                   Contains("exited before all ranks had connected"));
       if (victim == 2) CHECK_THAT(outcome.text, Contains(cat("rank 2 (process ", ranks.pid(2), ")")));
     }
   }
@@ -141,10 +141,10 @@ TEST_CASE("no rank 0", "[comm]") {
   const auto port = test::free_port().local().port();
   CHECK_THROWS_WITH(
       comm::connect({.rank = 1, .size = 2, .master_port = port, .timeout = 100ms}),
-      cat("rank 1: rendezvous at 127.0.0.1:", port, ": rank 0 was not found within 100 ms: Connection refused"));
+      cat("rank 1: rendezvous at 127.0.0.1:", port, ": rank 0 did not answer within 100 ms: Connection refused"));
   const auto silent = test::free_port();  // accepts connections, sends nothing
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2, .master_port = silent.local().port(), .timeout = 100ms}),
-                    Contains("it took the connection and gave no answer"));
+                    Contains("it accepted the connection and did not answer"));
   const auto server = test::free_port();
   std::thread web([&] {
     comm::Socket client;
@@ -152,7 +152,7 @@ TEST_CASE("no rank 0", "[comm]") {
     say(client, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
   });
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2, .master_port = server.local().port(), .timeout = 1s}),
-                    Contains("something other than a rank 0 of this version answers there"));
+                    Contains("the process there is not a rank 0 of this version"));
   web.join();
 }
 

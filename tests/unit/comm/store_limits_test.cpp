@@ -52,11 +52,11 @@ TEST_CASE("store: a reply's size is known before it is made", "[comm]") {
   const RawUser user(*server);
   std::string refusal;
   CHECK(peak_memory_of([&] { refusal = user.refusal({StoreCode::get, 1000, Texts(150, "big")}); }) < 100 << 20);
-  CHECK_THAT(refusal, Equals("these values have more than 67108864 bytes together"));
+  CHECK_THAT(refusal, Equals("expected values of at most 67108864 bytes in total"));
   CHECK(peak_memory_of([&] {
           refusal = user.refusal({StoreCode::append, 0, {"big", std::string(8 << 20, 'z')}});
         }) < 64 << 20);
-  CHECK_THAT(refusal, Equals("the value of 'big' has 16777216 bytes, at most 8388608 are possible"));
+  CHECK_THAT(refusal, Equals("the value of 'big' has 16777216 bytes, expected at most 8388608"));
   CHECK(store.multi_get(Texts(7, "big")) == Texts(7, std::string(8 << 20, 'x')));
   CHECK(store.compare_set("big", "other", "new") == std::string(8 << 20, 'x'));
 }
@@ -74,16 +74,16 @@ TEST_CASE("store: the server itself looks at keys and values, of every request, 
   };
   for (const auto& request : requests) {
     CAPTURE(name(request.code));
-    CHECK_THAT(user.refusal(request), Equals("a key of 1048576 bytes, expected 1 to 8192"));
+    CHECK_THAT(user.refusal(request), Equals("a key has 1048576 bytes, expected 1 to 8192"));
     auto empty = request;
     for (auto& text : empty.texts)
       if (text == long_key) text.clear();
-    CHECK_THAT(user.refusal(empty), Equals("a key of 0 bytes, expected 1 to 8192"));
+    CHECK_THAT(user.refusal(empty), Equals("a key has 0 bytes, expected 1 to 8192"));
   }
   for (const auto& request : {StoreMessage{StoreCode::compare_set, 0, {"k", long_value, "v"}},
                               StoreMessage{StoreCode::compare_set, 0, {"k", "", long_value}},
                               StoreMessage{StoreCode::append, 0, {"k", long_value}}})
-    CHECK_THAT(user.refusal(request), Contains("the value of 'k' has 8388609 bytes, at most 8388608"));
+    CHECK_THAT(user.refusal(request), Contains("the value of 'k' has 8388609 bytes, expected at most 8388608"));
   CHECK(user.ask({StoreCode::num_keys, 0, {}})->number == 0);
 
   // If the bytes are no request, the connection ends before the server allocates anything.
@@ -103,7 +103,7 @@ TEST_CASE("store: what users have called their keys steers no terminal, and fill
   Store store(server);
   const std::string wild = "\x1b[2J\nkey";
   store.set(wild, "text");
-  CHECK_THROWS_WITH(store.add(wild, 1), "store.add: '\\x1b[2J\\x0akey' holds no whole number");
+  CHECK_THROWS_WITH(store.add(wild, 1), "store.add: '\\x1b[2J\\x0akey' is not a whole number");
   CHECK_THROWS_WITH(store.wait({"\x1b[2J\nother"}, 0ms), "store.wait: '\\x1b[2J\\x0aother' was not set within 0 ms");
   Texts keys;
   for (int i = 0; i < 2000; ++i) keys.push_back(std::string(8000, 'k') + std::to_string(i));
@@ -173,7 +173,7 @@ TEST_CASE("store: a user for whose message there is no room waits, and loses its
   std::this_thread::sleep_for(200ms);
   CHECK(store.add("small", 1) == 2);
   store.set_timeout(500ms);
-  CHECK_THROWS_WITH(store.get("big"), Contains("store.get: the server in this process has gone"));
+  CHECK_THROWS_WITH(store.get("big"), Contains("store.get: the server in this process closed the connection"));
   store.set_timeout(20s);
   std::jthread ends([&] {
     std::this_thread::sleep_for(500ms);

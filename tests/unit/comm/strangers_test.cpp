@@ -155,7 +155,7 @@ TEST_CASE("what no rank would send over a group's connections is an error", "[co
   SECTION("a length of 2^63") {
     say(far_data, comm::detail::PieceHead{call, 1ull << 63});
     CHECK_THROWS_WITH(link.receive(1),
-                      "rank 1 announced a piece of 9223372036854775808 bytes, at most 524288 are possible");
+                      "rank 1 announced a piece of 9223372036854775808 bytes, expected at most 524288");
   }
   SECTION("garbage") {
     say(far_data, std::array<std::uint64_t, 100>{~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull});
@@ -182,7 +182,7 @@ TEST_CASE("what no rank would send over a group's connections is an error", "[co
     say(far_news, odd);
     odd.kind = 77;
     say(far_news, odd);
-    CHECK_THROWS_WITH(link.receive(1), "waited 500 ms for rank 1, which is stopped or busy elsewhere");
+    CHECK_THROWS_WITH(link.receive(1), "waited 500 ms for rank 1, which is stopped or busy");
     odd.kind = comm::detail::News::gives_up;  // its reason has no terminating zero
     say(far_news, odd);
     CHECK_THROWS_WITH(link.receive(1), Contains("rank 1 gave up: xxx"));
@@ -221,7 +221,7 @@ TEST_CASE("a rank that goes away before all have come is gone, whatever it has s
   }
   const comm::World world{.rank = 0, .size = 3, .listen_fd = port.release(), .timeout = 5s};
   CHECK_THROWS_WITH(comm::detail::Host(world, comm::Backend::tcp).meet(),
-                    Contains("rank 1 (process 0) went away before all had come"));
+                    Contains("rank 1 (process 0) exited before all ranks had connected"));
 }
 
 TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]") {
@@ -255,14 +255,14 @@ TEST_CASE("a rank 0 that answers nonsense is an error of who joins it", "[comm]"
   CHECK_THAT(answers(answer), Contains("rank 2: \\x1b[2Jall is\\x0awell\\xff"));
   answer.proof = {};
   answer.refusal = {};
-  CHECK_THAT(answers(answer), Contains("rank 2: rank 0 refuses it, and does not say why"));
+  CHECK_THAT(answers(answer), Contains("rank 2: rank 0 refused it without a reason"));
   answer.magic ^= 1;
-  CHECK_THAT(answers(answer), Contains("what rank 0 answers is garbled"));
+  CHECK_THAT(answers(answer), Contains("the answer of rank 0 is damaged"));
   answer.magic ^= 1;
   answer.welcome = 1;
   for (const auto kind : {static_cast<comm::Backend>(99), comm::Backend::thread, comm::Backend::tcp}) {
     answer.kind = kind;
-    CHECK_THAT(answers(answer), Contains("rank 2: ") && Contains("what rank 0 answers is garbled"));
+    CHECK_THAT(answers(answer), Contains("rank 2: ") && Contains("the answer of rank 0 is damaged"));
   }
   answer.kind = comm::Backend::shm;
   answer.pid = answer.fd = -1 << 30;

@@ -155,7 +155,7 @@ TEST_CASE("who has another token gets nowhere, and says why", "[comm]") {
   CHECK_THAT(pair.server.trouble(), Contains("TLS: "));
   std::byte answer;
   CHECK(!pair.client.receive_all(std::span(&answer, 1), Clock::now() + 2s));
-  CHECK_THAT(pair.client.trouble(), Contains("the token is another one (TLS: "));
+  CHECK_THAT(pair.client.trouble(), Contains("the tokens differ (TLS: "));
 }
 
 std::string sums(const comm::World& world, int steps = 1) {
@@ -205,7 +205,7 @@ TEST_CASE("ranks name what happens to their connection on the way, within the de
   };
   const auto changed = errors_through(after(5'000'000, [](auto& part) { part[part.size() / 3] ^= std::byte{16}; }));
   for (const auto& error : changed)
-    CHECK_THAT(error, Contains("what came over it is not what was sent, or the token is another one (TLS: "));
+    CHECK_THAT(error, Contains("the data were damaged on the way, or the tokens differ (TLS: "));
   passed = 0;
   const auto start = Clock::now();
   const auto cut = errors_through(after(5'000'000, [](auto& part) { part.clear(); }));
@@ -223,9 +223,9 @@ TEST_CASE("ranks whose connections are TLS compute what others do", "[comm]") {
 
 TEST_CASE("ranks of which one does not encrypt are refused by name, whoever it is", "[comm]") {
   test::Ranks plain_host(2, [](const comm::World& world) { return sums(with_tls(world, world.rank == 1)); });
-  CHECK_THAT(plain_host.outcome(1).text, Contains("rank 1: who answers at 127.0.0.1:") &&
-                                             Contains("does not encrypt what it sends (CHORUS_TLS=0 there, and not "
-                                                      "here?)"));
+  CHECK_THAT(plain_host.outcome(1).text,
+             Contains("rank 1: the process at 127.0.0.1:") &&
+                 Contains("does not encrypt, and this rank does: set the same CHORUS_TLS on all ranks"));
   // A rank without TLS adopts rank 0's setting.
   test::Ranks plain_guest(2, [](const comm::World& world) { return sums(with_tls(world, world.rank == 0)); });
   CHECK(plain_guest.texts() == std::vector<std::string>(2, "3 3"));
@@ -239,15 +239,15 @@ TEST_CASE("a rank with another token is told over TLS, too, and named when it is
     return sums(own);
   });
   const auto texts = ranks.texts();
-  CHECK_THAT(texts[0], Contains("rank 1 of 2 did not arrive") && Contains("1 other connection was no rank's") &&
-                           Contains("the token is another one"));
-  CHECK_THAT(texts[1], Contains("rank 1: rendezvous at") && Contains("the token is another one"));
+  CHECK_THAT(texts[0], Contains("rank 1 of 2 did not arrive") && Contains("1 other connection is not from ranks") &&
+                           Contains("the tokens differ"));
+  CHECK_THAT(texts[1], Contains("rank 1: rendezvous at") && Contains("the tokens differ"));
 }
 
 TEST_CASE("TLS where it can't be is refused", "[comm]") {
   setenv("CHORUS_TLS", "1", 1);
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2, .master_port = 1, .timeout = 100ms}),
-                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, of which the key is made, is not set");
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, the source of the key, is not set");
   setenv("CHORUS_TLS", "yes", 1);
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2, .master_port = 1, .timeout = 100ms}),
                     "environment variable CHORUS_TLS must be 0 or 1, got 'yes'");
@@ -265,7 +265,7 @@ TEST_CASE("a store speaks TLS", "[comm]") {
     store.set("key", value);
     CHECK(store.get("key") == value);
     CHECK_THROWS_WITH(comm::Store::connect("127.0.0.1", address.port(), "another secret of the same job", 2s, 7),
-                      Contains("store: the server at 127.0.0.1") && Contains("the token is another one"));
+                      Contains("store: the server at 127.0.0.1") && Contains("the tokens differ"));
   }
   unsetenv("CHORUS_TLS");
 }

@@ -105,7 +105,7 @@ TEST_CASE("a rank does not join a host that does not know the token", "[comm]") 
   });
   comm::World world{.rank = 1, .size = 2, .master_port = port.local().port(), .token = secret};
   world.timeout = 2s;
-  CHECK_THROWS_WITH(comm::connect(world), Contains("who answers there does not know the job's token"));
+  CHECK_THROWS_WITH(comm::connect(world), Contains("the process there does not know the job's token"));
   impostor.join();
 }
 
@@ -122,7 +122,7 @@ TEST_CASE("off loopback a token is obligatory", "[comm]") {
   const auto port = comm::Socket::listen(comm::Address::resolve(address, 0)).local().port();
   for (const std::string& where : {address, std::string("0.0.0.0")})
     CHECK_THROWS_WITH(comm::connect({.size = 2, .master_addr = where, .master_port = port, .timeout = 100ms}),
-                      Contains("is not on loopback: ranks need a token"));
+                      Contains("is not on loopback, so ranks need a token"));
   CHECK_THROWS_AS(comm::connect({.rank = 1, .size = 2, .master_addr = address, .master_port = port, .timeout = 100ms}),
                   UsageError);
   for (const auto backend : {comm::Backend::shm, comm::Backend::tcp}) {
@@ -174,7 +174,7 @@ TEST_CASE("a crowd of strangers does not keep ranks out, and is counted where on
         1500ms);
     come(ranks.port());
     CHECK_THAT(ranks.outcome(0).text, Contains("rank 1 of 2 did not arrive within 1500 ms; ") &&
-                                          Contains(" other connections were no rank's"));
+                                          Contains(" other connections are not from ranks"));
   }
   most.rlim_cur = before;
   setrlimit(RLIMIT_NOFILE, &most);

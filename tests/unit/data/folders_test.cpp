@@ -75,7 +75,7 @@ TEST_CASE("MNIST's images and labels are of one place, and a file goes before an
   folder.write("train-images.idx3-ubyte", idx({3, 28, 28}, counting(3 * 784)));
   CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) ==
         "Mnist: folder " + folder.path() +
-            " has no train-labels-idx1-ubyte, neither plain nor .gz; it holds raw/, train-images.idx3-ubyte");
+            " has no train-labels-idx1-ubyte, plain or .gz; it holds raw/, train-images.idx3-ubyte");
   folder.write("train-labels.idx1-ubyte", idx({3}, counting(3)));
   std::filesystem::create_directory(folder.path() + "/train-images-idx3-ubyte");
   CHECK(data::Mnist(folder.path()).size() == 3);
@@ -128,11 +128,10 @@ TEST_CASE("a wrong MNIST folder is refused") {
   const auto open = [&] { data::Mnist mnist(folder.path()); };
   const std::string images = folder.path() + "/train-images-idx3-ubyte",
                     labels = folder.path() + "/train-labels-idx1-ubyte";
-  CHECK(error_of(open) == "Mnist: folder " + folder.path() + " has no train-images-idx3-ubyte, neither plain nor .gz");
+  CHECK(error_of(open) == "Mnist: folder " + folder.path() + " has no train-images-idx3-ubyte, plain or .gz");
   folder.write("train-images-idx3-ubyte", idx({2, 28, 28}, counting(2 * 784)));
-  CHECK(error_of(open) ==
-        "Mnist: folder " + folder.path() +
-            " has no train-labels-idx1-ubyte, neither plain nor .gz; it holds train-images-idx3-ubyte");
+  CHECK(error_of(open) == "Mnist: folder " + folder.path() +
+                              " has no train-labels-idx1-ubyte, plain or .gz; it holds train-images-idx3-ubyte");
   folder.write("train-labels-idx1-ubyte", idx({3}, counting(3)));
   CHECK(error_of(open) == "Mnist: " + images + " has 2 images, but " + labels + " has 3 labels");
   folder.write("train-labels-idx1-ubyte", idx({2}, {9, 10}));
@@ -164,10 +163,9 @@ TEST_CASE("a wrong CIFAR-10 folder is refused") {
   const std::string source =
       "; CIFAR-10 is cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
   CHECK(error_of(open) == "Cifar10: folder " + folder.path() +
-                              " has neither data_batch_1.bin nor test_batch.bin, nor has cifar-10-batches-bin in it" +
-                              source);
+                              " (or cifar-10-batches-bin in it) lacks data_batch_1.bin and test_batch.bin" + source);
   CHECK(error_of([&] { data::Cifar10 cifar(folder.path() + "/none"); }) ==
-        "Cifar10: there is no folder " + folder.path() + "/none" + source);
+        "Cifar10: no such folder: " + folder.path() + "/none" + source);
 
   folder.write("data_batch_1.bin", cifar_records(2));
   CHECK(error_of(open) == folder.path() + "/data_batch_2.bin: No such file or directory");
@@ -200,7 +198,7 @@ TEST_CASE("what is no file is refused, and nothing waits") {
   std::filesystem::create_symlink(images, images);
   CHECK(error_of([&] { data::Mnist mnist(folder.path()); }) ==
         "Mnist: folder " + folder.path() +
-            " has no train-images-idx3-ubyte, neither plain nor .gz; it holds test_batch.bin, train-images-idx3-ubyte, "
+            " has no train-images-idx3-ubyte, plain or .gz; it holds test_batch.bin, train-images-idx3-ubyte, "
             "train-labels-idx1-ubyte");
 }
 

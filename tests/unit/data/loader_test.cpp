@@ -296,7 +296,7 @@ TEST_CASE("loops over one loader have nothing to do with each other: one in anot
   add(first, *a);
   CHECK(first == std::vector<std::int64_t>(whole.begin(), whole.begin() + 50));
   CHECK(second == std::vector<std::int64_t>(whole.begin() + 8, whole.end()));
-  CHECK(message_of<chorus::UsageError>([&] { *b; }) == "DataLoader: the pass has ended, there is no batch");
+  CHECK(message_of<chorus::UsageError>([&] { *b; }) == "DataLoader: the pass has ended, no batch is left");
   ++b;
   CHECK(b == loader.end());
 }
@@ -326,7 +326,7 @@ TEST_CASE("a pass goes on in its own epoch, its batches stay what they were, and
   kept.push_back(*place);
   loader->set_epoch(1);
   auto moved = std::move(*loader);
-  CHECK(message_of<chorus::UsageError>([&] { loader->begin(); }) == "DataLoader: this loader has been moved away");
+  CHECK(message_of<chorus::UsageError>([&] { loader->begin(); }) == "DataLoader: this loader was moved from");
   loader.reset();
   auto later = moved.begin();
   for (++place; place != std::default_sentinel; ++place) kept.push_back(*place);

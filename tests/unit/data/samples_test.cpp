@@ -106,7 +106,7 @@ TEST_CASE("structs become tuples; the ranks pad to one length, and an empty shar
         "(data::pad_to_longest pads the first axis)");
   CHECK(message_of<UsageError>([&] {
           DataLoader{houses, Sampler{11}, {.views = 2}};
-        }).starts_with("DataLoader: transforms and views are for datasets of images"));
+        }).starts_with("DataLoader: transforms and views need a dataset of images"));
 }
 
 TEST_CASE("padding that belongs to each field") {

@@ -141,7 +141,7 @@ TEST_CASE("ddp: all ranks start from rank 0's parameters and buffers") {
 }
 
 TEST_CASE("ddp: all ranks name the first difference of their models") {
-  const std::string start = "DistributedDataParallel: the ranks' models differ: rank 1 has ";
+  const std::string start = "DistributedDataParallel: expected one model: rank 1 has ";
   CHECK(refusal<Wider<Cpu>>() == start + "fc2.weight F64 [8, 7] where rank 0 has fc2.weight F64 [6, 7]");
   CHECK(refusal<Renamed<Cpu>>() == start + "hidden.weight F64 [6, 7] where rank 0 has fc2.weight F64 [6, 7]");
   CHECK(refusal<Single32<Cpu>>() == start + "fc2.weight F32 [6, 7] where rank 0 has fc2.weight F64 [6, 7]");
@@ -163,7 +163,7 @@ TEST_CASE("ddp: a model that is frozen altogether is refused") {
     Distributed<test::Smooth<Cpu>> rank(world, {}, model);
     return std::string("no error");
   });
-  CHECK(text == "DistributedDataParallel: no parameter of the model wants a gradient");
+  CHECK(text == "DistributedDataParallel: the model has no parameter that requires a gradient");
 }
 
 TEST_CASE("ddp: frozen parameters stay and are not sent") {
@@ -196,7 +196,7 @@ TEST_CASE("ddp: unused parameters are named") {
     Distributed<Optional<Cpu>> rank(world);
     const auto x = test::share(numbers(8, 5, 1), world);
     const auto message = message_of<UsageError>([&] { sum(rank.net(x, false)).backward(); });
-    const auto expected = cat("DistributedDataParallel: on rank ", world.rank, " no gradient came for extra.");
+    const auto expected = cat("DistributedDataParallel: on rank ", world.rank, " no gradient arrived for extra.");
     if (message.find(expected) != 0 || message.find("extra.weight") == std::string::npos ||
         message.find("extra.bias") == std::string::npos || message.find("find_unused_parameters") == std::string::npos)
       return message;
@@ -214,7 +214,7 @@ TEST_CASE("ddp: a parameter that one rank alone leaves out is named there, and t
   const auto start = comm::Clock::now();
   const auto texts = ranks.texts();
   CHECK(comm::Clock::now() - start < 5s);
-  CHECK_THAT(texts[1], Contains("on rank 1 no gradient came for extra."));
+  CHECK_THAT(texts[1], Contains("on rank 1 no gradient arrived for extra."));
   CHECK_THAT(texts[0], Contains("rank 0: ") && Contains("rank "));
   CHECK_THAT(texts[2], Contains("rank 2: ") && Contains("rank "));
 }
@@ -387,7 +387,7 @@ TEST_CASE("ddp: a rank that dies in the middle of backward is named by the other
   const auto texts = ranks.texts();
   CHECK(comm::Clock::now() - start < 5s);
   for (const std::size_t rank : {0u, 2u})
-    CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("rank 1 is gone"));
+    CHECK_THAT(texts[rank], Contains(cat("rank ", rank, ": ")) && Contains("rank 1 is lost"));
 }
 
 TEST_CASE("ddp: the parameters and the loss may outlive the net") {

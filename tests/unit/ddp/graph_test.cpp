@@ -78,7 +78,7 @@ TEST_CASE("static graph: a gradient by a parameter that was frozen in the first 
     const auto message = message_of<UsageError>([&] { backward(rank.net, world, 2, true); });
     return message.substr(message.find("extra"));
   });
-  CHECK_THAT(text, Catch::Matchers::StartsWith("extra.weight got a gradient, but did not in the first backward pass"));
+  CHECK_THAT(text, Catch::Matchers::StartsWith("extra.weight received a gradient, but not in the first backward pass"));
 }
 
 TEST_CASE("static graph: what no rank uses is dropped, what some use is averaged") {
@@ -126,9 +126,9 @@ TEST_CASE("static graph: a graph that changes is refused, and the parameters nam
                  })
         .texts()[1];
   };
-  CHECK_THAT(later(true, false), Contains("rank 1: no gradient, or not all of it, came for extra.") &&
-                                     Contains("static_graph all passes use the same parameters"));
-  CHECK_THAT(later(false, true), Contains("rank 1: extra.") && Contains("did not in the first backward pass"));
+  CHECK_THAT(later(true, false), Contains("rank 1: no gradient, or only a part, arrived for extra.") &&
+                                     Contains("static_graph all passes must use the same parameters"));
+  CHECK_THAT(later(false, true), Contains("rank 1: extra.") && Contains("not in the first backward pass"));
 }
 
 TEST_CASE("static graph: without it, a parameter that is never used is named with the options that help") {
@@ -162,7 +162,7 @@ TEST_CASE("non-finite: a NaN on one rank is named, with the parameter, on all ra
     step(1);
     return message_of<NonFiniteError>([&] { step(world.rank == 1 ? NAN : 1); });
   });
-  CHECK_THAT(text, Contains("the averaged gradient of fc1.") && Contains("is not finite; it came from fc1.") &&
+  CHECK_THAT(text, Contains("the averaged gradient of fc1.") && Contains("is not finite; its source: fc1.") &&
                        Contains(" on rank 1") && !Contains("rank 0") && !Contains("rank 2"));
 }
 

@@ -234,7 +234,7 @@ TEST_CASE("hooks: powersgd without columns, or with no rate, is refused on all r
       backward(one.net, world, 4);
     });
   });
-  CHECK(refused == "PowerSgd: min_compression_rate is above 0, got 0");
+  CHECK(refused == "PowerSgd: expected min_compression_rate above 0, got 0");
   for (const Index rank : {0, -1}) {
     const auto text = common_text(2, [rank](const World& world) {
       return message_of<UsageError>([&] {
@@ -242,7 +242,7 @@ TEST_CASE("hooks: powersgd without columns, or with no rate, is refused on all r
         backward(one.net, world, 4);
       });
     });
-    CHECK(text == cat("PowerSgd: matrix_approximation_rank is at least 1, got ", rank));
+    CHECK(text == cat("PowerSgd: expected matrix_approximation_rank of at least 1, got ", rank));
   }
 }
 

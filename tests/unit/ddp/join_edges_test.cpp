@@ -349,7 +349,7 @@ TEST_CASE("join: a parameter server among several nets needs what steps it, too"
       return std::string("joined");
     });
   };
-  CHECK(join_it({}).starts_with("ParameterServer::join: the server steps for all"));
+  CHECK(join_it({}).starts_with("ParameterServer::join: the server must step for all"));
   CHECK(join_it({}, [] {}) == "joined");
   CHECK(join_it({.step = [] {}}) == "joined");
 }

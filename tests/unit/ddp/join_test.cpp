@@ -334,7 +334,7 @@ TEST_CASE("join: what a body throws comes out, and a join inside a join is refus
   comm::AnyCommunicator alone;
   DistributedDataParallel<test::Smooth<Cpu>> net{make<test::Smooth<Cpu>>(), alone};
   CHECK(message_of<FileError>([&] { net.join([] { fail<FileError>("no such file"); }); }) == "no such file");
-  CHECK_THAT(message_of<UsageError>([&] { net.join([&] { net.join([] {}); }); }), Contains("inside another join"));
+  CHECK_THAT(message_of<UsageError>([&] { net.join([&] { net.join([] {}); }); }), Contains("already inside join"));
   net.join([&] { loss_of(net, 0, 0).backward(); });
 }
 

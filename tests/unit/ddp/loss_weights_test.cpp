@@ -131,7 +131,7 @@ TEST_CASE("loss weights: a pass through module() is averaged by its loss, or ref
                            return message_of<UsageError>(
                                [&] { mean(square(net.module()(test::share(numbers(7, 5, 1), world)))).backward(); });
                          }).texts();
-  for (const auto& message : by_server) CHECK_THAT(message, Contains("there workers fetch the parameters"));
+  for (const auto& message : by_server) CHECK_THAT(message, Contains("so that workers fetch the parameters"));
 }
 
 TEST_CASE("loss weights: a backward pass that throws leaves its weights to nobody") {
@@ -176,8 +176,7 @@ TEST_CASE("loss weights: a step with gradients that were never averaged is refus
                            return refusal(net, world);
                          }).texts();
   for (const auto& all : {texts, of_server})
-    for (const auto& message : all)
-      CHECK_THAT(message, Contains("has been added up under no_sync and never averaged"));
+    for (const auto& message : all) CHECK_THAT(message, Contains("was accumulated under no_sync and never averaged"));
 }
 
 }  // namespace ddp_loss_weights_test

@@ -211,8 +211,8 @@ TEST_CASE("fused and sharded optimizer: groups that make no sense are refused, a
     const auto refused = [&](const std::string& name, const optim::GroupOptions& options) {
       return message_of<UsageError>([&] { optimizer.set_group(optim::NameBegins{name}, options); });
     };
-    CHECK(refused("none", {}) == "optimizer: no parameter is in the group");
-    CHECK_THAT(refused("fc1.", {.lr_scale = -1}), Contains("are at least 0, got -1"));
+    CHECK(refused("none", {}) == "optimizer: the group has no parameters");
+    CHECK_THAT(refused("fc1.", {.lr_scale = -1}), Contains("of at least 0, got -1"));
     const auto moved = [&] {
       const auto before = net.module().fc1.weight.value().to_vector();
       optimizer.zero_grad();
@@ -259,7 +259,7 @@ TEST_CASE("sharded optimizer: a step that no rank needs changes nothing; own par
   const auto refused = [&](auto hook) {
     DistributedDataParallel<test::Smooth<Cpu>, decltype(hook)> other{make<test::Smooth<Cpu>>(), alone};
     CHECK_THAT(message_of<UsageError>([&] { ShardedOptimizer<Sgd> optimizer(other, {}); }),
-               Contains("the hook may leave each rank its own gradients"));
+               Contains("expected a hook that averages gradients"));
   };
   refused(PostLocalSgd{});
   refused(NoCommunication{});

@@ -100,8 +100,7 @@ TEST_CASE("ddp options: a negative cap, and names that the model does not have, 
   CHECK_THAT(net({.first_bucket_cap_mb = -1}), Contains("at least 0 MiB, got -1"));
   CHECK_THAT(net({.bucket_cap_mb = -2}), Contains("-2"));
   CHECK(net({.parameters_and_buffers_to_ignore = {"fc9.weight"}}) ==
-        "DistributedDataParallel: the model has no parameter or buffer 'fc9.weight', which "
-        "parameters_and_buffers_to_ignore names");
+        "DistributedDataParallel: parameters_and_buffers_to_ignore names 'fc9.weight', which the model does not have");
   const auto normed = [&](const DistributedDataParallelOptions& options) {
     return message_of<UsageError>([&] {
       DistributedDataParallel<test::Normed<Cpu>> made{make<test::Normed<Cpu>>(), alone, options};
@@ -112,7 +111,7 @@ TEST_CASE("ddp options: a negative cap, and names that the model does not have, 
   for (const auto& named : DistributedDataParallel<test::Smooth<Cpu>>{make<test::Smooth<Cpu>>(), alone}.parameters())
     all.push_back(named.name);
   CHECK(net({.parameters_and_buffers_to_ignore = all}) ==
-        "DistributedDataParallel: no parameter of the model wants a gradient that ranks share");
+        "DistributedDataParallel: the model has no parameter that requires a gradient and that ranks share");
 }
 
 TEST_CASE("ddp options: ranks with other options are named") {

@@ -164,7 +164,7 @@ TEST_CASE("ddp pairs: of two optimizers that step in backward the second one is 
     return refused + (distance(test::values(rank.net.module()), before) > 0 ? ", then it steps" : ", and never steps");
   });
   CHECK(text ==
-        "DistributedDataParallel: another optimizer steps this net in backward; it has to go first, then it steps");
+        "DistributedDataParallel: another optimizer steps this net in backward: destroy it first, then it steps");
 }
 
 }  // namespace ddp_pairs_test

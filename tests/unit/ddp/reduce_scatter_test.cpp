@@ -138,12 +138,12 @@ TEST_CASE("reduce-scatter: nobody sees gradients that are not whole, and none is
   };
   backward();
   CHECK(seen() == 0);
-  const auto in_parts = Contains("' is in parts, one on each rank");
+  const auto in_parts = Contains("': it is sharded");
   CHECK_THAT(message_of<UsageError>([&] { net.clip_grad_norm(1); }), in_parts);
   CHECK_THAT(message_of<UsageError>([&] { net.module().fc1.weight.grad(); }), in_parts);
   Sgd unaware{net.parameters(), sgd};
   CHECK_THAT(message_of<UsageError>([&] { unaware.step(); }), in_parts);
-  CHECK_THAT(message_of<UsageError>(backward), Contains("before a ShardedOptimizer has stepped"));
+  CHECK_THAT(message_of<UsageError>(backward), Contains("before the ShardedOptimizer has used"));
 }
 
 TEST_CASE("reduce-scatter: passes that come before the step, and frozen parameters, are refused") {
@@ -154,7 +154,7 @@ TEST_CASE("reduce-scatter: passes that come before the step, and frozen paramete
   backward();
   {
     const auto quiet = net.no_sync();
-    CHECK_THAT(message_of<UsageError>(backward), Contains("several passes for one step belong under no_sync"));
+    CHECK_THAT(message_of<UsageError>(backward), Contains("run several passes for one step under no_sync"));
   }
   net.module().fc1.weight.set_requires_grad(false);
   CHECK_THAT(message_of<UsageError>(backward), Contains("can't be frozen"));

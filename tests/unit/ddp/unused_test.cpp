@@ -38,11 +38,10 @@ std::vector<std::string> said(std::uint32_t passes, std::uint32_t partial) {
 
 TEST_CASE("ddp unused: rank 0 warns, once, where find_unused_parameters finds none") {
   const auto texts = said(25, 99);
-  CHECK(
-      texts[0] ==
-      "chorus: warning: DistributedDataParallel: find_unused_parameters is set, but in the first 10 backward passes "
-      "every parameter got a gradient on every rank; without it a step has one collective less. If later passes leave "
-      "parameters out, it is needed.\n");
+  CHECK(texts[0] ==
+        "chorus: warning: DistributedDataParallel: find_unused_parameters is set, but in the first 10 backward passes "
+        "every parameter got a gradient on every rank; without it a step has one collective less. Keep it if later "
+        "passes leave parameters out.\n");
   CHECK(texts[1].empty());
   for (const std::uint32_t partial : {0u, 9u}) {
     INFO("a parameter is left out by rank 1 in pass " << partial);

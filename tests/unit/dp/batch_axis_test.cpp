@@ -155,8 +155,8 @@ TEST_CASE("dp batch axis: an output with its samples along another axis is refus
     return message_of<ShapeError>([&] { net(numbers(batch, 3, 1), form); });
   };
   CHECK(error(8, Form::state) ==
-        "DataParallel: replica 0's output of shape [1, 4, 3] has its 4 samples along axis 1, and outputs are joined "
-        "along axis 0: let the model return batch_axis<1>(output), or numbers of each device with one axis alone");
+        "DataParallel: replica 0's output of shape [1, 4, 3] has its 4 samples along axis 1, but outputs are joined "
+        "along axis 0: return batch_axis<1>(output) from the model, or a vector from each device");
   CHECK_THAT(error(9, Form::state), Contains("[1, 5, 3] has its 5 samples along axis 1"));
   CHECK_THAT(error(5, Form::wide_state), Contains("[5, 3, 3] has its 3 samples along axis 1"));
   // On one device, and if one does all the work, nothing is joined.
@@ -180,9 +180,8 @@ TEST_CASE("dp batch axis: numbers of each device, and several rows of each sampl
 TEST_CASE("dp batch axis: who says an axis along which there are not the samples is told") {
   DataParallel<Returns<Cpu>> net{make<Returns<Cpu>>(), {.device_ids = {0, 1}}, 3};
   CHECK(net(numbers(8, 3, 1), Index{4}).shape() == Shape<3>{1, 8, 3});
-  CHECK(
-      message_of<ShapeError>([&] { net(numbers(8, 3, 1), Index{2}); }) ==
-      "DataParallel: an output says that its samples lie along axis 1: replica 0's, of 4 samples, has shape [1, 2, 3]");
+  CHECK(message_of<ShapeError>([&] { net(numbers(8, 3, 1), Index{2}); }) ==
+        "DataParallel: expected the samples of an output along axis 1: replica 0's, of 4 samples, has shape [1, 2, 3]");
 }
 
 }  // namespace dp_batch_axis_test

@@ -147,8 +147,8 @@ TEST_CASE("dp: a copy that throws just as its time is up is late, or has thrown"
     } catch (const std::exception& thrown) {
       error = thrown.what();
     }
-    REQUIRE_THAT(error, Contains("dawdled") || Contains("did not come back within 1 ms") ||
-                            Contains("has not come back from an earlier pass"));
+    REQUIRE_THAT(error, Contains("dawdled") || Contains("did not return within 1 ms") ||
+                            Contains("has not returned from an earlier pass"));
   }
 }
 

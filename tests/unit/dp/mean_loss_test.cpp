@@ -145,8 +145,9 @@ TEST_CASE("dp mean_loss: each mean and each sum of a loss counts by itself") {
   CHECK(message_of<ch::UsageError>([&] { net.mean_loss(net(inputs(), y)); })
             .starts_with("DataParallel::mean_loss: the loss goes through 'sqrt', which is not linear"));
   ch::DataParallel<Net<Tokens>> other{make<Tokens>(), {.device_ids = {0, 1}}};
-  CHECK(message_of<ch::UsageError>([&] { other.mean_loss(ch::square(other(inputs(), y))); })
-            .starts_with("DataParallel::mean_loss: 'square' of what the net has returned"));
+  CHECK(message_of<ch::UsageError>([&] {
+          other.mean_loss(ch::square(other(inputs(), y)));
+        }).starts_with("DataParallel::mean_loss: 'square' of the net's output"));
 }
 
 }  // namespace mean_loss_test

@@ -92,7 +92,7 @@ TEST_CASE("dp meeting: devices that end without the layer are named, at once") {
     std::string message;
     CHECK(seconds_of([&] { message = message_of<UsageError>([&] { net(batch()); }); }) < 5);
     CHECK_THAT(message, Contains(cat("replica ", who, " on device cpu:", who, ": SyncBatchNorm: replica ")));
-    CHECK_THAT(message, Contains("ended without this layer"));
+    CHECK_THAT(message, Contains("ended without calling this layer"));
     CHECK_THAT(message, Contains(cat("replica ", (who + 1) % 3, " on")) || Contains(cat("replica ", (who + 2) % 3)));
   }
 }
@@ -108,8 +108,7 @@ TEST_CASE(
       500ms);
   CHECK(message_of<TimeoutError>([&] { net(batch()); }) ==
         "DataParallel: replica 0 on device cpu:0: SyncBatchNorm: replica 1 on device cpu:1, replica 2 on device cpu:2 "
-        "did "
-        "not come within 500 ms");
+        "did not join within 500 ms");
   slow = false;
   auto other = net_that([](double) { return true; });
   for (int pass = 0; pass < 2; ++pass) CHECK(net(batch()).value().to_vector() == other(batch()).value().to_vector());
@@ -124,8 +123,8 @@ TEST_CASE("dp meeting: a device that doesn't come in time in backward is named, 
   Net net{std::move(model), {.device_ids = {0, 1, 2}, .timeout = 500ms}, 3};
   const auto loss = sum(net(batch()));
   CHECK_THAT(message_of<TimeoutError>([&] { loss.backward(); }),
-             Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not come within 500 ms") &&
-                 Contains("DataParallel: replica 1 on device cpu:1 did not come back"));
+             Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not join within 500 ms") &&
+                 Contains("DataParallel: replica 1 on device cpu:1 did not return"));
 }
 
 /// Blocks threads in a model until it is opened. It may outlive the test.
@@ -182,10 +181,9 @@ TEST_CASE("dp meeting: a device that doesn't come back is named at the deadline;
     const double seconds = seconds_of([&] { message = message_of<TimeoutError>(step); });
     CHECK(seconds > 0.25);
     CHECK(seconds < 5);
-    CHECK_THAT(message,
-               Contains("DataParallel: replica 2 on device cpu:2 did not come back within 300 ms of the first"));
+    CHECK_THAT(message, Contains("DataParallel: replica 2 on device cpu:2 did not return within 300 ms of the first"));
     CHECK(test::values(net.module()) == test::values(*std::make_unique<Gated<Cpu>>(make<Gated<Cpu>>())));
-    CHECK_THAT(message_of<TimeoutError>(step), Contains("replica 2 on device cpu:2 has not come back from an earlier"));
+    CHECK_THAT(message_of<TimeoutError>(step), Contains("replica 2 on device cpu:2 has not returned from an earlier"));
     gate->let_go();
     for (const auto& named : net.parameters()) named.parameter->set_grad_arrived(false);
     step();
@@ -266,9 +264,9 @@ TEST_CASE("dp meeting: where a device never comes back the process can save and 
                       : "other parameters");
     }
   });
-  CHECK_THAT(words, Catch::Matchers::StartsWith("0: chorus: DataParallel: replica 1 on device cpu:1 did not come back "
+  CHECK_THAT(words, Catch::Matchers::StartsWith("0: chorus: DataParallel: replica 1 on device cpu:1 did not return "
                                                 "within 150 ms of the first device; replica ") &&
-                        Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not come within 150 ms. A thread") &&
+                        Contains(": SyncBatchNorm: replica 1 on device cpu:1 did not join within 150 ms; its thread") &&
                         Catch::Matchers::EndsWith("waits for the thread\nchorus: saved\n"));
 }
 
@@ -277,13 +275,10 @@ TEST_CASE("dp meeting: where the calling thread's device never comes back the pr
     auto net = net_stuck_on(0);
     net(batch());
   });
-  CHECK(
-      words ==
-      "77: chorus: warning: SyncBatchNorm under DataParallel: replica 0 on device cpu:0 did not come within 150 ms; "
-      "the "
-      "error is thrown when it has come to an end\n"
-      "chorus: error: DataParallel: replica 0 on device cpu:0, in the thread that called, does not come to an end: so "
-      "the process ends\n");
+  CHECK(words ==
+        "77: chorus: warning: SyncBatchNorm under DataParallel: replica 0 on device cpu:0 did not join within 150 ms; "
+        "the error is thrown when it ends\nchorus: error: DataParallel: replica 0 on device cpu:0, in the calling "
+        "thread, does not end: the process exits\n");
 }
 
 }  // namespace dp_meeting_test

@@ -219,10 +219,10 @@ TEST_CASE("dp model: a parameter or a buffer that is replaced behind the policy'
   Parallel<test::Normed<Cpu>> net({0, 1});
   CHECK(message(net) == "nothing");
   net.module().fc2 = nn::Linear<Cpu, double>(12, 3);
-  CHECK_THAT(message(net), Contains("'fc2.weight' has been added or replaced"));
+  CHECK_THAT(message(net), Contains("'fc2.weight' was added or replaced"));
   Parallel<test::Normed<Cpu>> other({0, 1});
   other.module().norm.running_var = Buffer(Tensor<double, 1>::full({3}, 2));
-  CHECK_THAT(message(other), Contains("'norm.running_var' has been added or replaced"));
+  CHECK_THAT(message(other), Contains("'norm.running_var' was added or replaced"));
   // Numbers written to existing parameters reach all devices.
   Parallel<test::Normed<Cpu>> kept({0, 1});
   Single<test::Normed<Cpu>> single;

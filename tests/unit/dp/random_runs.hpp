@@ -239,8 +239,7 @@ class Runner {
       const auto& ids = net_->options().device_ids;
       const auto number = std::find(ids.begin(), ids.end(), step.where) - ids.begin();
       const auto name = cat("DataParallel: replica ", number, " on device cpu:", step.where);
-      const auto expected =
-          late ? cat("late: ", name, " did not come back within") : name + ": the program's own error";
+      const auto expected = late ? cat("late: ", name, " did not return within") : name + ": the program's own error";
       if (text.find(expected) != 0) fail<Error>("expected '", expected, "', got '", text, "'");
     } else if (!forward) {
       call.harm = Harm::none;

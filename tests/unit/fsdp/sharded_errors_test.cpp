@@ -31,13 +31,14 @@ auto backward(Net& net, const World& world, std::uint32_t number = 1) {
 
 TEST_CASE("fsdp: parameters are not read where they are in parts") {
   CHECK_THAT(message([](Rank& rank, const World&) { rank.net.module().fc1.weight.value(); }),
-             Contains("'fc1.") && Contains("is read outside of the net's forward pass") && Contains("net.gathered()"));
+             Contains("'fc1.") && Contains("is read outside the net's forward") && Contains("net.gathered()"));
   CHECK_THAT(message([](Rank& rank, const World&) { io::parameters_sha256(rank.net.module()); }),
-             Contains("'fc1.weight' is in parts, one on each rank") && Contains("net.gathered()"));
-  CHECK_THAT(message([](Rank& rank, const World&) { rank.net.module().fc2.bias.assign(Tensor<double, 1>::zeros({6})); }),
-             Contains("'fc2.bias' is in parts"));
+             Contains("'fc1.weight': it is sharded") && Contains("net.gathered()"));
+  CHECK_THAT(
+      message([](Rank& rank, const World&) { rank.net.module().fc2.bias.assign(Tensor<double, 1>::zeros({6})); }),
+      Contains("'fc2.bias': it is sharded"));
   CHECK_THAT(message([](Rank& rank, const World&) { rank.net.module()(numbers(2, 5, 1)); }),
-             Contains("is read outside of the net's forward pass"));
+             Contains("is read outside the net's forward"));
 }
 
 TEST_CASE("fsdp: what has one rank's part alone is no whole") {
@@ -63,7 +64,8 @@ TEST_CASE("fsdp: GradScaler leaves a step out on all ranks, whoever's part is in
 }
 
 TEST_CASE("fsdp: join, ranks that freeze other parameters, and a step after no_sync are refused") {
-  CHECK_THAT(message([](Rank& rank, const World&) { rank.net.join([] {}); }), Contains("FullyShardedDataParallel: join"));
+  CHECK_THAT(message([](Rank& rank, const World&) { rank.net.join([] {}); }),
+             Contains("FullyShardedDataParallel::join"));
   CHECK_THAT(message([](Rank& rank, const World& world) {
                if (world.rank == 1) rank.net.module().fc2.weight.set_requires_grad(false);
                backward(rank.net, world);
@@ -77,7 +79,7 @@ TEST_CASE("fsdp: join, ranks that freeze other parameters, and a step after no_s
                }
                optimizer.step();
              }),
-             Contains("added up under no_sync and never averaged"));
+             Contains("accumulated under no_sync and never averaged"));
 }
 
 TEST_CASE("fsdp: gathered: reads the whole, and writes for all") {
@@ -179,7 +181,7 @@ TEST_CASE("fsdp: a parameter whose net has ended says so") {
     }
     return message_of<UsageError>([&] { bias.value(); });
   });
-  CHECK_THAT(text, Contains("FullyShardedDataParallel net that has ended"));
+  CHECK_THAT(text, Contains("FullyShardedDataParallel: a parameter of a net that was destroyed"));
 }
 
 }  // namespace sharded_errors_test

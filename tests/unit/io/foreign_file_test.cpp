@@ -49,10 +49,10 @@ TEST_CASE("each reader says what a file of another format is, and what to do wit
       {"\n <!DOCTYPE html><html><head>", "an HTML or XML page", "download"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "git-lfs", "git lfs pull"},
       {R"({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}})", "several files", "load_file"},
-      {R"({"architectures": ["Net"]})", "a JSON text", "beside it"},
+      {R"({"architectures": ["Net"]})", "JSON (perhaps a configuration)", "next to it"},
       {"\x08\x07\x12\x07pytorch\x1a\x05"s, "ONNX", "onnx.load"},
       {zip_of("readme", "hello"), "a zip archive", "unzip"},
-      {std::string(5000, '\0'), "zeros", "to its end?"},
+      {std::string(5000, '\0'), "zeros", "completely"},
   };
   const TemporaryFolder folder;
   for (const auto& x : cases) {
@@ -91,7 +91,7 @@ TEST_CASE("a name tells where the bytes don't; a damaged file of ours is not tak
   CHECK_THAT(message_of<FileError>([&] { io::SafetensorsReader(folder / "m.onnx"); }), Contains("ONNX"));
   CHECK_THAT(message_of<FileError>([&] { io::SafetensorsReader(folder / "m.msgpack"); }), Contains(".msgpack"));
   const auto whole = safetensors_file(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
-  CHECK_THAT(safetensors_says(whole.substr(0, 20)), Contains("cut short: the header") && !Contains("it is"));
+  CHECK_THAT(safetensors_says(whole.substr(0, 20)), Contains("cut short: expected a header") && !Contains("it is"));
 }
 
 TEST_CASE("arrays of Python objects are refused with the reason") {

@@ -260,7 +260,7 @@ TEST_CASE("load: tied tensors that differ in the file are an error, unless one i
   const auto path = tied({wte, lm_head}, 7).save(folder / "x");
   for (const bool strict : {true, false})
     CHECK_THAT(refusal(model, path, {.strict = strict}),
-               Contains(R"(tensor "lm_head.weight" has other numbers than "wte.weight")") && Contains("rename"));
+               Contains(R"(tensor "lm_head.weight" has other values than "wte.weight")") && Contains("rename"));
   io::load(model, path, {.rename = [](std::string_view name) { return std::string(name == lm_head ? "" : name); }});
   CHECK(model.wte.weight.value().to_vector() == std::vector<float>{1, 2});
   // Without tying, each one loads its own values.
@@ -329,7 +329,7 @@ TEST_CASE("load: names can be changed, and a part filled") {
                                            }});
   CHECK(junk.unexpected.size() == 6);
   CHECK_THAT(refusal(model, path, {.rename = [](std::string_view) { return std::string("fc.bias"); }}),
-             Contains("both stand for the model's \"fc.bias\""));
+             Contains("both match the model's \"fc.bias\""));
 
   Wrapped<Cpu> whole;
   CHECK_THAT(refusal(whole, bn().save(folder / "y")), Contains(R"(io::with_prefix("module.")} makes 7 names fit)"));
@@ -343,7 +343,7 @@ TEST_CASE("load: a transposed weight and one of several files are named as such"
   File file;
   file.add<float>("fc.weight", {1, 2}, {1, 2}).add<float>("fc.bias", {2}, {1, 2});
   CHECK_THAT(refusal(model, file.save(folder / "model-00001-of-00002.safetensors")),
-             Contains("fc.weight is transposed there") && Contains("the model lies in several files"));
+             Contains("fc.weight is transposed in the file") && Contains("the model is in several files"));
 }
 
 TEST_CASE("load: from a file with bytes changed at random, all comes or nothing") {

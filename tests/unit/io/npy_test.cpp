@@ -71,10 +71,11 @@ TEST_CASE("what is no array of numbers is refused, with the reason") {
   CHECK(contains(refusal<float, 1>(with("'<f4'", 7)), "shape [2] of F32 takes 8 bytes, but the file has 7"));
   CHECK(contains(refusal<float, 1>(with("'<f4'", 9)), "takes 8 bytes, but the file has 9"));
   CHECK(contains(refusal<double, 1>(with("'<f4'", 8)), "expected F64 with 1 axes, got F32 [2]"));
-  CHECK(contains(refusal<bool, 1>(with("'|b1'", 1) + '\2'), "a BOOL is neither 0 nor 1"));
+  CHECK(contains(refusal<bool, 1>(with("'|b1'", 1) + '\2'), "a BOOL is not 0 or 1"));
   CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'shape': (2,)}", 8)), "lacks"));
   CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'descr': '<f4'}", 8)), "twice"));
-  CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2)}", 8)), "no tuple"));
+  CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2)}", 8)),
+                 "not a tuple"));
   CHECK(
       contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} x", 8)), "goes on"));
   CHECK(contains(refusal<float, 2>(npy_file(

@@ -76,19 +76,19 @@ TEST_CASE("files that hold no quantized model are refused") {
   CHECK_THAT(load(), Contains("model.safetensors"));
 
   io::write_safetensors(path, {});
-  CHECK_THAT(load(), Contains("no quantized model: the metadata lack 'chorus.int8'"));
+  CHECK_THAT(load(), Contains("expected a quantized model, but the metadata lack 'chorus.int8'"));
   const auto with = [&](const std::string& json) {
     io::write_safetensors(path, {}, {{"chorus.int8", json}});
     return load();
   };
-  CHECK_THAT(with("nonsense"), Contains("is no list of steps"));
-  CHECK_THAT(with(R"({"version":2,"steps":[]})"), Contains("version 2, of which only 1 is known"));
+  CHECK_THAT(with("nonsense"), Contains("is not a list of steps"));
+  CHECK_THAT(with(R"({"version":2,"steps":[]})"), Contains("version 2, expected 1"));
   CHECK_THAT(with(R"({"version":1,"steps":[]})"), Contains("without steps"));
-  CHECK_THAT(with(R"({"version":1,"steps":[7]})"), Contains("a step that is no object"));
-  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"softmax"}]})"), Contains("there is no step \"softmax\""));
+  CHECK_THAT(with(R"({"version":1,"steps":[7]})"), Contains("a step that is not an object"));
+  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"softmax"}]})"), Contains("unknown step \"softmax\""));
   CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a"}]})"), Contains("lack a list of numbers 'inputs'"));
   CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0.5]}]})"),
-             Contains("has what is no whole number"));
+             Contains("has a non-integer value"));
   CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0]}]})"), Contains("no tensor \"a.scale\""));
 }
 
@@ -110,10 +110,11 @@ TEST_CASE("a file of which a tensor was changed is refused") {
   CHECK_THAT(with(R"("conv1.weight":{"dtype":"I8")", R"("conv1.weight":{"dtype":"U8")"),
              Contains("tensor \"conv1.weight\": expected I8, got U8"));
   CHECK_THAT(with(R"("shape":[8,3,3,3])", R"("shape":[3,8,3,3])"), Contains("'conv1' has 8 scales and 8 biases for 3"));
-  CHECK_THAT(with(R"(\"inputs\":[3,2])", R"(\"inputs\":[9,2])"), Contains("input 9 of 'block.add', step 3, is none"));
-  CHECK_THAT(with(R"(\"integers\":[0,200])", R"(\"integers\":[9,256])"), Contains("which are no 8-bit ones"));
+  CHECK_THAT(with(R"(\"inputs\":[3,2])", R"(\"inputs\":[9,2])"),
+             Contains("input 9 of 'block.add', step 3, is not an earlier step"));
+  CHECK_THAT(with(R"(\"integers\":[0,200])", R"(\"integers\":[9,256])"), Contains("expected 8-bit integers"));
   CHECK_THAT(with(R"(\"groups\":8)", R"(\"groups\":5)"), Contains("a weight of shape [8, 1, 3, 3] for 5 groups"));
-  CHECK_THAT(with(R"(\"stride\":[1,2])", R"(\"stride\":[0,2])"), Contains("stride, dilation and groups are at least 1"));
+  CHECK_THAT(with(R"(\"stride\":[1,2])", R"(\"stride\":[0,2])"), Contains("stride, dilation, groups >= 1"));
 }
 
 TEST_CASE("steps that can't be computed are refused by name") {
@@ -122,7 +123,7 @@ TEST_CASE("steps that can't be computed are refused by name") {
     change(steps);
     return message_of<UsageError>([&] { Program(input, steps); });
   };
-  CHECK_THAT(message_of<UsageError>([] { Program(input, {}); }), Contains("there are no steps"));
+  CHECK_THAT(message_of<UsageError>([] { Program(input, {}); }), Contains("expected at least one step"));
   CHECK_THAT(message_of<UsageError>([] { Program({0, 1, {}}, test::steps_of_each_kind()); }),
              Contains("'input' has a scale of 0"));
   CHECK_THAT(with([](auto& steps) { steps[3].inputs = {3}; }), Contains("add 'block.add' takes 2 inputs, got 1"));
@@ -137,7 +138,7 @@ TEST_CASE("steps that can't be computed are refused by name") {
   CHECK_THAT(with([](auto& steps) {
                steps.push_back(test::product(Kind::linear, "long", 9, {1, 0, {}}, {1, 70000, 1, 1}));
              }),
-             Contains("'long' adds 70000 products, of which 32 bits hold 65793"));
+             Contains("'long' adds 70000 products, expected at most 65793"));
 }
 
 TEST_CASE("inputs that do not fit a quantized model are refused") {
@@ -145,9 +146,9 @@ TEST_CASE("inputs that do not fit a quantized model are refused") {
   const auto message = [&](const auto& x) { return message_of<ShapeError>([&] { model(x); }); };
   CHECK_THAT(message(Tensor<float, 4>::zeros({2, 4, 9, 9})), Contains("'conv1' takes 3 channels, got [4, 9, 9]"));
   CHECK_THAT(message(Tensor<float, 4>::zeros({2, 3, 12, 9})), Contains("'fc1' takes 80 numbers, got [112]"));
-  CHECK_THAT(message(Tensor<float, 2>::zeros({2, 3})), Contains("conv2d 'conv1' takes images, got [3]"));
+  CHECK_THAT(message(Tensor<float, 2>::zeros({2, 3})), Contains("conv2d 'conv1' expected an image, got [3]"));
   CHECK_THAT(message_of<ShapeError>([&] { model.operator()<4>(test::some_images(1)); }),
-             Contains("the result of a sample is [10], not of rank 3"));
+             Contains("the output of a sample is [10], not of rank 3"));
   CHECK_THAT(message_of<UsageError>([&] { model(Tensor<float, 4>()); }), Contains("the input is undefined"));
   CHECK_THAT(message_of<UsageError>([] { Program()(test::some_images(1)); }), Contains("it has no steps"));
   CHECK_THAT(message_of<UsageError>([] { io::save(Program(), "nowhere.safetensors"); }), Contains("without steps"));

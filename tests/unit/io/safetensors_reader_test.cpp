@@ -131,14 +131,13 @@ TEST_CASE("every dtype of the format has its size") {
 }
 
 TEST_CASE("sizes that the file does not have are refused before anything is allocated") {
-  CHECK(refusal("") ==
-        "loading FILE: not a safetensors file: 0 bytes are too few for the 8 that give the header's size");
+  CHECK(refusal("") == "loading FILE: not a safetensors file: 0 bytes are too few for the 8-byte size of the header");
   CHECK(refusal(std::string(7, '\0')).find("7 bytes are too few") != std::string::npos);
   CHECK(refusal(std::string(8, '\xFF')) ==
         "loading FILE: not a safetensors file: a header of 18446744073709551615 bytes; the format allows 100000000");
   std::string file = safetensors_file("{}");
   file[0] = 3;
-  CHECK(refusal(file) == "loading FILE: cut short: the header should have 3 bytes, but the file has 10 in all");
+  CHECK(refusal(file) == "loading FILE: cut short: expected a header of 3 bytes, but the file has 10 in all");
   const auto with_length = [](std::uint64_t length) {
     const auto prefix = std::bit_cast<std::array<char, 8>>(length);
     return std::string(prefix.begin(), prefix.end()) + "{}";
@@ -188,7 +187,7 @@ TEST_CASE("deep nesting is refused where it begins") {
   CHECK(refused_header(repeated("{\"shape\":", 1'000'000)) ==
         "loading FILE: tensor \"shape\": shape must be an array, got an object");
   CHECK(refused_header(R"({"a":{"dtype":"U8","shape":[[1]],"data_offsets":[0,1]}})", 1) ==
-        "loading FILE: tensor \"a\": a size in shape must be a whole number of 64 bits, got an array");
+        "loading FILE: tensor \"a\": expected a 64-bit integer as a size in shape, got an array");
 }
 
 TEST_CASE("metadata that are not text by text are refused") {
@@ -216,9 +215,9 @@ TEST_CASE("a tensor entry that breaks a rule is refused, and named") {
       {R"(1)", "must be an object, got the number 1"},
       {R"(null)", "must be an object, got null"},
       {R"([])", "must be an object, got an array"},
-      {R"({"shape":[4],"data_offsets":[0,4]})", "no dtype"},
-      {R"({"dtype":"U8","data_offsets":[0,4]})", "no shape"},
-      {R"({"dtype":"U8","shape":[4]})", "no data_offsets"},
+      {R"({"shape":[4],"data_offsets":[0,4]})", "dtype is missing"},
+      {R"({"dtype":"U8","data_offsets":[0,4]})", "shape is missing"},
+      {R"({"dtype":"U8","shape":[4]})", "data_offsets is missing"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[0,4],"dtype":"U8"})", "field \"dtype\" appears twice"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[0,4],"shape":[4]})", "field \"shape\" appears twice"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[0,4],"data_offsets":[0,4]})",
@@ -236,41 +235,41 @@ TEST_CASE("a tensor entry that breaks a rule is refused, and named") {
       {R"({"dtype":"U8","shape":"4","data_offsets":[0,4]})", "shape must be an array, got the string \"4\""},
       {R"({"dtype":"U8","shape":null,"data_offsets":[0,4]})", "shape must be an array, got null"},
       {R"({"dtype":"U8","shape":[-4],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got the number -4"},
+       "expected a 64-bit integer as a size in shape, got the number -4"},
       {R"({"dtype":"U8","shape":[-0],"data_offsets":[0,0]})",
-       "a size in shape must be a whole number of 64 bits, got the number 0"},
+       "expected a 64-bit integer as a size in shape, got the number 0"},
       {R"({"dtype":"U8","shape":[4.0],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got the number 4.0"},
+       "expected a 64-bit integer as a size in shape, got the number 4.0"},
       {R"({"dtype":"U8","shape":[4e0],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got the number 4e0"},
+       "expected a 64-bit integer as a size in shape, got the number 4e0"},
       {R"({"dtype":"U8","shape":["4"],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got the string \"4\""},
+       "expected a 64-bit integer as a size in shape, got the string \"4\""},
       {R"({"dtype":"U8","shape":[true],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got true"},
+       "expected a 64-bit integer as a size in shape, got true"},
       {R"({"dtype":"U8","shape":[null],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got null"},
+       "expected a 64-bit integer as a size in shape, got null"},
       {R"({"dtype":"U8","shape":[{}],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got an object"},
+       "expected a 64-bit integer as a size in shape, got an object"},
       {R"({"dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,4]})",
-       "a size in shape must be a whole number of 64 bits, got the number 18446744073709551616"},
+       "expected a 64-bit integer as a size in shape, got the number 18446744073709551616"},
       {R"({"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,4]})",
        "size 9223372036854775808 in shape is too large"},
       {R"({"dtype":"U8","shape":[1,1,1,1,1,1,1,1,4],"data_offsets":[0,4]})",
        "shape has more than 8 axes, the limit (ReaderLimits::rank)"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":4})", "data_offsets must be an array, got the number 4"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":{}})", "data_offsets must be an array, got an object"},
-      {R"({"dtype":"U8","shape":[4],"data_offsets":[]})", "data_offsets must hold two numbers, got 0"},
-      {R"({"dtype":"U8","shape":[4],"data_offsets":[4]})", "data_offsets must hold two numbers, got 1"},
+      {R"({"dtype":"U8","shape":[4],"data_offsets":[]})", "expected two numbers in data_offsets, got 0"},
+      {R"({"dtype":"U8","shape":[4],"data_offsets":[4]})", "expected two numbers in data_offsets, got 1"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[0,4,4]})",
-       "data_offsets must hold two whole numbers of 64 bits, got the number 4"},
+       "expected two 64-bit integers in data_offsets, got the number 4"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[0,4.0]})",
-       "data_offsets must hold two whole numbers of 64 bits, got the number 4.0"},
+       "expected two 64-bit integers in data_offsets, got the number 4.0"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[-1,3]})",
-       "data_offsets must hold two whole numbers of 64 bits, got the number -1"},
+       "expected two 64-bit integers in data_offsets, got the number -1"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":["0","4"]})",
-       "data_offsets must hold two whole numbers of 64 bits, got the string \"0\""},
+       "expected two 64-bit integers in data_offsets, got the string \"0\""},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[[0,4]]})",
-       "data_offsets must hold two whole numbers of 64 bits, got an array"},
+       "expected two 64-bit integers in data_offsets, got an array"},
       {R"({"dtype":"U8","shape":[4],"data_offsets":[4,0]})", "data_offsets [4, 0] end before they begin"},
       {R"({"dtype":"U8","shape":[5],"data_offsets":[0,4]})",
        "shape [5] of U8 takes 5 bytes, but data_offsets [0, 4] span 4"},
@@ -280,9 +279,9 @@ TEST_CASE("a tensor entry that breaks a rule is refused, and named") {
        "shape [] of U8 takes 1 bytes, but data_offsets [0, 4] span 4"},
       {R"({"dtype":"F32","shape":[0],"data_offsets":[0,4]})",
        "shape [0] of F32 takes 0 bytes, but data_offsets [0, 4] span 4"},
-      {R"({"dtype":"F4","shape":[7],"data_offsets":[0,4]})", "shape [7] of F4 is 28 bits, which are no whole bytes"},
+      {R"({"dtype":"F4","shape":[7],"data_offsets":[0,4]})", "shape [7] of F4 is 28 bits, expected a multiple of 8"},
       {R"({"dtype":"F6_E3M2","shape":[5],"data_offsets":[0,4]})",
-       "shape [5] of F6_E3M2 is 30 bits, which are no whole bytes"},
+       "shape [5] of F6_E3M2 is 30 bits, expected a multiple of 8"},
       {R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,4]})",
        "the size of shape [4294967296, 4294967296] of U8 overflows"},
       {R"({"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,4]})",
@@ -322,16 +321,16 @@ TEST_CASE("a file must be filled by its tensors, each byte once") {
   CHECK(two("[0,4]", "[4,8]", 8).empty());
   CHECK(two("[4,8]", "[0,4]", 8).empty());
   CHECK(two("[0,4]", "[0,4]", 4) ==
-        "loading FILE: tensor \"b\": data begin at 0, inside the tensor before, which ends at 4");
+        "loading FILE: tensor \"b\": data begin at 0, inside the previous tensor, which ends at 4");
   CHECK(two("[0,4]", "[3,7]", 7) ==
-        "loading FILE: tensor \"b\": data begin at 3, inside the tensor before, which ends at 4");
-  CHECK(two("[0,4]", "[5,9]", 9) == "loading FILE: tensor \"b\": data begin at 5, after a hole that begins at 4");
-  CHECK(two("[1,5]", "[5,9]", 9) == "loading FILE: tensor \"a\": data begin at 1, after a hole that begins at 0");
+        "loading FILE: tensor \"b\": data begin at 3, inside the previous tensor, which ends at 4");
+  CHECK(two("[0,4]", "[5,9]", 9) == "loading FILE: tensor \"b\": data begin at 5, after a gap that begins at 4");
+  CHECK(two("[1,5]", "[5,9]", 9) == "loading FILE: tensor \"a\": data begin at 1, after a gap that begins at 0");
   CHECK(two("[0,4]", "[4,8]", 7) == "loading FILE: the tensors have 8 bytes, but after the header the file has 7");
   CHECK(two("[0,4]", "[4,8]", 9) == "loading FILE: the tensors have 8 bytes, but after the header the file has 9");
   CHECK(refused_header("{}", 1) == "loading FILE: the tensors have 0 bytes, but after the header the file has 1");
   CHECK(two("[0,4]", "[18446744073709551611,18446744073709551615]", 8) ==
-        "loading FILE: tensor \"b\": data begin at 18446744073709551611, after a hole that begins at 4");
+        "loading FILE: tensor \"b\": data begin at 18446744073709551611, after a gap that begins at 4");
   const std::string entry = R"("a":{"dtype":"U8","shape":[4],"data_offsets":)";
   CHECK(refused_header("{" + entry + "[0,4]}," + entry + "[4,8]}}", 8) == "loading FILE: tensor \"a\": appears twice");
   CHECK(refused_header("{" + entry + R"([0,4]},"\u0061":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", 8) ==
@@ -360,7 +359,7 @@ TEST_CASE("a read to the wrong place, or of a file cut since, is an error") {
   const SafetensorsReader reader(path);
   std::array<std::byte, 5> place{};
   CHECK(message_of<UsageError>([&] { reader.read(reader.at("a"), place); }) ==
-        "loading " + path + ": tensor \"a\" has 4 bytes, but the place to read it to has 5");
+        "loading " + path + ": tensor \"a\" has 4 bytes, but the destination has 5");
   const io::TensorEntry stranger{"z", FileDType::u8, {5}, 0, 5};
   CHECK(message_of<UsageError>([&] { reader.read(stranger, place); }) ==
         "loading " + path + ": tensor \"z\" is not of this file");

@@ -94,9 +94,9 @@ TEST_CASE("what no reader would take is refused before the disk is touched") {
   CHECK(refusal({{"a", FileDType::u8, nine, data}}) ==
         "tensor \"a\": shape [1, 1, 1, 1, 1, 1, 1, 1, 1] has more than 8 axes");
   CHECK(refusal({{"a", FileDType::f4, seven, data}}) ==
-        "tensor \"a\": shape [7] of F4 is 28 bits, which are no whole bytes");
+        "tensor \"a\": shape [7] of F4 is 28 bits, expected a multiple of 8");
   CHECK(refusal({{"__metadata__", FileDType::u8, four, data}}) ==
-        "tensor \"__metadata__\": the format keeps that name for itself");
+        "tensor \"__metadata__\": the format reserves that name");
   CHECK(refusal({{"a\tb", FileDType::u8, four, data}}) == "tensor \"a\\x09b\": its name has a control character");
   CHECK(refusal({{"\xC3", FileDType::u8, four, data}}) == "tensor \"\\xc3\": its name is not valid UTF-8");
   CHECK(refusal({{std::string(1025, 'n'), FileDType::u8, four, data}}) ==

@@ -45,7 +45,7 @@ TEST_CASE("a BOOL that is neither 0 nor 1 is refused") {
   const io::SafetensorsReader right(bytes_of(good), "FILE"), wrong(bytes_of(bad), "FILE");  // 0, 1, 2
   CHECK(io::read_tensor<bool, 1>(right, "b").data()[2]);
   CHECK(message_of<ch::FileError>([&] { io::read_tensor<bool, 1>(wrong, "b"); }) ==
-        "loading FILE: tensor \"b\": a BOOL is neither 0 nor 1");
+        "loading FILE: tensor \"b\": a BOOL is not 0 or 1");
 }
 
 }  // namespace tensor_file_test

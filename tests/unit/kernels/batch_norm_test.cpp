@@ -234,7 +234,7 @@ TEST_CASE("batch norm refuses one value per channel, and leaves statistics alone
   } catch (const chorus::ShapeError& error) {
     message = error.what();
   }
-  CHECK(message == "batch_norm: training needs more than one value per channel, got [batch 1, channels 3, inner 1]");
+  CHECK(message == "batch_norm: expected several values per channel, got [batch 1, channels 3, inner 1]");
   train({0, 3, 1});
   train({0, 3, 4});
   CHECK(running_mean == std::vector<float>(3, 4.0f));

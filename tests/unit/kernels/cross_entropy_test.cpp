@@ -129,7 +129,7 @@ TEST_CASE("a bad label is refused by sample and label, and nothing is written") 
   for (const std::int64_t bad : {std::int64_t{4}, std::int64_t{-1}}) {
     const Labels labels{0, 3, bad};
     std::vector<float> loss{5}, lse(6, 5.0f), dx(12, 5.0f);
-    const std::string place = chorus::cat("label ", bad, " of sample 2 is not in [0, 4), nor is it ignore_index -100");
+    const std::string place = chorus::cat("label ", bad, " of sample 2 is not in [0, 4) and is not ignore_index -100");
     const float one = 1;
     CHECK(usage_error([&] {
             cross_entropy_forward(Cpu{}, 3, 4, x.data(), labels.data(), {}, loss.data(), lse.data());

@@ -30,10 +30,12 @@ TEST_CASE("under another launcher --device names one device for each process of 
     CHECK(!has(program, "ignored"));
   }
   for (const std::string list : {"0", "0,1,2"})
-    require_refused({"--do", "device", "--device", list}, 2,
-                    cat("--device ", list, ": expected one device for each process of this machine, of which the "
-                        "launcher has started 2, got ", list.size() / 2 + 1, "\n"),
-                    torchrun_like(1, 2, free_port()));
+    require_refused(
+        {"--do", "device", "--device", list}, 2,
+        cat("--device ", list,
+            ": expected one device for each of the 2 processes that the launcher started on this machine, got ",
+            list.size() / 2 + 1, "\n"),
+        torchrun_like(1, 2, free_port()));
   auto part = torchrun_like(3, 4, free_port());  // of two machines
   part[1] = "LOCAL_RANK=1";
   part.push_back("LOCAL_WORLD_SIZE=2");
@@ -94,7 +96,8 @@ TEST_CASE("ranks that come for different calls of launch don't meet") {
   CHECK(zero.finish(20s) == 76);
   CHECK(one.finish(20s) == 76);
   INFO(zero.text() << one.text());
-  const std::string why = "rank 1 has come for launch 2, policy 'processes', rank 0 for launch 1, policy 'processes'\n";
+  const std::string why =
+      "rank 1 connects for launch 2, policy 'processes', rank 0 for launch 1, policy 'processes'\n";
   CHECK(has(zero, why));
   CHECK(has(one, why));
   CHECK(!has(zero, "setting 2: "));
@@ -158,7 +161,7 @@ TEST_CASE("an environment that makes no sense is refused") {
                   {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=localhost"});
   require_refused(hello, 2, "environment variable MASTER_PORT must be a whole number from 1 to 65535, got '70000'",
                   torchrun_like(0, 2, 70000));
-  require_refused(hello, 2, "the launcher started ranks on several hosts: set MASTER_ADDR",
+  require_refused(hello, 2, "launch: ranks run on several hosts: set MASTER_ADDR",
                   {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=2"});
   const auto with = [](std::vector<std::string> more) {
     auto variables = torchrun_like(0, 2, 29999);
@@ -173,8 +176,7 @@ TEST_CASE("an environment that makes no sense is refused") {
   require_refused(hello, 2, "environment variable LOCAL_WORLD_SIZE is 3, but WORLD_SIZE is 2",
                   with({"LOCAL_RANK=1", "LOCAL_WORLD_SIZE=3"}));
   require_refused(hello, 2,
-                  "environment variable CHORUS_RENDEZVOUS_FD must be a descriptor of a socket that listens, "
-                  "got '999'",
+                  "environment variable CHORUS_RENDEZVOUS_FD must be a descriptor of a listening socket, got '999'",
                   with({"LOCAL_RANK=0", "CHORUS_RENDEZVOUS_FD=999"}));
   require_refused(hello, 128 + SIGKILL,
                   "the process that started this rank (CHORUS_SUPERVISOR_PID=999999999) has ended",

@@ -50,7 +50,7 @@ TEST_CASE("ranks that lost each other without another cause say so") {
   CHECK(program.finish() == 76);
   INFO(program.text());
   CHECK(count(program.text(), "all_reduce: rank 1 closed the connection\n") == 1);
-  CHECK(has(program, "could not go on without the others, exit status 76\n"));
+  CHECK(has(program, "lost the other ranks, exit status 76\n"));
 }
 
 TEST_CASE("of ranks that miss others the first to give up is named, though it ends last") {

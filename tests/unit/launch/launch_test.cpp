@@ -113,8 +113,8 @@ TEST_CASE("what the body throws becomes a message and a status") {
   require_refused({"--single", "--do"}, 2, "option --do needs a value\n");
   require_refused({"--single", "--do", "fly"}, 2, "option --do: fly is unknown\n");
   require_refused({"--single", "--do", "x", "--rank", "one"}, 2, "option --rank must be a whole number, got 'one'\n");
-  require_refused({"--single", "--single=yes"}, 2, "option --single takes no value, got 'yes'\n");
-  require_refused({"--single", "--do", "hello", "--epocs", "3"}, 0, "warning: the program has no use for --epocs\n");
+  require_refused({"--single", "--single=yes"}, 2, "option --single: expected no value, got 'yes'\n");
+  require_refused({"--single", "--do", "hello", "--epocs", "3"}, 0, "warning: the program does not use --epocs\n");
 }
 
 TEST_CASE("a misspelt option ends a run before it trains") {
@@ -122,7 +122,7 @@ TEST_CASE("a misspelt option ends a run before it trains") {
     Program program({probe(), "--do", "check", "--devcies", "3", policy});
     CHECK(program.finish() == 2);
     INFO(program.text());
-    CHECK(has(program, "unknown option --devcies: is --devices meant?"));
+    CHECK(has(program, "unknown option --devcies: did you mean --devices?"));
     CHECK_FALSE(has(program, "training"));
   }
   Program right({probe(), "--do", "check", "--devices", "3"});
@@ -176,7 +176,7 @@ TEST_CASE("a rank whose main takes another way than the process that started it 
   refused("changes",
           "launch: this process was started as a rank of policy 'processes', but its main launches 'one process'");
   refused("grows", "launch: this process was started as one of 2 devices, but its main launches 3");
-  refused("quits", ": its main has ended without coming to the call of launch that has started it\n");
+  refused("quits", ": its main ended without the call of launch that started it\n");
 }
 
 TEST_CASE("launch in the body of another launch is refused") {
@@ -184,9 +184,10 @@ TEST_CASE("launch in the body of another launch is refused") {
   CHECK(program.finish(20s) == 2);
   INFO(program.text());
   CHECK(has(program, "launch: called in the body of another launch; call them one after the other, in main\n"));
-  const std::string mine = "environment variable CHORUS_LAUNCH, which is chorus' own launcher's to set,";
+  const std::string mine = "environment variable CHORUS_LAUNCH, which only chorus' launcher sets,";
   require_refused({"--do", "hello"}, 2, mine + " must be a whole number, got 'x'\n", {"CHORUS_LAUNCH=1 x"});
-  require_refused({"--do", "hello"}, 2, mine + " makes no sense, got '2 1 0 dp'\n", {"CHORUS_LAUNCH=2 1 0 dp"});
+  require_refused({"--do", "hello"}, 2, mine + " must be an order of the launcher, got '2 1 0 dp'\n",
+                  {"CHORUS_LAUNCH=2 1 0 dp"});
 }
 
 TEST_CASE("--device starts a rank for each device that it names, on it") {
@@ -216,32 +217,34 @@ TEST_CASE("devices that the program can't use are refused before anything starts
   require_refused({"--do", "device", "--device="}, 2, "--device: expected numbers of devices, as 0,1 or cpu:0,1");
   require_refused({"--do", "device", "--device", "0,1", "--devices", "3"}, 2,
                   "--devices 3, but --device 0,1 names 2: expected the same number, or one of the two\n");
-  require_refused({"--do", "device", "--device", "cuda:0"}, 2,
-                  "--device cuda:0: this program is built for cpu, got cuda; for GPUs its model has the device type "
-                  "chorus::Cuda, and nvcc compiles it with CHORUS_USE_CUDA=1 (CMake: chorus::cuda)\n");
-  require_refused({"--do", "device", "--device", "cuda"}, 2, "--device cuda: this program is built for cpu, got cuda;");
+  require_refused(
+      {"--do", "device", "--device", "cuda:0"}, 2,
+      "--device cuda:0: expected cpu, the device of this program, got cuda; to use GPUs, give the model the device "
+      "type chorus::Cuda, and compile it by nvcc with CHORUS_USE_CUDA=1 (CMake: chorus::cuda)\n");
+  require_refused({"--do", "device", "--device", "cuda"}, 2,
+                  "--device cuda: expected cpu, the device of this program, got cuda;");
   require_refused({"--do", "device", "--device", "0,1", "--one-device"}, 2,
-                  "--device 0,1: policy 'one process' has one device, got 2: choose a policy of several, such as dp or "
-                  "ddp\n");
+                  "--device 0,1: expected one device for policy 'one process', got 2: dp and ddp take several\n");
 }
 
 TEST_CASE("a trace that nothing in the program writes is refused, with the header that does") {
   const std::string said =
-      "launch: a trace is asked for (--trace, CHORUS_TRACE or LaunchOptions::trace), but nothing in this program writes "
-      "one to 'run.json': include <chorus/trace.hpp>\n";
+      "launch: a trace is requested (--trace, CHORUS_TRACE or LaunchOptions::trace), but this program has no code to "
+      "write it to 'run.json': include <chorus/trace.hpp>\n";
   for (const std::string policy : {"--single", "--parsed", "--one-device"})
     require_refused({"--untraced", policy, "--do", "hello"}, 2, said, {"CHORUS_TRACE=run.json"});
   require_refused({"--untraced", "--do", "hello", "--trace", "run.json"}, 2, said);
 }
 
 TEST_CASE("launch refuses options that make no sense") {
-  require_refused({"--do", "hello", "--devices", "0"}, 2, "--devices must be from 1 to 64, got 0\n");
-  require_refused({"--do", "hello", "--devices", "-2"}, 2, "--devices must be from 1 to 64, got -2\n");
-  require_refused({"--do", "hello", "--devices", "65"}, 2, "--devices must be from 1 to 64, got 65\n");
+  require_refused({"--do", "hello", "--devices", "0"}, 2, "--devices: expected 1 to 64, got 0\n");
+  require_refused({"--do", "hello", "--devices", "-2"}, 2, "--devices: expected 1 to 64, got -2\n");
+  require_refused({"--do", "hello", "--devices", "65"}, 2, "--devices: expected 1 to 64, got 65\n");
   require_refused({"--do", "hello", "--devices=two"}, 2, "--devices must be a whole number, got 'two'\n");
-  require_refused({"--do", "hello", "--devices=-99999999999"}, 2, "--devices is out of range, got '-99999999999'\n");
-  require_refused({"--do", "hello", "--seed=18446744073709551616"}, 2, "--seed is out of range, got");
-  require_refused({"--do", "hello", "--timeout=1e400"}, 2, "--timeout is out of range, got '1e400'\n");
+  require_refused({"--do", "hello", "--devices=-99999999999"}, 2,
+                  "--devices must be in the range of its type, got '-99999999999'\n");
+  require_refused({"--do", "hello", "--seed=18446744073709551616"}, 2, "--seed must be in the range of its type, got");
+  require_refused({"--do", "hello", "--timeout=1e400"}, 2, "--timeout must be in the range of its type, got '1e400'\n");
   require_refused({"--do", "hello", "--devices"}, 2, "option --devices needs a value\n");
   require_refused({"--do", "hello", "--seed=-1"}, 2, "--seed must be a whole number of at least 0, got '-1'\n");
   require_refused({"--do", "hello", "--timeout", "0"}, 2, "--timeout must be a number of seconds from 0.001");

@@ -44,7 +44,7 @@ TEST_CASE("machines: what others have set is named where it makes no sense") {
   CHECK_THAT(complaint({"0/port"}, {"65536"}), Equals("'0/port' is '65536'" + number + "1 to 65535"));
   CHECK_THAT(complaint({"0/joined"}, {"-7"}), Equals("'0/joined' is '-6'" + number + "0 to 2147483646"));
   CHECK_THAT(complaint({"restarts"}, {"many"}), Equals("'restarts' is 'many'" + number + "0 to 2147483646"));
-  CHECK_THAT(complaint({"id"}, {"\x1b[2J"}), Equals("the job '\\x1b[2J' meets there, this is 'none'"));
+  CHECK_THAT(complaint({"id"}, {"\x1b[2J"}), Equals("expected the job '\\x1b[2J' there, got 'none'"));
 }
 
 }  // namespace machines_test

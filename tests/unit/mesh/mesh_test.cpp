@@ -71,14 +71,15 @@ TEST_CASE("mesh: what would not be one device's result is refused") {
   CHECK(refusal<Dynamic, Model>(4, {.sizes = {.pipe = mesh::rest}}) == "nothing");
   CHECK(refusal<Dynamic, Model>(4) == "Mesh: expected 2 ranks for its axes Pipe<1>, Data<2>, Tensor<1>, got 4");
   CHECK_THAT((refusal<Dynamic, Model>(4, {.sizes = {.data = 2}})),
-             Contains("MeshOptions::sizes has 2 ranks for an axis that the type does not have, or not as"));
-  CHECK_THAT((refusal<Dynamic, Model>(4, {.sizes = {.pipe = -2}})), Contains("at least one rank, or mesh::rest, got -2"));
+             Contains("MeshOptions::sizes has 2 ranks for an axis that the type lacks or does not declare as"));
+  CHECK_THAT((refusal<Dynamic, Model>(4, {.sizes = {.pipe = -2}})),
+             Contains("expected 1 or more, or mesh::rest, got -2"));
   CHECK_THAT((refusal<Dynamic, Model>(4, {.sizes = {.pipe = mesh::rest, .tensor = mesh::rest}})),
-             Contains("one axis may have the rest of the ranks, got 2"));
+             Contains("expected one mesh::rest at most, got 2"));
   CHECK_THAT((refusal<Mesh<MeshModel<9>, Data<3>, Tensor<2>>, MeshModel<9>>(6)),
              Contains("Mesh: 3 shares of a batch and Tensor<2>: expected layers that Tensor divides evenly"));
   CHECK_THAT((refusal<Mesh<Tied, Pipe<2>, Data<3>>, Tied>(6)),
-             Contains("Mesh: 3 shares of a batch and a pipeline: expected no parameter that stages share"));
+             Contains("Mesh: 3 shares of a batch and a pipeline: expected each parameter in one stage"));
   static_assert(mesh::valid<Pipe<2>, Data<2>, Shard<2>, Tensor<2>> && mesh::valid<Data<2>, Tensor<2>>);
   static_assert(!mesh::valid<Tensor<2>, Pipe<2>> && !mesh::valid<Data<2>, Data<2>> && !mesh::valid<>);
 }

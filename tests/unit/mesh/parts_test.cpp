@@ -186,7 +186,7 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
     net.gathered([&](Model& model) { text = text_of(values(model)); });
     return text;
   };
-  const std::string pieces = "' is this rank's part of a parameter that ranks share out: this one needs the norm";
+  const std::string pieces = "' is split over ranks, and this rank has a part: it needs the norm";
   CHECK_THAT(says<Fsdp>(2, by_norms), Contains(pieces));
   CHECK_THAT(says<TensorParallel<Model>>(2, by_norms), Contains(pieces));
   CHECK_THAT(says<Sharded>(4, by_norms, pieces), Contains(pieces));
@@ -197,12 +197,14 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
   CHECK(distance(test::numbers_in(says<Pipeline<Model>>(2, by_norms)), test::numbers_in(alone)) < 1e-9);
 
   const auto norm = [](auto& net) { return cat(optim::clip_grad_norm(nn::named_parameters<Cpu>(net.module()), 1e9)); };
-  CHECK_THAT(says<Fsdp>(2, norm), Contains("the gradient of '") && Contains("is in parts, one on each rank: net.parameters() of Fully"));
+  CHECK_THAT(says<Fsdp>(2, norm),
+             Contains("the gradient of '") &&
+                 Contains("it is sharded over the ranks: under FullyShardedDataParallel net.parameters()"));
   CHECK(std::stod(says<TensorParallel<Model>>(2, norm)) == Approx(gradients));
   CHECK(std::stod(says<Pipeline<Model>>(2, norm)) == Approx(gradients));
 
   using Tensors = TensorParallel<Model>;
-  const auto part = Contains("'blocks.0.up.weight' is this rank's part of a parameter that ranks share out, with");
+  const auto part = Contains("'blocks.0.up.weight': it is split over the ranks, and only");
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(net.module().blocks[0].up.weight.value().size(0)); }), part);
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(value_of(net.module().blocks[0].up.weight).size(0)); }), part);
   CHECK_THAT(says<Tensors>(2, [](auto& net) { return cat(net.module().blocks[0].up.weight.grad().size(0)); }), part);
@@ -213,10 +215,10 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
                return message_of<UsageError>([&] { net(numbers(8, 5, 1)); });
              }), part);
   CHECK_THAT(says<Fsdp>(2, [](auto& net) { return cat(net.module().head.weight.grad().size(0)); }),
-             Contains("the gradient of 'head.weight' is in parts"));
+             Contains("gradient of 'head.weight': it is sharded"));
 
   const auto copied = [](auto& net) { return cat(nn::copy_of(net.module()).head.weight.shape()); };
-  CHECK_THAT(says<Fsdp>(2, copied), Contains("' is in parts, one on each rank"));
+  CHECK_THAT(says<Fsdp>(2, copied), Contains("': it is sharded"));
   CHECK_THAT(says<Tensors>(2, [](auto& net) {
                SingleDevice<Model> target{make<Model>(), 3};
                nn::soft_update(target, net, 0.5);
@@ -299,7 +301,7 @@ TEST_CASE("parts: a target network follows, and copies of other stages' numbers 
     std::string all;
     target.net->gathered([&](Model& model) { all = text_of(values(model)); });
     const auto refused = message_of<UsageError>([&] { nn::copy_of(rank.net->module()); });
-    return all + (refused.find("which has no memory for it") != refused.npos ? "" : "copied: " + refused);
+    return all + (refused.find("which does not store it") != refused.npos ? "" : "copied: " + refused);
   });
   CHECK(distance(test::numbers_in(text), expected) < 1e-12);
   CHECK(text.find("copied") == text.npos);

@@ -122,7 +122,7 @@ TEST_CASE("batch norm's momentum can be set, and its statistics begin anew") {
   norm(batch(0));
   CHECK(norm.running_mean.value()(0) == Approx(ch::mean(batch(0), 0)(0) / 4));
   CHECK(message_of<ch::UsageError>([&] { norm.set_momentum(1.5); }) ==
-        "BatchNorm: momentum is in [0, 1], or nothing for means over all batches, got 1.5");
+        "BatchNorm: expected momentum in [0, 1], or std::nullopt for means over all batches, got 1.5");
   nn::BatchNorm<Cpu, double> bare(3, {.track_running_stats = false});
   CHECK_FALSE(bare.tracks_running_stats());
   bare.reset_running_stats();

@@ -99,21 +99,18 @@ TEST_CASE("fold_batch_norm refuses models in training, and what it can't see") {
   const auto x = fold_images();
   model.bn2.train();
   CHECK(message_of<ch::UsageError>([&] { nn::fold_batch_norm(model, x); }) ==
-        "fold_batch_norm: the model is in training: call eval() first, since the running statistics become part of the "
-        "weights");
+        "fold_batch_norm: the model is in training mode: call eval() first");
   model.eval();
   auto folded = nn::fold_batch_norm(model, x);
   folded.train();
-  const std::string refused =
-      "BatchNorm: it is folded into the layer in front of it, for evaluation alone: call eval(), or train the model "
-      "that fold_batch_norm was given";
+  const std::string refused = "BatchNorm: it is folded: call eval(), or train the model that fold_batch_norm was given";
   CHECK(message_of<ch::UsageError>([&] { folded(x); }) == refused);
   CHECK(message_of<ch::UsageError>([&] { folded.bn3(x.view(ch::Shape<4>{2, 3, 5, 5})); }) == refused);
   CHECK(message_of<ch::UsageError>([&] { folded.bn2(x, x); }) == refused);
   model.reads = true;
   const auto message = message_of<ch::UsageError>([&] { nn::fold_batch_norm(model, x); });
-  CHECK(message.starts_with("fold_batch_norm: the folded model's results differ by "));
-  CHECK(message.ends_with(": its forward takes a layer's result in a way that the operations don't show"));
+  CHECK(message.starts_with("fold_batch_norm: the outputs of the folded model differ by "));
+  CHECK(message.ends_with(": its forward uses a layer's output outside of the recorded operations"));
 }
 
 }  // namespace fold_batch_norm_test

@@ -196,7 +196,7 @@ TEST_CASE("layers refuse sizes that make no sense") {
   CHECK(message_of<ch::ShapeError>([] { nn::Embedding<Cpu>(0, 3); }) ==
         "Embedding: 0 entries of 3 features: both must be positive");
   CHECK(message_of<ch::ShapeError>([] { nn::LayerNorm<Cpu>(0); }) == "LayerNorm: 0 features: must be positive");
-  CHECK(message_of<ch::UsageError>([] { nn::Dropout(1.5); }) == "Dropout: the probability is in [0, 1), got 1.5");
+  CHECK(message_of<ch::UsageError>([] { nn::Dropout(1.5); }) == "Dropout: expected a probability in [0, 1), got 1.5");
 }
 
 }  // namespace layers_test

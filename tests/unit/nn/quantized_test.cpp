@@ -221,7 +221,7 @@ TEST_CASE("means of more numbers than floats add up exactly are refused") {
   const nn::QuantizedModel pool({0.1f, 128, {}}, {step});
   CHECK(pool(ch::Tensor<float, 4>::full({1, 1, 128, 128}, 2)).to_vector() == std::vector<float>{2});
   CHECK_THAT(message_of<ch::ShapeError>([&] { pool(ch::Tensor<float, 4>::zeros({1, 1, 128, 129})); }),
-             Contains("global_avg_pool 'pool' takes means of 16512 numbers, expected at most 16384"));
+             Contains("global_avg_pool 'pool' averages 16512 numbers, expected at most 16384"));
 }
 
 /// Sums, concatenations and dropout between layers, for images and vectors.
@@ -361,15 +361,16 @@ struct WithoutInput : nn::Module {
 };
 
 TEST_CASE("what has no integer form is refused by its name") {
-  CHECK_THAT(refusal<WithFunction>(), Contains("'linear' takes numbers that are not rounded to integers, of 'conv'"));
-  CHECK_THAT(refusal<WithMean>(), Contains("'mean' is over other axes than an image's: it has no integer form"));
-  CHECK_THAT(refusal<WithTokens>(), Contains("in 'fc', a Linear(64, 2) takes more axes than [batch, features]"));
-  CHECK_THAT(refusal<WithoutInput>(), Contains("the model's output does not come from its input"));
+  CHECK_THAT(refusal<WithFunction>(), Contains("'linear' needs integers, and its input is not rounded: 'conv'"));
+  CHECK_THAT(refusal<WithMean>(), Contains("'mean' reduces other axes than those of an image: it has no integer form"));
+  CHECK_THAT(refusal<WithTokens>(),
+             Contains("in 'fc', a Linear(64, 2) has an input of more axes than [batch, features]"));
+  CHECK_THAT(refusal<WithoutInput>(), Contains("the model's output does not depend on its input"));
   CHECK_THAT(refusal<WithRows>(), Contains("'concat' is along axis 2 of 4: it has an integer form along axis 1 of 2"));
-  CHECK_THAT(refusal<WithNoise>(), Contains("'dropout' drops numbers in evaluation, too: it has no integer form"));
+  CHECK_THAT(refusal<WithNoise>(), Contains("'dropout' drops numbers also in evaluation: it has no integer form"));
   CHECK_THAT(refusal<WithSigmoid>(), Contains("'sigmoid' in 'gate', a Sigmoid has no integer form"));
   CHECK_THAT(refusal<WithSum>(), Contains("'mul' has no integer form"));
-  CHECK_THAT(refusal<WithLooseNorm>(), Contains("'batch_norm' in 'norm', a BatchNorm(3) is folded into no convolution"));
+  CHECK_THAT(refusal<WithLooseNorm>(), Contains("'batch_norm' in 'norm', a BatchNorm(3) follows no convolution"));
 }
 
 TEST_CASE("ranges that nobody has seen, and a model that does not round, are refused") {

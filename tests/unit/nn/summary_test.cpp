@@ -219,8 +219,9 @@ TEST_CASE("a summary changes nothing: no statistics, random numbers, gradients o
   CHECK(ch::detail::seed_state().next_stream.load() == streams);
   CHECK(model.training());
   CHECK_FALSE(model.fc.weight.on<Cpu>().grad_arrived());
-  CHECK(message_of<ch::ShapeError>([&] { nn::summary(model, {0, 4}); }) ==
-        "summary: an input of shape [0, 4]: extents are at least 1");
+  CHECK(message_of<ch::ShapeError>([&] {
+          nn::summary(model, {0, 4});
+        }) == "summary: an input of shape [0, 4]: expected sizes of at least 1");
 }
 
 TEST_CASE("a summary is of the model's device, and leaves its peak as it was") {

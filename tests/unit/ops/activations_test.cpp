@@ -49,8 +49,8 @@ TEST_CASE("the gradient of relu at 0 is 0, and NaN stays NaN") {
 
 TEST_CASE("messages of activations") {
   const auto x = Tensor<1>::ones({2});
-  CHECK(message_of<ch::UsageError>([&] { ch::softplus(x, 0); }) == "softplus: beta is positive, got 0");
-  CHECK(message_of<ch::UsageError>([&] { ch::hardtanh(x, 1, 1); }) == "hardtanh: the limits are [1, 1]");
+  CHECK(message_of<ch::UsageError>([&] { ch::softplus(x, 0); }) == "softplus: expected a positive beta, got 0");
+  CHECK(message_of<ch::UsageError>([&] { ch::hardtanh(x, 1, 1); }) == "hardtanh: expected min < max, got [1, 1]");
 }
 
 }  // namespace activations_test

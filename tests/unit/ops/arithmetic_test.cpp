@@ -133,11 +133,11 @@ TEST_CASE("an undefined operand is named, also where its shape has an element") 
 TEST_CASE("messages of arithmetic") {
   const auto a = Tensor<2>::ones({2, 3}), b = Tensor<2>::ones({2, 4});
   CHECK(message_of<ch::ShapeError>([&] { a + b; }) == "add: shapes [2, 3] and [2, 4] do not broadcast");
-  CHECK(message_of<ch::UsageError>([&] { ch::clamp(a, 1, 0); }) == "clamp: the limits are [1, 0]");
+  CHECK(message_of<ch::UsageError>([&] { ch::clamp(a, 1, 0); }) == "clamp: expected min <= max, got [1, 0]");
   const auto elsewhere = Tensor<2>::ones({2, 3}, ch::Cpu{1});
   CHECK(message_of<ch::DeviceError>([&] { a* elsewhere; }) ==
-        "mul: operand 1 is on cpu:1, and operand 0 on cpu:0: to_device(x, device) brings it there, and "
-        "Tensor::zeros(shape, x.device()) makes it there");
+        "mul: operand 1 is on cpu:1, and operand 0 on cpu:0: to_device(x, device) copies it, and Tensor::zeros(shape, "
+        "x.device()) creates it there");
 }
 
 }  // namespace arithmetic_test

@@ -161,7 +161,7 @@ TEST_CASE("messages of attention") {
         "3] do "
         "not fit");
   CHECK(message_of<ch::UsageError>([&] { ch::scaled_dot_product_attention(q, q, q, {.dropout = 1}); }) ==
-        "scaled_dot_product_attention: the probability of dropout is in [0, 1), got 1");
+        "scaled_dot_product_attention: expected a dropout probability in [0, 1), got 1");
   CHECK_THROWS_AS(ch::scaled_dot_product_attention(q, k, k, numbers<2>({4, 4}, 1)), ch::ShapeError);
 }
 

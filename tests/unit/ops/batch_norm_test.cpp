@@ -162,9 +162,9 @@ TEST_CASE("messages of batch_norm") {
   CHECK(message_of<ch::ShapeError>([&] { ch::batch_norm(x, three, three, three, two, true); }) == expected);
   CHECK(message_of<ch::ShapeError>([&] {
           ch::batch_norm(Tensor<2>::ones({1, 3}), three, three, three, three, true);
-        }) == "batch_norm: training needs more than one value per channel, got [batch 1, channels 3, inner 1]");
+        }) == "batch_norm: expected several values per channel, got [batch 1, channels 3, inner 1]");
   CHECK(message_of<ch::UsageError>([&] { ch::batch_norm(x, three, three, none, none, false); }) ==
-        "batch_norm: there are no running statistics to use in evaluation");
+        "batch_norm: evaluation needs running statistics, and they are undefined");
 }
 
 }  // namespace batch_norm_test

@@ -52,7 +52,7 @@ TEST_CASE("messages of conv2d") {
         "conv2d: the kernel of [2, 3, 5, 5] is larger than the padded input of [1, 3, 4, 4]");
   CHECK(message({2, 3, 3, 3}, Tensor<1>::ones({3}), {}) == "conv2d: the bias has 3 elements for 2 channels");
   CHECK(message({2, 3, 3, 3}, no_bias, {.stride = 0}) ==
-        "conv2d: stride, dilation and groups are at least 1, padding at least 0");
+        "conv2d: expected stride, dilation and groups >= 1, padding >= 0, got 0 and 0");
 }
 
 }  // namespace convolution_test

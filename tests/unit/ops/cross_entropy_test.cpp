@@ -91,8 +91,8 @@ TEST_CASE("what a sum cannot be divided by") {
   for (const double bad : {0.0, -3.0, std::nan("")})
     CHECK(message_of<ch::UsageError>([&] {
             ch::cross_entropy(x, labels, {.mean_over = bad});
-          }).starts_with("cross_entropy: mean_over is a positive number, got "));
-  const std::string none = ": mean_over is what a mean is divided by, and there is none";
+          }).starts_with("cross_entropy: expected a positive mean_over, got "));
+  const std::string none = ": mean_over needs Reduction::mean";
   CHECK(message_of<ch::UsageError>(
             [&] { ch::nll_loss(x, labels, {.reduction = ch::Reduction::sum, .mean_over = 4}); }) == "nll_loss" + none);
   CHECK(message_of<ch::UsageError>([&] {
@@ -110,10 +110,10 @@ TEST_CASE("messages of cross_entropy") {
         "cross_entropy: scores of shape [2, 3] need 2 labels, got 5");
   CHECK(message_of<ch::UsageError>([&] {
           ch::cross_entropy(x, Labels::from({0, 3}, {2}));
-        }) == "cross_entropy: label 3 of sample 1 is not in [0, 3), nor is it ignore_index -100");
+        }) == "cross_entropy: label 3 of sample 1 is not in [0, 3) and is not ignore_index -100");
   CHECK(message_of<ch::UsageError>([&] {
           ch::nll_loss(x, Labels::from({0, 1}, {2}), {.reduction = ch::Reduction::none});
-        }) == "nll_loss: one loss a sample has a function of its own: nll_loss_per_sample");
+        }) == "nll_loss: for one loss per sample call nll_loss_per_sample");
 }
 
 }  // namespace cross_entropy_test

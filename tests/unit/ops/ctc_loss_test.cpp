@@ -69,10 +69,9 @@ TEST_CASE("messages of ctc_loss") {
         "ctc_loss: sample 0 has 6 of 5 steps and 3 of 3 labels");
   CHECK(message_of<ch::UsageError>([&] { ch::ctc_loss(x, labels(), steps(), lengths(), {.blank = 4}); }) ==
         "ctc_loss: blank 4 is not one of 4 classes");
-  CHECK(
-      message_of<ch::ShapeError>([&] { ch::ctc_loss(x, labels(), Integers::from({5}, {1}), lengths()); }) ==
-      "ctc_loss: scores of shape [5, 3, 4] need labels, input_lengths and label_lengths of 3 samples, got [3, 3], [1] "
-      "and [3]");
+  CHECK(message_of<ch::ShapeError>([&] { ch::ctc_loss(x, labels(), Integers::from({5}, {1}), lengths()); }) ==
+        "ctc_loss: scores of shape [5, 3, 4], expected labels, input_lengths and label_lengths of 3 samples, got [3, "
+        "3], [1] and [3]");
 }
 
 }  // namespace ctc_loss_test

@@ -53,8 +53,9 @@ TEST_CASE("dropout of an empty batch, and its message") {
   const auto y = ch::dropout(x, 0.5);
   y.backward(Tensor<2>::empty({0, 3}));
   CHECK(x.grad().shape() == Shape<2>{0, 3});
-  CHECK(message_of<ch::UsageError>([&] { ch::dropout(x, 1); }) == "dropout: the probability is in [0, 1), got 1");
-  CHECK(message_of<ch::UsageError>([&] { ch::dropout(x, NAN); }) == "dropout: the probability is in [0, 1), got nan");
+  CHECK(message_of<ch::UsageError>([&] { ch::dropout(x, 1); }) == "dropout: expected a probability in [0, 1), got 1");
+  CHECK(message_of<ch::UsageError>([&] { ch::dropout(x, NAN); }) ==
+        "dropout: expected a probability in [0, 1), got nan");
 }
 
 }  // namespace dropout_test

@@ -194,7 +194,7 @@ TEST_CASE("places and counts") {
   CHECK(ch::searchsorted(sorted, wanted).to_vector() == std::vector<Index>{1, 4, 0, 4});
   CHECK(ch::searchsorted(sorted, wanted, true).to_vector() == std::vector<Index>{3, 4, 0, 4});
   CHECK(message_of<ch::UsageError>([&] { ch::searchsorted(wanted, sorted); }) ==
-        "searchsorted: expected numbers in ascending order, got a smaller one at place 2");
+        "searchsorted: expected numbers in ascending order, got a smaller one at index 2");
   CHECK(ch::bincount(Integers::from({1, 3, 1}, {3}), 5).to_vector() == std::vector<Index>{0, 2, 0, 1, 0});
   CHECK(message_of<ch::UsageError>([] { ch::bincount(Integers::from({-1}, {1})); }) ==
         "bincount: expected numbers of at least 0, got -1");
@@ -222,7 +222,7 @@ TEST_CASE("gradients of logaddexp, nan_to_num and cdist") {
   CHECK(odd.grad().to_vector() == std::vector<double>{0, 0, 0, 1});
   CHECK(message_of<ch::ShapeError>([&] {
           ch::cdist(a, Tensor<2>::zeros({2, 3}));
-        }) == "cdist: expected as many features, got shapes [3, 4] and [2, 3]");
+        }) == "cdist: expected equal last sizes, got shapes [3, 4] and [2, 3]");
 }
 
 TEST_CASE("arithmetic in place: views see it, and what backward has saved counts as written") {
@@ -245,9 +245,9 @@ TEST_CASE("arithmetic in place: views see it, and what backward has saved counts
         "add_: shapes [2, 2] and [3] do not broadcast");
   CHECK(message_of<ch::ShapeError>([&] {
           x[0].view(Shape<2>{1, 2}) *= x;
-        }) == "mul_: expected what broadcasts to shape [1, 2], got shape [2, 2]");
+        }) == "mul_: expected an operand that broadcasts to shape [1, 2], got shape [2, 2]");
   CHECK(message_of<ch::UsageError>([&] { Tensor<1>::zeros({1}).expand(Shape<1>{3}) += 1; }) ==
-        "add_: expected a tensor with a place for each element, got an expanded one of shape [3]");
+        "add_: expected a tensor with memory for each element, got an expanded one of shape [3]");
 
   const auto numbers_before = Tensor<1>::from({1, 2}, {2});
   const Variable<1> leaf(numbers_before, true);

@@ -86,7 +86,7 @@ TEST_CASE("what grad with create_graph refuses") {
         "grad: create_graph: 'odd' has no derivative of this order");
   const auto mixed = ch::sum(ch::square(plain) * x);
   CHECK(message_of<ch::UsageError>([&] { ch::grad(mixed, plain, {.create_graph = true}); }) ==
-        "grad: create_graph: 'square' was recorded by plain Variables; let the computation begin with GraphVariables");
+        "grad: create_graph: 'square' was recorded by plain Variables; begin the computation with GraphVariable(x)");
 }
 
 TEST_CASE("second derivatives through a conversion to float and back") {

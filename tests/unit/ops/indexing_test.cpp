@@ -62,7 +62,7 @@ TEST_CASE("messages of indexing") {
         }) == "gather: index -1 is not in [0, 2)");
   CHECK(message_of<ch::ShapeError>([&] {
           ch::gather(x, 0, Indices<2>::zeros({1, 4}));
-        }) == "gather: an index of shape [1, 4] is larger than the input of [2, 3] beside axis 0");
+        }) == "gather: an index of shape [1, 4] is larger than the input of [2, 3] outside of axis 0");
 }
 
 }  // namespace indexing_test

@@ -67,9 +67,11 @@ TEST_CASE("the mean loss of an empty batch is 0") {
 TEST_CASE("messages of losses") {
   const auto x = Tensor<1>::ones({2});
   CHECK(message_of<ch::UsageError>([&] { ch::mse_loss(x, x, ch::Reduction::none); }) ==
-        "mse_loss: for the loss of each element call mse_loss_per_element");
-  CHECK(message_of<ch::UsageError>([&] { ch::smooth_l1_loss(x, x, 0); }) == "smooth_l1_loss: beta is positive, got 0");
-  CHECK(message_of<ch::UsageError>([&] { ch::huber_loss(x, x, -1); }) == "huber_loss: delta is positive, got -1");
+        "mse_loss: for one loss per element call mse_loss_per_element");
+  CHECK(message_of<ch::UsageError>([&] { ch::smooth_l1_loss(x, x, 0); }) ==
+        "smooth_l1_loss: expected a positive beta, got 0");
+  CHECK(message_of<ch::UsageError>([&] { ch::huber_loss(x, x, -1); }) ==
+        "huber_loss: expected a positive delta, got -1");
   CHECK(message_of<ch::ShapeError>([&] { ch::l1_loss(x, Tensor<1>::ones({3})); }) ==
         "l1_loss: shapes [2] and [3] do not broadcast");
 }

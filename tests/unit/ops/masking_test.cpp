@@ -36,7 +36,7 @@ TEST_CASE("gradients of padding") {
   CHECK(ch::pad2d(Tensor<2>::ones({1, 1}), {.left = 1, .bottom = 1}, 3).to_vector() == std::vector<double>{3, 1, 3, 3});
   CHECK(message_of<ch::UsageError>([] {
           ch::pad2d(Tensor<2>::ones({1, 1}), {.top = -1});
-        }) == "pad2d: padding is at least 0, got left 0, right 0, top -1, bottom 0");
+        }) == "pad2d: expected padding of at least 0, got left 0, right 0, top -1, bottom 0");
 }
 
 TEST_CASE("gradients of attention") {

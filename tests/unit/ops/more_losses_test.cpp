@@ -79,7 +79,7 @@ TEST_CASE("cross entropy of images is that of their pixels, ignored ones and NaN
   cross_entropy(images, pixels).backward();
   CHECK(images.grad().to_vector()[0] == 0);
   CHECK(message_of<ch::UsageError>([&] { cross_entropy(images, pixels, {.reduction = ch::Reduction::none}); }) ==
-        "cross_entropy: one loss a sample has a function of its own: cross_entropy_per_sample");
+        "cross_entropy: for one loss per sample call cross_entropy_per_sample");
   CHECK(message_of<ch::UsageError>([&] { cross_entropy(images, pixels, {.label_smoothing = 2}); }) ==
         "cross_entropy: label_smoothing must be in [0, 1], got 2");
 }

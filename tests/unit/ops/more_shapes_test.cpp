@@ -60,7 +60,7 @@ TEST_CASE("sorting is stable, puts NaN last, and sends gradients back") {
   CHECK(ch::argsort(ch::Tensor<std::int64_t, 1>::from({3, 1, 2}, {3})).to_vector() == std::vector<Index>{1, 2, 0});
   check_operator([](const auto& a) { return ch::sort(a, 1).values; }, numbers<3>({2, 5, 3}, 1));
   check_operator([](const auto& a) { return ch::topk(a, 2, -1).values; }, numbers<2>({3, 5}, 1));
-  CHECK(message_of<ch::ShapeError>([&] { ch::topk(x, 6); }) == "topk: 6 elements of an axis of 5");
+  CHECK(message_of<ch::ShapeError>([&] { ch::topk(x, 6); }) == "topk: 6 elements from an axis of 5");
 }
 
 TEST_CASE("gradients of scattering") {
@@ -70,7 +70,7 @@ TEST_CASE("gradients of scattering") {
   const auto unique = Indices::from({0, 2, 1, 1, 2, 1, 0, 0}, {2, 4});
   check_operator([&](const auto& a, const auto& s) { return ch::scatter(a, 0, unique, s); }, x, source);
   CHECK(message_of<ch::UsageError>([&] { ch::scatter(x, 0, index, source); }) ==
-        "scatter: the index gives a position twice");
+        "scatter: the index names a position twice");
   CHECK(message_of<ch::UsageError>([&] {
           ch::scatter_add(x, 0, Indices::full({2, 4}, 3), source);
         }) == "scatter_add: index 3 is not in [0, 3)");

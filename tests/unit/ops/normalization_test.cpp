@@ -42,7 +42,7 @@ TEST_CASE("group_norm and instance_norm of one number are refused") {
   const Tensor<1> none;
   const auto points = numbers<4>({4, 3, 1, 1}, 1), point = numbers<4>({1, 3, 1, 1}, 1);
   CHECK(message_of<ch::ShapeError>([&] { ch::instance_norm(points, none, none); }) ==
-        "instance_norm: needs more than one value to normalise, got one for each sample and channel of an input of "
+        "instance_norm: expected more than one value to normalise, got one for each sample and channel of an input of "
         "shape [4, 3, 1, 1]");
   CHECK_THROWS_AS(ch::instance_norm(point, none, none), ch::ShapeError);
   CHECK_THROWS_AS(ch::group_norm(point, 3, none, none), ch::ShapeError);

@@ -66,16 +66,18 @@ TEST_CASE("messages of pooling") {
   const auto x = Tensor<4>::ones({1, 1, 3, 3});
   CHECK(message_of<ch::ShapeError>([&] { ch::max_pool2d(x, 4); }) ==
         "max_pool2d: a window of 4 x 4 does not fit an input of shape [1, 1, 3, 3]");
-  CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 0); }) == "avg_pool2d: window and stride are at least 1");
+  CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 0); }) ==
+        "avg_pool2d: expected window, stride and dilation of at least 1, got 0");
   CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 2, {.padding = 2}); }) ==
-        "avg_pool2d: the padding is at most half of the window");
-  CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 2, {.dilation = 2}); }) == "avg_pool2d has no dilation");
+        "avg_pool2d: expected 0 <= padding <= window / 2, got 2 x 2");
+  CHECK(message_of<ch::UsageError>([&] { ch::avg_pool2d(x, 2, {.dilation = 2}); }) ==
+        "avg_pool2d: expected no dilation");
   CHECK(message_of<ch::ShapeError>([&] { ch::max_pool2d(x, 2, {.padding = 1, .dilation = 4}); }) ==
         "max_pool2d: with a dilation of 4 a window may miss an image of 3 rows");
   CHECK(message_of<ch::UsageError>([&] { ch::upsample_nearest2d(x, 0); }) ==
-        "upsample_nearest2d: the scale is at least 1, got 0 x 0");
+        "upsample_nearest2d: expected a scale of at least 1, got 0 x 0");
   CHECK(message_of<ch::UsageError>([&] { ch::adaptive_avg_pool2d(x, 0); }) ==
-        "adaptive_avg_pool2d: the size is at least 1, got 0 x 0");
+        "adaptive_avg_pool2d: expected a size of at least 1, got 0 x 0");
   CHECK(message_of<ch::ShapeError>([&] {
           ch::adaptive_avg_pool2d(Tensor<4>::ones({1, 1, 0, 3}), 1);
         }) == "adaptive_avg_pool2d: an image of shape [1, 1, 0, 3] has no pixels");

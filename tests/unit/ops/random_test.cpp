@@ -253,15 +253,15 @@ TEST_CASE("random operations: what could be the samples' or not is refused on se
     return message_of<UsageError>([&] { in(context, draw); });
   };
   const auto six = [] { return randn<double, 1>({6}); };
-  CHECK_THAT(refused(pass(4, 3), six), Contains("a size of 6, which could be several rows") &&
+  CHECK_THAT(refused(pass(4, 3), six), Contains("a size of 6: these may be several rows") &&
                                            Contains("{.same_on_all = false} or {.same_on_all = true}"));
   CHECK(whole(six).numel() == 6);
   auto beside_four = pass(4, 3);
   beside_four.is_share = [](std::int64_t n) { return n == 3 || n == 4; };
-  CHECK_THAT(refused(beside_four, [] { return randn<double, 1>({4}); }), Contains("which another device has"));
+  CHECK_THAT(refused(beside_four, [] { return randn<double, 1>({4}); }), Contains("another device has that many"));
   CHECK_THAT(refused(pass(4, 3), [] { return randn<double, 1>({4}, Cpu{}, {.same_on_all = false}); }),
              Contains("4 rows along axis 0 of the shape [4] do not belong to 3 samples"));
-  CHECK_THAT(refused(pass(4, 3), [] { return randperm(3); }), Contains("an order of them"));
+  CHECK_THAT(refused(pass(4, 3), [] { return randperm(3); }), Contains("an order on one device"));
   CHECK_THAT(refused(pass(4, 3), [] { return multinomial(Tensor<double, 1>::ones({6}), 3); }), Contains("different"));
   CHECK_THAT(refused(pass(4, 3), [] { return randn<double, 1>({3}, Cpu{}, {.axis = 1}); }), Contains("axis is 1"));
   // Several rows per sample; and an order per device.

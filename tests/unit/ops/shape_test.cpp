@@ -62,12 +62,12 @@ TEST_CASE("messages of shapes") {
   CHECK(message_of<ch::ShapeError>([&] { ch::slice(x, 1, 2, 4); }) ==
         "slice: range [2, 4) is not inside axis 1 of shape [2, 3]");
   CHECK(message_of<ch::ShapeError>([&] { ch::concat(1, x, y); }) ==
-        "concat: shapes [2, 3] and [3, 3] differ beside axis 1");
+        "concat: shapes [2, 3] and [3, 3] differ outside of axis 1");
   CHECK(message_of<ch::ShapeError>([&] {
           ch::expand(x, Shape<2>{2, 6});
         }) == "expand: shape [2, 3] does not expand to [2, 6]");
   CHECK(message_of<ch::UsageError>([&] { ch::concat(0, std::span<const Tensor<2>>()); }) ==
-        "concat: the list is empty");
+        "concat: expected at least one tensor, got none");
 }
 
 TEST_CASE("integers and truth values change their shapes too") {

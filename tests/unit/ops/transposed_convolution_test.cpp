@@ -25,7 +25,7 @@ TEST_CASE("messages of conv_transpose2d") {
         "conv_transpose2d: an input of shape [1, 3, 4, 4] does not fit a weight of shape [2, 3, 3, 3] with 1 groups");
   CHECK(message_of<ch::UsageError>([&] {
           ch::conv_transpose2d(x, Tensor<4>::ones({3, 2, 3, 3}), {.output_padding = 1});
-        }) == "conv_transpose2d: output_padding is at least 0 and below stride or dilation");
+        }) == "conv_transpose2d: expected output_padding >= 0 and below stride or dilation, got [1, 1]");
   CHECK(message_of<ch::ShapeError>([&] {
           ch::conv_transpose2d(x, Tensor<4>::ones({3, 2, 3, 3}), {.padding = 4});
         }) == "conv_transpose2d: an input of shape [1, 3, 4, 4] gives images of -2 x -2");

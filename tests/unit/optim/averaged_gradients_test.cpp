@@ -32,8 +32,8 @@ struct Net : ch::nn::Module {
 };
 
 const std::string message =
-    "optimizer: the gradient of 'fc2.weight' has been added up under no_sync and never averaged: let the last backward "
-    "pass before a step be outside of no_sync (or zero_grad)";
+    "optimizer: the gradient of 'fc2.weight' was accumulated under no_sync and never averaged: run the last backward "
+    "pass before a step outside no_sync, or call zero_grad";
 
 // Checks that `use(parameters)` throws the expected error for a net with a local gradient, and does not change the net.
 template <class Use>

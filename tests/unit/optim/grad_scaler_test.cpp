@@ -201,7 +201,7 @@ TEST_CASE("two scalers of one model take turns, or are refused") {
   other_backward();
   for (const auto& step : {std::function<void()>([&] { run.scaler.step(run.first); }),
                            std::function<void()>([&] { other.step(run.second); })})
-    CHECK_THAT(message_of<ch::UsageError>(step), Contains("another scaler has multiplied a loss"));
+    CHECK_THAT(message_of<ch::UsageError>(step), Contains("another scaler has scaled the same gradients"));
   CHECK(run.model.values() == std::vector<float>{1, 2, 3});
   run.zero_grad();
   run.backward();

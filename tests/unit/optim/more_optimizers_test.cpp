@@ -117,7 +117,7 @@ TEST_CASE("groups have a learning rate and a weight decay of their own") {
     for (std::size_t i = 0; i < p.size(); ++i) p[i] -= (k == 0 ? 0.025 : 0.1) * (g[i] + (k == 0 ? 0.5 : 0) * p[i]);
   });
   CHECK(message_of<ch::UsageError>([&] { optimizer.set_group(optim::NameBegins{"conv"}, {}); }) ==
-        "optimizer: no parameter is in the group");
+        "optimizer: the group has no parameters");
   CHECK(message_of<ch::UsageError>([&] { optimizer.set_group(optim::IsBiasOrNorm{}, {.lr_scale = -1}); }) != "");
 }
 
@@ -184,7 +184,7 @@ TEST_CASE("averages that a model holds one above the other leave in any order") 
     CHECK(model.values() == (inner_first ? of_ema : of_swa));
     optim::ParameterAverage<Cpu> third(model.parameters(), optim::equal_weights());
     CHECK(message_of<ch::UsageError>([&] { third.update(); }) ==
-          "ParameterAverage: no update while the model holds other averages: expected the trained parameters");
+          "ParameterAverage: can't update while the model holds other averages: expected the trained parameters");
     (inner_first ? outer : inner).reset();
     CHECK(model.values() == trained);
     third.update();

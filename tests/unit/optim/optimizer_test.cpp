@@ -174,21 +174,23 @@ TEST_CASE("messages of optimizers") {
   Model model;
   const auto parameters = [&] { return nn::named_parameters<Cpu>(model); };
   const auto message = [](const auto& make) { return message_of<ch::UsageError>(make); };
-  CHECK(message([] { optim::Sgd<Cpu>({}); }) == "optimizer: there are no parameters");
+  CHECK(message([] { optim::Sgd<Cpu>({}); }) == "optimizer: expected at least one parameter");
   CHECK(message([&] { optim::Sgd<Cpu>(parameters(), {.lr = -1}); }) ==
-        "optimizer: the learning rate is at least 0, got -1");
+        "optimizer: expected a learning rate of at least 0, got -1");
   CHECK(message([&] { optim::Sgd<Cpu>(parameters(), {.momentum = -1}); }) ==
-        "Sgd: momentum and weight_decay are at least 0, got -1 and 0");
+        "Sgd: expected momentum and weight_decay of at least 0, got -1 and 0");
   CHECK(message([&] { optim::Sgd<Cpu>(parameters(), {.nesterov = true}); }) ==
         "Sgd: Nesterov needs momentum above 0 and no dampening");
-  CHECK(message([&] { optim::Adam<Cpu>(parameters(), {.beta1 = 1}); }) == "Adam: betas are in [0, 1), got 1 and 0.999");
+  CHECK(message([&] { optim::Adam<Cpu>(parameters(), {.beta1 = 1}); }) ==
+        "Adam: expected betas in [0, 1), got 1 and 0.999");
   CHECK(message([&] { optim::Adam<Cpu>(parameters(), {.eps = -1}); }) ==
-        "Adam: eps and weight_decay are at least 0, got -1 and 0");
-  CHECK(message([&] { optim::RmsProp<Cpu>(parameters(), {.alpha = 1}); }) == "RmsProp: alpha is in [0, 1), got 1");
+        "Adam: expected eps, weight_decay >= 0, got -1 and 0");
+  CHECK(message([&] { optim::RmsProp<Cpu>(parameters(), {.alpha = 1}); }) ==
+        "RmsProp: expected alpha in [0, 1), got 1");
   CHECK(message([&] { optim::RmsProp<Cpu>(parameters(), {.momentum = -1}); }) ==
-        "RmsProp: eps, weight_decay and momentum are at least 0, got 1e-08, 0 and -1");
+        "RmsProp: expected eps, weight_decay and momentum of at least 0, got 1e-08, 0 and -1");
   CHECK(message([&] { optim::Adagrad<Cpu>(parameters(), {.lr_decay = -1}); }) ==
-        "Adagrad: lr_decay, eps and weight_decay are at least 0, got -1, 1e-10 and 0");
+        "Adagrad: expected lr_decay, eps and weight_decay of at least 0, got -1, 1e-10 and 0");
 }
 
 }  // namespace optimizer_test

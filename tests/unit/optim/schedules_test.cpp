@@ -190,14 +190,16 @@ TEST_CASE("messages of schedules") {
   const auto message = [&](const auto& formula) {
     return message_of<ch::UsageError>([&] { optim::Schedule(rate, formula); });
   };
-  CHECK(message(optim::StepDecay{.step_size = 0}) == "StepDecay: step_size is at least 1, got 0");
-  CHECK(message(optim::CosineAnnealing{.t_max = 0}) == "CosineAnnealing: t_max is at least 1, got 0");
-  CHECK(message(optim::LinearRamp{.total = 0}) == "LinearRamp: total is at least 1, got 0");
+  CHECK(message(optim::StepDecay{.step_size = 0}) == "StepDecay: expected step_size of at least 1, got 0");
+  CHECK(message(optim::CosineAnnealing{.t_max = 0}) == "CosineAnnealing: expected t_max of at least 1, got 0");
+  CHECK(message(optim::LinearRamp{.total = 0}) == "LinearRamp: expected total of at least 1, got 0");
   CHECK(message(optim::OneCycle{.max_lr = 1, .total = 1}) ==
         "OneCycle: expected total above 1, pct_start in [0, 1] and positive factors, got 1, 0.3, 25 and 10000");
   optim::Schedule schedule(rate, optim::ExponentialDecay{});
-  CHECK(message_of<ch::UsageError>([&] { schedule.set_epoch(-1); }) == "schedule: epochs are counted from 0, got -1");
-  CHECK(message_of<ch::UsageError>([&] { rate.set_lr(NAN); }) == "optimizer: the learning rate is at least 0, got nan");
+  CHECK(message_of<ch::UsageError>([&] { schedule.set_epoch(-1); }) ==
+        "schedule: expected an epoch of at least 0, got -1");
+  CHECK(message_of<ch::UsageError>([&] { rate.set_lr(NAN); }) ==
+        "optimizer: expected a learning rate of at least 0, got nan");
 }
 
 struct Two : nn::Module {
@@ -231,8 +233,8 @@ TEST_CASE("gradients that are not finite are clipped as PyTorch does, or an erro
       optim::clip_grad_norm(nn::named_parameters<Cpu>(model), 1, {.error_if_nonfinite = true});
     };
     CHECK(message_of<ch::NonFiniteError>(strict) ==
-          ch::cat("clip_grad_norm: expected a finite norm of the gradients, got ", bad, "; the first one that is not ",
-                  "finite is that of b"));
+          ch::cat("clip_grad_norm: expected a finite norm of the gradients, got ", bad,
+                  "; the first non-finite gradient belongs to b"));
     CHECK(model.a.grad().to_vector() == std::vector<float>{3, 0});
     CHECK(std::isfinite(optim::clip_grad_norm(nn::named_parameters<Cpu>(model), 1)) == false);
     CHECK(std::isnan(model.b.grad().item()));

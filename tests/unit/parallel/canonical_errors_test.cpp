@@ -67,7 +67,7 @@ TEST_CASE("canonical errors: a number of shares is 1 to 64, and at least that of
           }) == cat(range, shares));
   }
   CHECK(single(64).canonical_shares() == 64);
-  const auto too_few = "SameBits: each of 3 devices takes whole shares: expected at least as many, got 2";
+  const auto too_few = "SameBits: each of 3 devices needs at least one share: expected at least that many, got 2";
   CHECK(message_of<UsageError>([&] {
           Parallel net(cut(2), {.device_ids = {0, 1, 2}}, 3);
         }) == too_few);
@@ -78,8 +78,8 @@ TEST_CASE("canonical errors: a number of shares is 1 to 64, and at least that of
 
 TEST_CASE("canonical errors: samples lie along the first axis") {
   const auto axis =
-      "SameBits: a batch is cut along its first axis: expected dim = 0, got 1; of an input that has its "
-      "samples along another one let it be batch_axis<1>(input)";
+      "SameBits: a batch is cut along its first axis: expected dim = 0, got 1; for samples along another axis pass "
+      "batch_axis<1>(input)";
   CHECK(message_of<UsageError>([&] { Single(cut(4), 3, {.dim = 1}); }) == axis);
   CHECK(message_of<UsageError>([&] {
           Parallel net(cut(4), {.device_ids = {0, 1}, .dim = 1}, 3);
@@ -91,18 +91,15 @@ TEST_CASE("canonical errors: samples lie along the first axis") {
 }
 
 TEST_CASE("canonical errors: under ddp no other hook, and no options that look at gradients on their way") {
-  CHECK(message_of_ranks(2,
-                         [](const World&, auto& c) {
-                           DistributedDataParallel<Cut, Bf16Compress> net(cut(4), c, {}, 3, Bf16Compress{});
-                         }) ==
-        "DistributedDataParallel: SameBits says how gradients are added up: expected the default hook, "
-        "AllReduce");
+  CHECK(message_of_ranks(2, [](const World&, auto& c) {
+          DistributedDataParallel<Cut, Bf16Compress> net(cut(4), c, {}, 3, Bf16Compress{});
+        }) == "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
   const auto refused = [](const auto& choose) {
     DistributedDataParallelOptions options;
     choose(options);
     return message_of_ranks(2, [&](const World&, auto& c) { Ddp net(cut(4), c, options, 3); });
   };
-  const std::string start = "DistributedDataParallel: SameBits and ", end = " don't go together";
+  const std::string start = "DistributedDataParallel: SameBits and ", end = " can't be combined";
   CHECK(refused([](auto& options) { options.static_graph = true; }) == start + "static_graph" + end);
   CHECK(refused([](auto& options) { options.non_finite = NonFinite::skip_step; }) ==
         start + "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all)," + end);
@@ -112,27 +109,27 @@ TEST_CASE("canonical errors: under ddp no other hook, and no options that look a
 }
 
 TEST_CASE("canonical errors: under ddp no optimizer steps in the middle of backward") {
-  CHECK(message_of_ranks(2,
-                         [](const World&, auto& c) {
-                           Ddp net(cut(4), c, {}, 3);
-                           FusedOptimizer<optim::Sgd<Cpu>> optimizer(net, {.lr = 0.1});
-                         }) ==
-        "FusedOptimizer: under SameBits gradients are complete when backward has ended: expected the plain "
-        "optimizer");
+  CHECK(
+      message_of_ranks(2, [](const World&, auto& c) {
+        Ddp net(cut(4), c, {}, 3);
+        FusedOptimizer<optim::Sgd<Cpu>> optimizer(net, {.lr = 0.1});
+      }) == "FusedOptimizer: under SameBits gradients are complete only after backward: expected the plain optimizer");
 }
 
 TEST_CASE("canonical errors: no join of ranks with different numbers of batches") {
-  CHECK(
-      message_of_ranks(2,
-                       [&](const World&, auto& c) {
-                         Ddp net(cut(4), c, {}, 3);
-                         net.join([] {});
-                       }) ==
-      "DistributedDataParallel::join: canonical shares cut each batch for all ranks: expected as many batches on each");
-  CHECK(message_of_ranks(2, [&](const World&, auto& c) {
-          Server net(cut(4), c, {}, 3);
-          net.join([] {}, {.step = [] {}});
-        }) == "ParameterServer::join: canonical shares cut each batch for all ranks: expected as many batches on each");
+  CHECK(message_of_ranks(2,
+                         [&](const World&, auto& c) {
+                           Ddp net(cut(4), c, {}, 3);
+                           net.join([] {});
+                         }) ==
+        "DistributedDataParallel::join: canonical shares cut each batch for all ranks: expected equally many batches "
+        "on each");
+  CHECK(message_of_ranks(2,
+                         [&](const World&, auto& c) {
+                           Server net(cut(4), c, {}, 3);
+                           net.join([] {}, {.step = [] {}});
+                         }) ==
+        "ParameterServer::join: canonical shares cut each batch for all ranks: expected equally many batches on each");
 }
 
 /// Returns a number that can't be computed from the shares' numbers.
@@ -179,12 +176,12 @@ TEST_CASE("canonical errors: a model returns its samples' numbers, or a mean ove
              message);
   for (const auto& named : net.parameters()) named.parameter->set_wants_grad(false);
   CHECK(message_of<UsageError>([&] { net(numbers(8, 5, 1)); }) ==
-        "canonical shares: the model returns a number without axes for each share, and none of them is the batch's: "
-        "expected one for each sample, [batch]");
+        "canonical shares: the model returns a scalar for each share, not for the batch: expected one value for each "
+        "sample, [batch]");
   SingleDevice<SameBits<Telling<Cpu>>> telling(cut<Telling<Cpu>>(4), 3);
   CHECK(std::get<1>(telling(numbers(8, 5, 1))) == 2);
   CHECK(message_of<UsageError>([&] { telling(numbers(7, 5, 1)); }) ==
-        "canonical shares: the model returns something other than tensors, which differs from share to share");
+        "canonical shares: an output that is not a tensor differs between shares");
 }
 
 TEST_CASE(
@@ -218,16 +215,15 @@ TEST_CASE(
   auto two = make<Own>();
   two.two = true;
   SingleDevice<SameBits<Own>> refused(SameBits{std::move(two), 4}, 3);
-  CHECK(
-      message_of<UsageError>([&] { refused(numbers(9, 5, 1), labels(9, 3, 2)); }) ==
-      "canonical shares: the model's loss is a sum of losses that are means over different numbers of tokens, samples "
-      "or elements, of which no one share is right: let it return each by itself");
+  CHECK(message_of<UsageError>([&] { refused(numbers(9, 5, 1), labels(9, 3, 2)); }) ==
+        "canonical shares: the model's loss adds means over different numbers of tokens, samples or elements, so its "
+        "shares have no common weight: return each loss separately");
 }
 
 TEST_CASE("canonical errors: grad() and gradients of gradients don't go through shares") {
   auto net = single(4);
   const Variable<double, 2> x(numbers(8, 5, 1), true);
-  const auto message = "canonical shares: grad() does not go through a policy's forward pass: expected backward()";
+  const auto message = "canonical shares: grad() does not support a policy's forward pass: expected backward()";
   CHECK(message_of<UsageError>([&] { grad(mean(square(net(x))), x); }) == message);
   Parallel dp(cut(4), {.device_ids = {0, 1}}, 3);
   CHECK(message_of<UsageError>([&] { grad(mean(square(dp(x))), x); }) == message);
@@ -247,8 +243,8 @@ TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of 
   CHECK(test::gradients(net.module()) == test::gradients(dp.module()));
   CHECK(test::length(test::gradients(net.module())) > 0);
   const auto message =
-      "canonical shares: backward begins with something other than a mean over the batch: expected mean(), "
-      "cross_entropy(), mse_loss() or another loss of the library, taken of what the net returned for its samples";
+      "canonical shares: backward does not begin at a mean over the batch: expected mean(), cross_entropy(), "
+      "mse_loss() or another loss of the library, of the net's output for samples";
   CHECK(message_of_ranks(2, [&](const World& world, auto& c) {
           Ddp ddp(cut(4), c, {}, 3);
           by_hand(ddp, share(x, 4, world)).backward();
@@ -266,13 +262,13 @@ TEST_CASE("canonical errors: a loss by hand is one device's, or all devices' of 
 }
 
 TEST_CASE("canonical errors: a parameter that meets the samples outside of the model") {
-  CHECK(message_of_ranks(2,
-                         [&](const World& world, auto& c) {
-                           Ddp ddp(cut(4), c, {}, 3);
-                           mean(square(ddp(share(numbers(8, 5, 1), 4, world)) + ddp.module().fc3.bias)).backward();
-                         }) ==
-        "canonical shares: the loss uses the parameter fc3.bias outside of the net's forward pass, where samples are "
-        "not in shares: use it in the model");
+  CHECK(
+      message_of_ranks(2,
+                       [&](const World& world, auto& c) {
+                         Ddp ddp(cut(4), c, {}, 3);
+                         mean(square(ddp(share(numbers(8, 5, 1), 4, world)) + ddp.module().fc3.bias)).backward();
+                       }) ==
+      "canonical shares: the loss uses the parameter fc3.bias outside of the net's forward pass: use it in the model");
 }
 
 TEST_CASE("canonical errors: a loss of outputs of batches that are cut in different ways") {
@@ -281,7 +277,7 @@ TEST_CASE("canonical errors: a loss of outputs of batches that are cut in differ
                const auto first = net(numbers(8, 5, 1)), second = net(numbers(4, 5, 2));
                mse_loss(slice(first, 0, 0, 4), second);
              }),
-             Contains("canonical shares: a loss of two outputs, of batches that are cut in different ways: "));
+             Contains("canonical shares: a loss combines two outputs whose batches are cut in different ways: "));
 }
 
 TEST_CASE("canonical errors: ranks with other samples than their shares are all told of the first such share") {
@@ -292,16 +288,16 @@ TEST_CASE("canonical errors: ranks with other samples than their shares are all 
                            const Index own = world.rank == 0 ? 4 : 5;
                            mean(square(net(numbers(own, 5, 1)))).backward();
                          }) ==
-        "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: each process takes its shares of the "
-        "batch, as the policy's sampler gives them");
+        "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: use the policy's sampler, which gives "
+        "each process its shares");
   CHECK(message_of_ranks(3,
                          [&](const World& world, auto& c) {
                            Server net(cut(4), c, {}, 3);
                            const Index own[] = {4, 3, 2};
                            cross_entropy(net(numbers(own[world.rank], 5, 1)), labels(own[world.rank], 3, 1)).backward();
                          }) ==
-        "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: each process takes its shares of the "
-        "batch, as the policy's sampler gives them");
+        "canonical shares: of 9 samples in 4 shares, share 0 has 2, expected 3: use the policy's sampler, which gives "
+        "each process its shares");
 }
 
 TEST_CASE("canonical errors: ranks have the same number of shares") {

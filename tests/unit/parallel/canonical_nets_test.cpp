@@ -181,8 +181,8 @@ TEST_CASE("canonical nets: an input without samples has its gradient where one p
   CHECK(texts<Model>(Norm::none, Who::ddp, 1, 4, pass)[0] == expected);
   for (const auto& text : texts<Model>(Norm::none, Who::ddp, 2, 4, pass))
     CHECK(text ==
-          "canonical shares: an input without samples, of shape [], wants a gradient, of which each process has a "
-          "part: let it be a parameter of the model");
+          "canonical shares: an input without samples, of shape [], requires a gradient, which each process has in "
+          "part: make it a parameter of the model");
 }
 
 TEST_CASE("canonical nets: what shares write into buffers is kept apart, but not where no layer trains") {

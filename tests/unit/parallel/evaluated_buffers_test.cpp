@@ -181,5 +181,5 @@ TEST_CASE("evaluated buffers: a rank that evaluates with its own, behind the pol
                        return message_of<ch::UsageError>([&] { rank.net(numbers(4, 5, 1)); });
                      }).texts();
   CHECK(texts[0] == "nothing");
-  CHECK_THAT(texts[1], Contains("rank 1 evaluates with buffers") && Contains("expected net.eval()"));
+  CHECK_THAT(texts[1], Contains("rank 1 evaluates with its own buffers") && Contains("call net.eval()"));
 }

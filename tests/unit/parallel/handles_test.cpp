@@ -79,10 +79,9 @@ TEST_CASE("handles: an optimizer whose parameters get no gradient says so once")
       return std::string();
     });
   });
-  CHECK(
-      said ==
-      "chorus: warning: optimizer: a step finds no gradient in any of its 6 parameters ('fc2.bias', ...), and changes "
-      "nothing: was backward called, on a loss that they are part of, after zero_grad?\n");
+  CHECK(said ==
+        "chorus: warning: optimizer: a step found no gradient in its 6 parameters ('fc2.bias', ...) and changed "
+        "nothing: call backward on a loss that depends on them after zero_grad\n");
 }
 
 }  // namespace handles_test

@@ -159,9 +159,9 @@ TEST_CASE("policies: a run's net takes options; what they leave open is the run'
     CHECK(told.options().output_device == 1);
     CHECK(told.options().timeout == 9s);
     CHECK(message_of<UsageError>([&] { DataParallel<Model> net(make<Model>(), run, {.dim = -1}); }) ==
-          "DataParallel: dim is at least 0, got -1");
+          "DataParallel: expected dim of at least 0, got -1");
     CHECK(message_of<UsageError>([&] { SingleDevice<Model> net(make<Model>(), run, {.dim = -1}); }) ==
-          "SingleDevice: dim is at least 0, got -1");
+          "SingleDevice: expected dim of at least 0, got -1");
   });
   CHECK(status == 0);
   const DataParallel<Model> alone{make<Model>(), {.device_ids = {0}}, 3};
@@ -179,10 +179,9 @@ TEST_CASE("parameter server: ranks compare their dim") {
     });
   };
   CHECK(refused(1, 1) == "nothing");
-  CHECK(refused(-1, -1) == "ParameterServer: dim is at least 0, got -1");
+  CHECK(refused(-1, -1) == "ParameterServer: expected dim of at least 0, got -1");
   CHECK(refused(1, 0) ==
-        "ParameterServer: the ranks' models differ: rank 1 has options: dim 0 where rank 0 has "
-        "options: dim 1");
+        "ParameterServer: expected one model: rank 1 has options: dim 0, and rank 0 has options: dim 1");
 }
 
 TEST_CASE("ddp, local SGD: samples may lie along another axis") {
@@ -208,7 +207,7 @@ TEST_CASE("ddp, local SGD: samples may lie along another axis") {
   const auto refused = Ranks(2, [](const World& world) {
                          return message_of<UsageError>([&] { Distributed<Recurrent<Cpu>> rank(world, {.dim = -1}); });
                        }).texts();
-  CHECK(refused[1] == "DistributedDataParallel: dim is at least 0, got -1");
+  CHECK(refused[1] == "DistributedDataParallel: expected dim of at least 0, got -1");
 }
 
 /// Looks samples up in a table that all samples of the batch share.
@@ -237,7 +236,8 @@ TEST_CASE("policies: a model on two devices is refused, with a parameter of each
   model.fc1 = detail::copy_to(model.fc1, Cpu{1});
   CHECK_THAT(
       message_of<UsageError>([&] { SingleDevice<Apart<Cpu>> net{model}; }),
-      Contains("a policy's model lies on one device: its parameter 'fc2.weight' is on cpu:0, 'fc1.weight' on cpu:1"));
+      Contains(
+          "policy: expected a model on one device: its parameter 'fc2.weight' is on cpu:0, 'fc1.weight' on cpu:1"));
 }
 
 TEST_CASE("dp: gradients that a model has when it is wrapped are added to") {

@@ -218,7 +218,7 @@ TEST_CASE("ddp: a rank alone in a pass in evaluation that draws is told so") {
                          },
                          1s)
                          .texts();
-  CHECK_THAT(texts[0], Contains("without gradients that draws random numbers: all have to be in one"));
+  CHECK_THAT(texts[0], Contains("without gradients that draws random numbers: all ranks must run it"));
 }
 
 /// Two steps and an evaluation with batch norm in training in a model in evaluation; returns parameters and buffers.
@@ -295,7 +295,7 @@ TEST_CASE("ParameterServer: workers that are behind don't evaluate") {
     net(numbers(3, 5, 0));
     return message;
   });
-  CHECK_THAT(text, Contains("before a forward pass in evaluation all ranks call eval()"));
+  CHECK_THAT(text, Contains("call eval() on all ranks before a forward pass in evaluation"));
 }
 
 /// Calls dropout as a function, not as a layer.

@@ -24,8 +24,7 @@ TEST_CASE("misuse: under dp a loss that outlives its net is named, by backward a
     DataParallel<Model> net{make<Model>(), {.device_ids = {0, 1}}, 3};
     return sum(square(net(x)));
   };
-  const auto gone =
-      "backward: the policy that made this output is gone; it has to outlive the losses made through it";
+  const auto gone = "backward: the policy of this output was destroyed; it must outlive the losses that use it";
   const auto loss = orphan(numbers(8, 5, 1));
   CHECK(message_of<UsageError>([&] { loss.backward(); }) == gone);
   const Variable<double, 2> x(numbers(8, 5, 1), true);
@@ -75,9 +74,7 @@ TEST_CASE("misuse: a net may be held by a pointer to it, and go in the middle of
 
 TEST_CASE("misuse: a policy says so where another one has taken its model's parameters away") {
   const std::string taken =
-      " lies in the buffers of another policy by now, which was made of the same model: give each policy a model of "
-      "its "
-      "own, such as nn::copy_of(model)";
+      " now belongs to another policy: give each policy its own model, such as nn::copy_of(model)";
   // Evaluation in another policy is an error, as training is.
   const auto message = [](auto& net, const auto& x) {
     mean(square(net(x))).backward();
@@ -133,22 +130,21 @@ TEST_CASE("misuse: what is replaced behind one device's back is named, as under 
     return message_of<UsageError>([&] { net(numbers(8, 5, 1)); });
   };
   const std::string replaced =
-      "' has been added or replaced since the policy took the model, and would not take part: write numbers into the "
-      "one that was there";
+      "' was added or replaced after the policy took the model: write values into the original";
   CHECK(message([](auto& model) { model = make<test::Normed<Cpu>>(); }) == "the model's 'fc1.weight" + replaced);
   CHECK(message([](auto& model) { model.fc2 = nn::Linear<Cpu, double>(12, 3); }) ==
         "the model's 'fc2.weight" + replaced);
   CHECK(message([](auto& model) { model.norm.running_var = Buffer(Tensor<double, 1>::full({3}, 2)); }) ==
         "the model's 'norm.running_var" + replaced);
   CHECK(message([](auto& model) { model.fc2.bias = {}; }) ==
-        "the model has lost 1 parameters and buffers since the policy took it");
+        "policy: the model lost 1 parameters and buffers after the policy took it");
   CHECK(message([](auto& model) { model.fc2.bias.assign(Tensor<double, 1>::zeros({3})); }) == "nothing");
 }
 
 TEST_CASE("misuse: a backward pass of one rank alone, and one that fails on a rank that goes on, are explained") {
   const auto explained = Contains(
-      "; ranks tell each other their batch sizes as backward begins, and before where a forward pass draws random "
-      "numbers: all have to be in one that records gradients");
+      "; ranks exchange batch sizes when backward begins, or earlier in a forward pass that draws random numbers: all "
+      "ranks must run a pass that records gradients");
   // A pass without gradients sends nothing to other ranks.
   const auto unheard = common_text(2, [](const World& world) {
     Distributed<Model> rank(world);
@@ -185,13 +181,13 @@ TEST_CASE("misuse: a backward pass of one rank alone, and one that fails on a ra
                       }).texts();
   // Rank 1's second batch would be averaged with rank 0's first.
   for (const auto& text : caught)
-    CHECK_THAT(text, Contains("rank 1 has left out a batch: 2 forward passes since ranks compared last, and rank 0 1"));
+    CHECK_THAT(text, Contains("rank 1 skipped a batch: 2 forward passes since the last comparison, and rank 0 1"));
 }
 
 TEST_CASE("misuse: inputs that say other numbers of samples are named without a word of another policy") {
   CHECK(message_of<ShapeError>([] {
           detail::samples_of(0, numbers(9, 9, 1), batch_axis<0>(numbers(4, 5, 1)), batch_axis<1>(numbers(5, 3, 1)));
-        }) == "inputs that say batch_axis have 4 and 3 samples");
+        }) == "inputs with batch_axis have 4 and 3 samples");
 }
 
 TEST_CASE("misuse: an optimizer that outlives its net is named, and goes in peace") {
@@ -231,11 +227,11 @@ TEST_CASE("misuse: an optimizer that outlives its net is named, and goes in peac
     }
     return texts;
   });
-  const std::string sharded = "ShardedOptimizer: the net that it was made for is gone\n";
-  CHECK(text == sharded + sharded + sharded + sharded + "GradScaler: the net that it was made for is gone\n" +
+  const std::string sharded = "ShardedOptimizer: its net was destroyed\n";
+  CHECK(text == sharded + sharded + sharded + sharded + "GradScaler: its net was destroyed\n" +
                     "GradScaler: the gradients are unscaled already: expected a step() or a scale() between two calls "
                     "of unscale()\n" +
-                    "FusedOptimizer: the net that it was made for is gone\n");
+                    "FusedOptimizer: its net was destroyed\n");
 }
 
 }  // namespace misuse_test

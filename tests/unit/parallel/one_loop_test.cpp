@@ -197,14 +197,14 @@ TEST_CASE("join: what the policies refuse") {
   comm::AnyCommunicator alone;
   ParameterServer<Model> server{make<Model>(), alone};
   CHECK(message_of<UsageError>([&] { server.join([] {}); }) ==
-        "ParameterServer::join: the server steps for all, also where others have more batches than it has: "
-        "JoinOptions::step, or a function after the net");
+        "ParameterServer::join: the server must step for all ranks, also after its own batches: set JoinOptions::step, "
+        "or pass a function after the net");
   const JoinOptions step{.step = [] {}};
   CHECK(message_of<UsageError>([&] { server.join([&] { server.join([] {}, step); }, step); }) ==
-        "ParameterServer::join: inside another join");
+        "ParameterServer::join: it is already inside join");
   LocalSgd<Model> local{make<Model>(), alone};
   CHECK(message_of<UsageError>([&] { local.join([&] { chorus::join([] {}, step, server, local); }); }) ==
-        "LocalSgd::join: inside another join");
+        "LocalSgd::join: it is already inside join");
   server.join([&] { loss_of(server, 0, 0).backward(); }, step);  // the refused call has no effects
 
   const auto thrown_early = [](const auto& make_net) {

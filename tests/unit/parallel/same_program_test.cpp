@@ -71,24 +71,22 @@ const std::vector<Other>& others() {
   static const std::vector<Other> all{
       {.does = "nothing", .said = ""},
       {.does = "another rate", .said = "rank 1 stepped with lr 0.05 where rank 0 had 0.1", .lr = 0.05},
-      {.does = "other numbers",
-       .said = "rank 1's optimizers stepped with other numbers than rank 0's",
-       .momentum = 0.5},
-      {.does = "left-out batch", .said = "rank 1 has left out a batch: it is at batch 2", .skips_before = 1},
-      {.does = "left-out backward pass", .said = "rank 1 has left out a batch", .skips_behind = 1},
-      {.does = "left-out step", .said = "rank 1 has left out a step: ", .leaves_step_out = 1},
-      {.does = "left-out last step", .said = "rank 1 has left out a step: ", .leaves_step_out = 3},
+      {.does = "other numbers", .said = "rank 1's optimizers differ from rank 0's", .momentum = 0.5},
+      {.does = "left-out batch", .said = "rank 1 skipped a batch: it is at batch 2", .skips_before = 1},
+      {.does = "left-out backward pass", .said = "rank 1 skipped a batch", .skips_behind = 1},
+      {.does = "left-out step", .said = "rank 1 skipped a step: ", .leaves_step_out = 1},
+      {.does = "left-out last step", .said = "rank 1 skipped a step: ", .leaves_step_out = 3},
       {.does = "a group",
-       .said = "rank 1's optimizers stepped with other numbers",
+       .said = "rank 1's optimizers differ",
        .changes = [](auto& optimizer, int) { optimizer.set_group(ch::optim::NameBegins{""}, {.lr_scale = 0.5}); }},
       {.does = "loaded state",
-       .said = "numbers of earlier steps",
+       .said = "number of earlier steps",
        .changes =
            [](auto& optimizer, int) {
              for (auto& tensor : optimizer.state())
                if (tensor.on_host) *static_cast<std::int64_t*>(tensor.data) = 7;
            }},
-      {.does = "no zero_grad", .said = "rank 0 has called zero_grad where rank 1 has not", .leaves_zero_grad_out = 2},
+      {.does = "no zero_grad", .said = "rank 0 called zero_grad, and rank 1 did not", .leaves_zero_grad_out = 2},
       {.does = "all at another rate", .said = "", .lr = 0.05, .all = true},
   };
   return all;
@@ -119,7 +117,8 @@ void check_each(int ranks, const Make& make_net, const std::vector<Other>& some)
                      Contains(other.said.empty() ? "nothing\n" : other.said));
     std::size_t errors = 0, expected = 0;
     for (const Other& other : some) expected += !other.said.empty();
-    for (std::size_t at = 0; (at = text.find("All ranks run one program", at)) != std::string::npos; ++at) ++errors;
+    for (std::size_t at = 0; (at = text.find("all ranks must take the same decisions", at)) != std::string::npos; ++at)
+      ++errors;
     CHECK(errors == expected);
     CHECK_THAT(text, Contains("[may differ] nothing"));
   }
@@ -163,7 +162,7 @@ std::vector<Other> with(std::vector<Other> more, std::vector<Other> all = others
 
 TEST_CASE("same program: what a rank alone does is refused on all, under DistributedDataParallel") {
   const Other pointer{.does = "written through a pointer",
-                      .said = "rank 1 has written parameters by hand where rank 0 has not ('head.fc.weight')",
+                      .said = "rank 1 wrote parameters outside of an optimizer, and rank 0 did not ('head.fc.weight')",
                       .writes = [](Chain& model, int) { model.head.fc.weight.value().data()[3] = 1; }};
   const Other look{.does = "looked at", .said = "", .writes = [](Chain& model, int) { model.head.fc.weight.value(); }};
   check_each(
@@ -171,8 +170,8 @@ TEST_CASE("same program: what a rank alone does is refused on all, under Distrib
       [](AnyCommunicator& ranks, const World&) {
         return std::make_unique<ch::DistributedDataParallel<Chain>>(make<Chain>(), ranks);
       },
-      with({assigns("rank 1 has written parameters by hand where rank 0 has not ('head.fc.weight')"), assigns("", true),
-            pointer, look}));
+      with({assigns("rank 1 wrote parameters outside of an optimizer, and rank 0 did not ('head.fc.weight')"),
+            assigns("", true), pointer, look}));
 }
 
 TEST_CASE("same program: under FullyShardedDataParallel, between shards") {
@@ -183,7 +182,7 @@ TEST_CASE("same program: under FullyShardedDataParallel, between shards") {
         auto* const net = new ch::FullyShardedDataParallel<Chain>(make<Chain>(), ranks, *gathers);
         return std::shared_ptr<ch::FullyShardedDataParallel<Chain>>(net, [gathers](auto* made) { delete made; });
       },
-      with({assigns("rank 1 has written parameters by hand where rank 0 has not"), assigns("", true)},
+      with({assigns("rank 1 wrote parameters outside of an optimizer, and rank 0 did not"), assigns("", true)},
            of_shards(others())));
 }
 
@@ -202,7 +201,8 @@ TEST_CASE("same program: under Pipeline, between stages") {
       [](AnyCommunicator& ranks, const World& world) {
         return std::make_unique<ch::Pipeline<Chain>>(make<Chain>(), ranks, world);
       },
-      with({assigns("rank 1 has written parameters by hand where rank 0 has not"), assigns("", true)}, of_stages()));
+      with({assigns("rank 1 wrote parameters outside of an optimizer, and rank 0 did not"), assigns("", true)},
+           of_stages()));
 }
 
 TEST_CASE("same program: on a mesh, along each axis") {
@@ -257,7 +257,8 @@ TEST_CASE("same program: buffers that one rank alone has assigned") {
                        if (world.rank == 0) mean_of_norm.assign(ch::Tensor<double, 1>::ones({3}));
                        return message_of<ch::UsageError>([&] { mean(square(rank.net(numbers(4, 5, 1)))).backward(); });
                      }).texts();
-  for (const auto& text : texts) CHECK_THAT(text, Contains("rank 0 has written buffers by hand where rank 1 has not"));
+  for (const auto& text : texts)
+    CHECK_THAT(text, Contains("rank 0 wrote buffers outside of an optimizer, and rank 1 did not"));
 }
 
 TEST_CASE("same program: a worker of a ParameterServer has no step of its own to compare") {

@@ -255,7 +255,7 @@ TEST_CASE("sync batch norm: one number a channel in the whole batch is refused o
     Distributed<Synced<Cpu>> rank(world);
     return message_of<ShapeError>([&] { rank.net(numbers(1 - world.rank, 5, 1)); }).substr(0, 90);
   });
-  CHECK(text == "sync_batch_norm: training needs more than one value per channel, got one in the batches of");
+  CHECK(text == "sync_batch_norm: expected several values per channel, got one in the batches of");
 }
 
 TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, ends the others") {
@@ -264,7 +264,8 @@ TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, en
   net(x).backward(numbers(6, 3, 1));
   x(3, 0) = 0.25;
   x(2, 0) = -1;  // the second device's first sample
-  CHECK_THAT(message_of<UsageError>([&] { net(x); }), Contains("replica 1 on device cpu:1 ended without this layer"));
+  CHECK_THAT(message_of<UsageError>([&] { net(x); }),
+             Contains("replica 1 on device cpu:1 ended without calling this layer"));
   x(2, 0) = 3;
   CHECK(message_of<UsageError>([&] { net(x); }) == "DataParallel: replica 1 on device cpu:1: a two is too much");
   x(2, 0) = 0.5;
@@ -486,7 +487,7 @@ TEST_CASE("sync batch norm: under dp backward from a single device's output is r
   DataParallel<Smuggling<Cpu>> net{make<Smuggling<Cpu>>(), {.device_ids = {0, 1}}, 3};
   const auto outputs = net(numbers(7, 5, 1));
   CHECK_THAT(message_of<UsageError>([&] { sum(*outputs.at(0)).backward(); }),
-             Contains("one thread goes back through this layer"));
+             Contains("one thread runs backward through this layer"));
 }
 
 TEST_CASE("sync batch norm: under dp a recorded pass in evaluation is each sample's own") {

@@ -33,8 +33,8 @@ std::string warnings_of(Net& net) {
 }
 
 const std::string warning =
-    "chorus: warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape [3, 4], "
-    "[2, 3]: the policy neither trains nor averages them, no file has them, and all copies of the model share them\n";
+    "chorus: warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape [3, 4], [2, "
+    "3]: the policy does not train, average or save them, and all copies of the model share them\n";
 
 TEST_CASE("a parameter that the model does not list is named, once, by every policy") {
   SingleDevice<Forgetful> single{forgetful()};

@@ -198,11 +198,9 @@ TEST_CASE("whole: an argument of another size is; one that is as long as the bat
   };
   SingleDevice<Pairs<Cpu>> one{make<Pairs<Cpu>>(), 3};
   DataParallel<Pairs<Cpu>> net{make<Pairs<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  CHECK(
-      message_of<ShapeError>([&] { with(net, 4, 4); }) ==
-      "DataParallel: it is not known whether an input of shape [4, 4] beside the first one of shape [4, 4, 3] belongs "
-      "to the batch's 4 samples: let it be whole(input) if it does not, as a mask or weights, else "
-      "batch_axis<0>(input), or another axis");
+  CHECK(message_of<ShapeError>([&] { with(net, 4, 4); }) ==
+        "DataParallel: an input of shape [4, 4] next to the first one of shape [4, 4, 3] may be 4 samples or not: pass "
+        "whole(input) for a mask or weights, or batch_axis<0>(input) (or another axis) for samples");
   DataParallel<Pairs<Cpu>> other{make<Pairs<Cpu>>(), {.device_ids = {0, 1}}, 3};
   CHECK_THAT(message_of<ShapeError>([&] { with(other, 3, 5); }), Contains("an input of shape [3] beside"));
   for (const auto& [batch, time] : {std::pair{5, 4}, {4, 4}, {2, 2}, {1, 4}, {6, 3}, {3, 3}})
@@ -211,7 +209,7 @@ TEST_CASE("whole: an argument of another size is; one that is as long as the bat
   // A first argument that may be weights itself.
   CHECK_THAT(
       message_of<ShapeError>([&] { dp::InputRoles().split("A net", 2, 0, numbers(1, 4, 1)[0], texts(6, 4, 1)); }),
-      Contains("shape [6, 4, 3] beside the first one of shape [4]"));
+      Contains("shape [6, 4, 3] next to the first one of shape [4]"));
   // The time axis of states [time, batch].
   CHECK_THAT(message_of<ShapeError>([&] { dp::InputRoles().split("A net", 2, 0, texts(4, 2, 1), numbers(3, 4, 2)); }),
              Contains("an input of shape [3, 4] beside"));
@@ -251,9 +249,9 @@ TEST_CASE("whole: usual targets are no matter for a word") {
                net(numbers(4, 4, 1), row(4));
                net(numbers(4, 4, 1), row(4));
              }),
-             Catch::Matchers::StartsWith("chorus: warning: DataParallel: it is not known whether an input of shape [4] "
-                                         "beside the first one of shape [4, 4]") &&
-                 Catch::Matchers::EndsWith("; it is cut as if it did\n"));
+             Catch::Matchers::StartsWith(
+                 "chorus: warning: DataParallel: an input of shape [4] next to the first one of shape [4, 4]") &&
+                 Catch::Matchers::EndsWith("; it is split as samples\n"));
 }
 
 /// Returns the types of its arguments.

@@ -110,10 +110,10 @@ std::string refused(int size, const PipelineOptions& options) {
 }
 TEST_CASE("pipeline faults: a cut that does not fit is refused") {
   using Model = test::Chain<2>;  // 4 layers
-  CHECK_THAT(refused<Model>(2, {.micro_batches = 0}), Contains("micro_batches is at least 1, got 0"));
+  CHECK_THAT(refused<Model>(2, {.micro_batches = 0}), Contains("expected micro_batches >= 1, got 0"));
   CHECK_THAT(refused<Model>(2, {.cut = At{1, 2}}), Contains("At{[1, 2]} makes 3 stages, expected 2"));
-  CHECK_THAT(refused<Model>(2, {.cut = At{4}}), Contains("At{[4]}: expected rising numbers of layers from 1 to 3"));
-  CHECK_THAT(refused<Model>(3, {.cut = At{2, 2}}), Contains("expected rising numbers"));
+  CHECK_THAT(refused<Model>(2, {.cut = At{4}}), Contains("At{[4]}: expected increasing layer numbers from 1 to 3"));
+  CHECK_THAT(refused<Model>(3, {.cut = At{2, 2}}), Contains("expected increasing layer"));
   CHECK_THAT(refused<Model>(2, {.cut = ByTime{{1, 2}}}), Contains("ByTime has 2 times for 4 layers"));
   CHECK_THAT(refused<test::Chain<1>>(4, {}), Contains("4 stages for a model of 3 layers"));
 }
@@ -168,7 +168,9 @@ std::string with_norm() {
 }
 TEST_CASE("pipeline faults: SyncBatchNorm is refused, BatchNorm sees micro-batches") {
   using Synced = nn::SyncBatchNorm<Cpu, double>;
-  CHECK_THAT(with_norm<Synced>(), Contains("Pipeline: SyncBatchNorm in training needs the whole batch at once"));
+  CHECK_THAT(
+      with_norm<Synced>(),
+      Contains("Pipeline: SyncBatchNorm in training and of_global_batch in the model need the whole batch at once"));
   using Plain = nn::BatchNorm<Cpu, double>;
   CHECK(with_norm<Plain>() == "done");
 }
@@ -212,7 +214,8 @@ std::string with_head() {
 TEST_CASE("pipeline faults: a loss that micro-batches don't add up to is refused") {
   CHECK(with_head<SumHead>() == "done");
   CHECK(with_head<MeanOverHead>() == "done");
-  CHECK_THAT(with_head<MixedHead>(), Contains("several means and sums, which micro-batches divide in different ways"));
+  CHECK_THAT(with_head<MixedHead>(),
+             Contains("micro-batches divide the means and sums of the model's loss in different ways"));
 }
 
 TEST_CASE("pipeline faults: norms that are not positive are refused") {
@@ -244,19 +247,19 @@ TEST_CASE("pipeline faults: ranks with different batches are refused") {
       return "";
     });
     const auto texts = ranks.texts();
-    CHECK_THAT(texts[0], Contains("stage 1, on rank 1, threw: Pipeline: this rank has another batch than rank 0"));
-    CHECK_THAT(texts[1], Contains("as net.sampler(dataset) gives it"));
+    CHECK_THAT(texts[0], Contains("stage 1, on rank 1, threw: Pipeline: expected the same batch as on rank 0"));
+    CHECK_THAT(texts[1], Contains("net.sampler(dataset) gives all ranks the same"));
   }
 }
 
-TEST_CASE("pipeline faults: grad() does not go through a pipeline") {
+TEST_CASE("pipeline faults: grad() does not support a pipeline") {
   Ranks ranks(2, [](const World& world) -> std::string {
     Piped<test::Chain<1>> rank(world);
     const auto loss = rank.net(numbers(4, 5, 1), labels(4, 3, 1));
     const auto own = rank.net.parameters().front().handle;
     return message_of<UsageError>([&] { loss.node()->backward_to_wanted(false); });
   });
-  for (const auto& text : ranks.texts()) CHECK_THAT(text, Contains("grad() does not go through a pipeline"));
+  for (const auto& text : ranks.texts()) CHECK_THAT(text, Contains("grad() does not support a pipeline"));
 }
 
 }  // namespace pipeline_faults_test

@@ -266,7 +266,8 @@ TEST_CASE("pipeline: a result whose net is gone does not go backward") {
     }
     return message_of<UsageError>([&] { loss.backward(); });
   });
-  for (const auto& text : ranks.texts()) CHECK_THAT(text, Contains("the net whose result goes backward is gone"));
+  for (const auto& text : ranks.texts())
+    CHECK_THAT(text, Contains("the net of this output was destroyed before backward"));
 }
 
 TEST_CASE("pipeline: a schedule of one's own, and one that is broken") {

@@ -217,7 +217,7 @@ TEST_CASE("pipeline: parameters of other stages are not here, and who reads them
   const auto texts = ranks.texts();
   CHECK(texts[0] == "truetrue");
   const std::string told =
-      "Pipeline: 'embed.weight' is in a stage of rank 0, and this is rank 1, which has no memory for it";
+      "Pipeline: 'embed.weight' is in a stage of rank 0, and this is rank 1, which does not store it";
   CHECK_THAT(texts[1], Contains(told + "|" + told + "|nothing|Pipeline: 'embed.") && Contains("|true"));
 }
 

@@ -106,10 +106,10 @@ TEST_CASE("pipeline schedules: a broken table is refused") {
              }),
              Contains("rank 0 has forward of micro-batch 3 in stage 0: there are 2 stages and 3 micro-batches"));
   CHECK_THAT(message([](Schedule& table) { table.ranks[0][0].stage = 1; }),
-             Contains("rank 0 has forward of micro-batch 0 in stage 1, which lies on rank 1"));
+             Contains("rank 0 has forward of micro-batch 0 in stage 1, which belongs to rank 1"));
   CHECK_THAT(message([](Schedule& table) { std::swap(table.ranks[1][0], table.ranks[1][1]); }),
-             Contains("no rank can go on: ") && Contains("rank 1's backward of micro-batch 0 in stage 1 waits for "
-                                                         "forward of micro-batch 0 in stage 1"));
+             Contains("no rank can continue: ") && Contains("rank 1's backward of micro-batch 0 in stage 1 waits for "
+                                                            "forward of micro-batch 0 in stage 1"));
   // Rank 0 waits for a gradient before it has sent the activation.
   CHECK_THAT(message([](Schedule& table) { std::swap(table.ranks[0][0], table.ranks[0][2]); }),
              Contains("rank 0's backward of micro-batch 0 in stage 0 waits for"));

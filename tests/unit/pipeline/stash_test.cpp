@@ -138,7 +138,7 @@ std::string refused() {
 TEST_CASE("pipeline stash: what is not popped, or not stashed, is refused, on one device too") {
   CHECK_THAT((refused<Wrong<"in", "out">>()), Contains("nn::Pop<\"out\">: nothing was stashed under that name"));
   CHECK_THAT(refused<NeverPopped>(), Contains("nn::Stash<\"lost\">: no layer pops it"));
-  CHECK_THAT(refused<Twice>(), Contains("nn::Stash<\"same\">: another value of that name waits"));
+  CHECK_THAT(refused<Twice>(), Contains("nn::Stash<\"same\">: the previous value of that name"));
   CHECK_THAT(refused<OtherType>(), Contains("nn::Pop<\"x\">: expected F64 with 3 axes, got F64 with 2"));
   const nn::Stash<"alone"> stash;
   const nn::Pop<"alone"> pop;

@@ -198,20 +198,20 @@ TEST_CASE("qat: NaNs and infinities are named") {
   auto x = images(4, 1);
   x(2, 3) = std::numeric_limits<float>::quiet_NaN();
   CHECK(message_of<NonFiniteError>([&] { model(x); }) ==
-        "QuantizationAware: 'fc1.input': a NaN or an infinity came, which no integer stands for");
+        "QuantizationAware: 'fc1.input': got a NaN or an infinity, expected finite numbers");
   CHECK(model.ranges()[0].input.range().empty());
   x(2, 3) = std::numeric_limits<float>::infinity();
   CHECK_THAT(message_of<NonFiniteError>([&] { model(x); }), Contains("'fc1.input': a NaN or an infinity"));
   model(images(4, 1));
   model.eval();
   x(2, 3) = std::numeric_limits<float>::quiet_NaN();
-  CHECK(message_of<NonFiniteError>([&] { model(x); }) == "fc1.input: a NaN came, which no integer stands for");
+  CHECK(message_of<NonFiniteError>([&] { model(x); }) == "fc1.input: got a NaN, expected numbers");
   model.train();
   auto weight = contiguous(clone(value_of(model.model().fc2.weight)));
   weight(0, 0) = std::numeric_limits<float>::quiet_NaN();
   model.model().fc2.weight.assign(weight);
   CHECK(message_of<NonFiniteError>([&] { model(images(4, 1)); }) ==
-        "QuantizationAware: 'fc2.weight' has a NaN or an infinity, which no integer stands for");
+        "QuantizationAware: 'fc2.weight': got a NaN or an infinity, expected finite numbers");
 }
 
 TEST_CASE("qat: without ranges there is no evaluation") {
@@ -260,10 +260,10 @@ TEST_CASE("qat: a float model's file is loaded by its names; a saved one is resu
 TEST_CASE("qat: a batch norm that is listed elsewhere than it is called is refused") {
   Quantized<Crossed> crossed{Crossed{}};
   CHECK_THAT(message_of<UsageError>([&] { crossed(images(4, 1)); }),
-             Contains("'a' is folded with 'norm', which is listed after it, but something else takes its result"));
+             Contains("'a' is folded with 'norm', which is listed after it, but its output goes to another layer"));
   Quantized<Other> other{Other{}};
   CHECK_THAT(message_of<UsageError>([&] { other(images(4, 1)); }),
-             Contains("'norm' is listed after 'a' and folded into it, but takes something else: list batch norms"));
+             Contains("'norm' is listed after 'a' and folded into it, but has another input: list each batch norm"));
 }
 
 TEST_CASE("qat: what can't be quantised is refused") {
@@ -273,16 +273,16 @@ TEST_CASE("qat: what can't be quantised is refused") {
   CHECK(message_of<UsageError>([] { Quantized<test::Smooth<Cpu>>{}; }) ==
         "QuantizationAware: 'fc1' has a weight of F64: expected F32");
   nn::MixedPrecision<Quantized<Mlp>> narrow;
-  CHECK_THAT(message_of<UsageError>([&] { narrow(images(4, 1)); }),
-             Contains("'fc1' gets numbers of another type, or gradients of gradients: expected float on the CPU"));
+  CHECK_THAT(
+      message_of<UsageError>([&] { narrow(images(4, 1)); }),
+      Contains("'fc1' has an input of another type, or computes gradients of gradients: expected float on the CPU"));
   Quantized<Twice> twice;
-  CHECK(message_of<UsageError>([&] { twice(images(4, 1)); }) == "QuantizationAware: a model of another one");
+  CHECK(message_of<UsageError>([&] { twice(images(4, 1)); }) == "QuantizationAware: nesting is not supported");
   Quantized<Again> again;
   const auto loss = cross_entropy(again(Variable<float, 2>(images(4, 1), true)), test::labels(4, 3, 1));
   CHECK_THAT(message_of<UsageError>([&] { loss.backward(); }), Contains("a checkpoint computes a layer again after"));
   SingleDevice<SameBits<Quantized<Mlp>, 2>> shares{make<Mlp>(), 1};
-  CHECK_THAT(message_of<UsageError>([&] { shares(images(4, 1)); }),
-             Contains("the ranges of activations are the global batch's, and here its parts are computed one after"));
+  CHECK_THAT(message_of<UsageError>([&] { shares(images(4, 1)); }), Contains("ranges need the whole batch at once"));
 }
 
 TEST_CASE("qat: a ResNet's convolutions are folded with the batch norms that it lists behind them") {

@@ -201,7 +201,7 @@ TEST_CASE("qat: ranges of sums and concatenations are saved, frozen and resumed"
 TEST_CASE("qat: a checkpoint that joins layers' results is refused") {
   Quantized<Again> again;
   CHECK_THAT(message_of<UsageError>([&] { again(Variable<float, 2>(images(4, 1), true)); }),
-             Contains("QuantizationAware: a checkpoint joins layers' results"));
+             Contains("QuantizationAware: a checkpoint computes layers again"));
 }
 
 }  // namespace quantized_joints_test

@@ -167,8 +167,8 @@ TEST_CASE("qat: an embedding's and attention's ranges and losses are one device'
 TEST_CASE("qat: a model of tokens has no integer form, and rows that are no entries are refused") {
   Quantized<Tokens> model{Tokens{}};
   CHECK(message_of<UsageError>([&] { nn::quantized(model, tokens(1, 0)); }) ==
-        "quantized: Tokens takes whole numbers, which an Embedding looks up: an integer model begins with quantised "
-        "numbers; quantized_embedding looks up rows of integers");
+        "quantized: Tokens begins with an Embedding, but an integer model needs quantised input: use "
+        "quantized_embedding");
   const QuantizedWeight<2> table{Tensor<std::int8_t, 2>::zeros({3, 2}), Tensor<float, 1>::ones({3})};
   CHECK(message_of<UsageError>([&] { quantized_embedding(table, Tensor<std::int64_t, 1>::full({1}, 3)); }) ==
         "quantized_embedding: index 3 is not in [0, 3)");

@@ -97,15 +97,15 @@ TEST_CASE("messages of assignments to parts") {
   auto x = counting<2>({2, 3});
   const auto said = [](const auto& f) { return message_of<ch::Error>(f); };
   CHECK(said([&] { x[0] = ch::Tensor<float, 1>::zeros({4}); }) ==
-        "x[i] = y: expected what broadcasts to shape [3], got shape [4]");
+        "x[i] = y: expected y to broadcast to shape [3], got shape [4]");
   CHECK(said([&] { x[0] = ch::Tensor<float, 1>(); }) == "x[i] = y: operand 1 is undefined");
   CHECK(said([&] { Matrix() = x; }) == "x[i] = y: operand 0 is undefined");
   CHECK(said([&] {
           x[0].expand(Shape<2>{4, 3}) = x[0];
-        }) == "x[i] = y: expected a tensor with a place for each element, got an expanded one of shape [4, 3]");
+        }) == "x[i] = y: expected memory for each element, got an expanded tensor of shape [4, 3]");
   CHECK(said([&] { ch::clone(x) = x; }) ==
-        "x[i] = y: nobody has the memory that is written, of shape [2, 3]: expected a view of a tensor, as x[i] or "
-        "x.slice(...), which what functions compute is not");
+        "x[i] = y: the left side is a temporary of shape [2, 3]: expected a view of a named tensor, as x[i] or "
+        "x.slice(...)");
   CHECK(said([&] { x[2] = x[0]; }) == "select: index 2 is not inside axis 0 of shape [2, 3]");
   CHECK(x.to_vector() == std::vector<float>{0, 1, 2, 3, 4, 5});
 }
@@ -166,7 +166,7 @@ TEST_CASE("messages of tensors") {
   CHECK(message_of<ch::UsageError>([] { Matrix().item(); }) == "item: the tensor is undefined");
   const ch::Tensor<float, 0> none;
   CHECK(message_of<ch::UsageError>([&] { none.item(); }) == "item: the tensor is undefined");
-  CHECK(message_of<ch::UsageError>([&] { none(); }) == "Tensor: an undefined one has no element");
+  CHECK(message_of<ch::UsageError>([&] { none(); }) == "Tensor: an undefined tensor has no elements");
   CHECK(message_of<ch::UsageError>([&] { none.to_vector(); }) == "to_vector: the tensor is undefined");
   CHECK(shape_error([&] { x.size(2); }) == "size: axis 2 does not exist in a tensor of rank 2");
   CHECK(shape_error([&] { x.slice(1, 2, 1); }) == "slice: range [2, 1) is not inside axis 1 of shape [2, 3]");

@@ -50,34 +50,41 @@ struct ByHeads : ch::nn::Module {
 };
 
 TEST_CASE("TensorParallel refuses models that it cannot share out", "[tensor_parallel]") {
-  CHECK_THAT(refusal<Whole>(2), Contains("TensorParallel: no layer of the model can be shared out: expected Column"));
+  CHECK_THAT(refusal<Whole>(2), Contains("TensorParallel: the model has no layer that can be split: expected Column"));
   CHECK(refusal<Whole>(1) == "nothing");
   CHECK_THAT(refusal<HalfTied>(2), Contains("'words.weight' and 'head.weight' are one parameter, which the first"));
   CHECK_THAT(refusal<TiedAcross>(2), Contains("'up.weight' and 'down.weight' are one parameter, which their layers"));
   CHECK_THAT(refusal<ByHeads>(3), Contains("'attention.in_proj_weight' has 2 units of 3 along axis 0, which 3 ranks"));
-  CHECK_THAT(refusal<TiedAcross>(5, [] {
-               TiedAcross model;
-               model.down = ch::nn::RowParallelLinear<Cpu, double>(4, 4);
-               return model;
-             }()),
-             Contains("'up.weight' has 4 entries along axis 0, which 5 ranks can't share: each needs one"));
-  CHECK(common_text(2, [](const World& world) {
-          return message_of<UsageError>([&] {
-            auto model = make<Pair<Cpu>>();
-            model.up.weight.set_requires_grad(world.rank == 0);
-            Shared<Pair<Cpu>> rank(world, {}, std::move(model));
-          });
-        }) == "TensorParallel: the ranks' models differ: rank 1 has up.weight F64 [13, 6], frozen, where rank 0 has "
-              "up.weight F64 [13, 6]");
-  CHECK_THAT(common_text(2, [](const World& world) {
-               return message_of<UsageError>([&] { Shared<Pair<Cpu>> rank(world, {.check_every = -1}); });
-             }), Contains("dim and check_every are at least 0, got 0 and -1"));
-  CHECK_THAT(common_text(2, [](const World& world) {
-               Shared<Pair<Cpu>> rank(world);
-               return message_of<UsageError>([&] {
-                 ch::TensorParallel<Pair<Cpu>> again{ch::nn::copy_of(rank.net.module()), rank.communicator};
-               });
-             }), Contains("'up.weight' is a part already"));
+  CHECK_THAT(refusal<TiedAcross>(5,
+                                 [] {
+                                   TiedAcross model;
+                                   model.down = ch::nn::RowParallelLinear<Cpu, double>(4, 4);
+                                   return model;
+                                 }()),
+             Contains("'up.weight' has 4 entries along axis 0, which 5 ranks can't split: each rank needs one"));
+  CHECK(common_text(2,
+                    [](const World& world) {
+                      return message_of<UsageError>([&] {
+                        auto model = make<Pair<Cpu>>();
+                        model.up.weight.set_requires_grad(world.rank == 0);
+                        Shared<Pair<Cpu>> rank(world, {}, std::move(model));
+                      });
+                    }) ==
+        "TensorParallel: expected one model: rank 1 has up.weight F64 [13, 6], frozen, and rank 0 has up.weight F64 "
+        "[13, 6]");
+  CHECK_THAT(common_text(2,
+                         [](const World& world) {
+                           return message_of<UsageError>([&] { Shared<Pair<Cpu>> rank(world, {.check_every = -1}); });
+                         }),
+             Contains("expected dim and check_every of at least 0, got 0 and -1"));
+  CHECK_THAT(common_text(2,
+                         [](const World& world) {
+                           Shared<Pair<Cpu>> rank(world);
+                           return message_of<UsageError>([&] {
+                             ch::TensorParallel<Pair<Cpu>> again{ch::nn::copy_of(rank.net.module()), rank.communicator};
+                           });
+                         }),
+             Contains("'up.weight' is already split"));
 }
 
 TEST_CASE("TensorParallel: what needs whole parameters refuses parts", "[tensor_parallel]") {
@@ -89,11 +96,11 @@ TEST_CASE("TensorParallel: what needs whole parameters refuses parts", "[tensor_
       return message_of<UsageError>([&] { call(net); });
     });
   };
-  const std::string part = " is this rank's part of a parameter that ranks share out: ",
-                    shared = "'up.weight' is this rank's part of what TensorParallel shares out: io::save and io::load",
+  const std::string part = " is split over ranks, and this rank has a part: ",
+                    shared = "'up.weight' is split by TensorParallel, and this rank has a part",
                     up = "'up.weight'" + part, down = "'down.weight'" + part;
   CHECK_THAT(says([](auto& net) { net.module()(numbers(4, 5, 1)); }),
-             Contains("ColumnParallelLinear: its 13 entries are shared out, and this rank has a part of them: call"));
+             Contains("ColumnParallelLinear: its 13 entries are split over ranks, and this rank has a part: call"));
   CHECK_THAT(says([](auto& net) { ch::nn::copy_of(net.module())(numbers(4, 5, 1)); }),
              Contains("call the net, not its module()"));
   CHECK_THAT(says([](auto& net) { ch::io::save(net.module(), "never"); }), Contains(shared));
@@ -153,9 +160,11 @@ TEST_CASE("TensorParallel: columns that don't fit together are refused", "[tenso
              }), Contains("RowParallelLinear: expected 4 columns, got 6"));
   const ch::nn::ColumnParallelLinear<Cpu, double> six{5, 6}, eight{5, 8};
   const auto x = numbers(2, 5, 1);
-  CHECK_THAT(message_of<ShapeError>([&] { six(x) + eight(x); }), Contains("are shared out in different ways"));
-  CHECK_THAT(message_of<ShapeError>([&] { ch::reshape(six(x), ch::Shape<2>{4, 3}); }),
-             Contains("reshape: columns that are shared out stay the last axis: expected 6 as its size"));
+  CHECK_THAT(message_of<ShapeError>([&] { six(x) + eight(x); }), Contains("are split in different ways"));
+  CHECK_THAT(message_of<ShapeError>([&] {
+               ch::reshape(six(x), ch::Shape<2>{4, 3});
+             }),
+             Contains("reshape: split columns must stay the last axis: expected 6 as its size"));
   CHECK_THAT(message_of<ShapeError>([&] { ch::Columns<ch::Tensor<double, 2>>(x, 6); }),
              Contains("Columns: expected 6 of 6 columns, got shape [2, 5]"));
   CHECK_THAT(message_of<ShapeError>([] { ch::nn::ColumnParallelLinear<Cpu>(5, 6, {.unit = 4}); }),
@@ -165,14 +174,16 @@ TEST_CASE("TensorParallel: columns that don't fit together are refused", "[tenso
 }
 
 TEST_CASE("TensorParallel: backward after the policy has gone is refused", "[tensor_parallel]") {
-  CHECK_THAT(common_text(2, [](const World& world) {
-               ch::Variable<double, 0> loss;
-               {
-                 Shared<Pair<Cpu>> rank(world);
-                 loss = ch::cross_entropy(rank.net(numbers(12, 5, 1)), labels(12, 3, 1));
-               }
-               return message_of<UsageError>([&] { loss.backward(); });
-             }), Contains("TensorParallel: the policy that ran the forward pass is gone"));
+  CHECK_THAT(common_text(2,
+                         [](const World& world) {
+                           ch::Variable<double, 0> loss;
+                           {
+                             Shared<Pair<Cpu>> rank(world);
+                             loss = ch::cross_entropy(rank.net(numbers(12, 5, 1)), labels(12, 3, 1));
+                           }
+                           return message_of<UsageError>([&] { loss.backward(); });
+                         }),
+             Contains("TensorParallel: the policy that ran the forward pass was destroyed"));
 }
 
 TEST_CASE("TensorParallel: words beyond the vocabulary are refused on all ranks", "[tensor_parallel]") {

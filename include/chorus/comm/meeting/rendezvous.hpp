@@ -123,7 +123,7 @@ class Host {
     if (hello.all_reduce != world_.all_reduce)
       return cat("rank ", hello.rank, " uses all-reduce ", hello.all_reduce, ", rank 0 uses ", world_.all_reduce);
     if (const FixedText<64> mine(world_.purpose); hello.purpose != mine)
-      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 uses ", named(mine));
+      return cat("rank ", hello.rank, " connects for ", named(hello.purpose), ", rank 0 for ", named(mine));
     auto& place = at(hello.rank);
     if (place.socket && !place.socket.hung_up())
       return cat("rank ", hello.rank, " is connected already, as process ", place.hello.pid);

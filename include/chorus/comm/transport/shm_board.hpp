@@ -196,7 +196,7 @@ class Place {
   [[gnu::cold]] void check_peers() {
     check();
     for (int who = 0; who < size_; ++who)
-      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " exited: its process ", pid(who), " has ended");
+      if (has_died(who)) fail<LinkError>("rank ", name_in_job(who), " is lost: its process ", pid(who), " has ended");
   }
 
   /// Records whether this rank works in the others' memory. It calls `check` between this and the first access: then

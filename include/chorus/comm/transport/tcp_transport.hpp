@@ -287,7 +287,7 @@ class TcpTransport final : public Transport {
       while (who != rank && !p.left) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
         if (n < 0)
-          fail<LinkError>("rank ", name(who), " is unreachable: its process has ended, or the network has failed",
+          fail<LinkError>("rank ", name(who), " is lost: its process has ended, or the network has failed",
                           p.news.trouble());
         if (n == 0) break;
         p.news_received += static_cast<std::size_t>(n);

@@ -46,7 +46,7 @@ inline void check_faults(Cuda device) {
   const Fault seen = *fault;
   set.store(Fault::none, std::memory_order_release);
   lock.unlock();
-  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at index ", seen.place, " is not in [0, ",
+  fail<UsageError>(seen.operation, ": ", seen.noun, " ", seen.value, " at position ", seen.place, " is not in [0, ",
                    seen.limit, ")");
 }
 

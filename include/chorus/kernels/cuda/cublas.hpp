@@ -102,7 +102,7 @@ class GemmPlan {
   std::string text() const {
     if (!usable_)
       return cat("cuBLASLt has no algorithm for it; ",
-                 epilogue_ == Epilogue::sums ? "the sums are a kernel of their own" : "a plain kernel");
+                 epilogue_ == Epilogue::sums ? "a separate kernel computes the sums" : "a plain kernel");
     const auto number = [this](cublasLtMatmulAlgoConfigAttributes_t name) {
       std::uint32_t value = 0;
       std::size_t bytes = 0;

@@ -159,7 +159,7 @@ class Program {
 
   static void check_pooled(const Step& step, Index count) {
     check<ShapeError>(count <= kernels::int8::most_pooled, who, ": ", step.kind, " '", step.name,
-                      "' expected means of ", count, " numbers, expected at most ", kernels::int8::most_pooled);
+                      "' averages ", count, " numbers, expected at most ", kernels::int8::most_pooled);
   }
 
   /// The shape of a step's output. Throws ShapeError if its inputs don't fit.

@@ -106,9 +106,10 @@ Quantized<4> quantized_conv2d(const char* operation, const Quantized<4>& x, cons
                                    .dilation_h = options.dilation.height,
                                    .dilation_w = options.dilation.width,
                                    .groups = options.groups};
-  check<UsageError>(shape.groups > 0 && shape.stride_h > 0 && shape.stride_w > 0 && shape.dilation_h > 0 &&
-                        shape.dilation_w > 0 && shape.padding_h >= 0 && shape.padding_w >= 0,
-                    operation, ": stride, dilation and groups are at least 1, padding at least 0");
+  const Index least = std::min({shape.groups, shape.stride_h, shape.stride_w, shape.dilation_h, shape.dilation_w});
+  check<UsageError>(least > 0 && shape.padding_h >= 0 && shape.padding_w >= 0, operation, ": expected stride, ",
+                    "dilation, groups >= 1, padding >= 0, got ", least, " and ",
+                    std::min(shape.padding_h, shape.padding_w));
   check<ShapeError>(taps[1] * shape.groups == shape.in_channels && shape.out_channels % shape.groups == 0, operation,
                     ": an input of shape ", in, " does not fit a weight of shape ", taps, " with ", shape.groups,
                     " groups");

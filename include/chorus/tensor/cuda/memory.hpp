@@ -36,7 +36,7 @@ class Staging {
         slot.buffer = pinned_memory(piece);
         slot.read.emplace(device);
       }
-      wait_until([&] { return slot.read->done(); }, "a copy from the host");
+      wait_until([&] { return slot.read->done(); }, "a captured graph: copy from the host");
       const std::size_t now = std::min(bytes, piece);
       std::memcpy(slot.buffer.get(), from, now);
       CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, slot.buffer.get(), now, cudaMemcpyHostToDevice, stream));
@@ -84,8 +84,8 @@ inline void copy_bytes(Cuda to_device, void* to, Cpu, const void* from, std::siz
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(to_device);
   const cuda::DeviceGuard guard(to_device);
-  check<UsageError>(!cuda::is_capturing(stream), "copy from the host to ", to_device,
-                    ": not possible while a graph is captured; copy into the graph's inputs before it is replayed");
+  check<UsageError>(!cuda::is_capturing(stream), "captured graph: copy from the host to ", to_device,
+                    " is not possible; copy into the graph's inputs before a replay");
   cuda::detail::Staging::of(to_device).copy(to_device, static_cast<std::byte*>(to), static_cast<const std::byte*>(from),
                                             bytes, stream);
 }
@@ -95,8 +95,8 @@ inline void copy_bytes(Cpu, void* to, Cuda from_device, const void* from, std::s
   if (bytes == 0) return;
   const cudaStream_t stream = cuda::current_stream(from_device);
   const cuda::DeviceGuard guard(from_device);
-  check<UsageError>(!cuda::is_capturing(stream), "copy from ", from_device,
-                    " to the host: not possible while a graph is captured; read the graph's outputs after its replay");
+  check<UsageError>(!cuda::is_capturing(stream), "captured graph: copy from ", from_device,
+                    " to the host is not possible; read the graph's outputs after a replay");
   cuda::synchronize(stream);  // has a timeout; the copy to pageable memory would wait in the driver, without one
   CHORUS_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
   cuda::synchronize(from_device);
