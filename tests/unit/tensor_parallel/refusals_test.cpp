@@ -129,14 +129,14 @@ TEST_CASE("TensorParallel: gradients that should be the same and aren't are name
                return message_of<UsageError>([&] {
                  ch::cross_entropy(rank.net(numbers(12, 5, 1)), labels(12, 3, 1)).backward();
                });
-             }), Contains("rank 1 has another gradient of 'last.bias' than rank 0: expected the same bits"));
+             }), Contains("rank 1 has a different gradient of 'last.bias' than rank 0: expected the same bits"));
   CHECK_THAT(common_text(2, [](const World& world) {  // a share of the batch in place of the whole
                Shared<Pair<Cpu>> rank(world);
                return message_of<UsageError>([&] {
                  const auto key = static_cast<std::uint32_t>(world.rank);
                  ch::cross_entropy(rank.net(numbers(12, 5, key)), labels(12, 3, key)).backward();
                });
-             }), Contains("Is the batch the same on all ranks (net.sampler)"));
+             }), Contains("Use the same batch on all ranks (net.sampler)"));
 }
 
 struct OtherUnits : ch::nn::Module {
