@@ -15,8 +15,9 @@ namespace chorus::io {
 namespace detail {
 /// All names of each parameter and buffer in a model, by its first name.
 std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`.
-void note_tied(Metadata& metadata, nn::Module& model);
+/// Notes the names of tensors that the file has under another name, like safetensors' `save_model`; and where the build
+/// has OpenSSL, a checksum, which the writer sets, and PyTorch's format: some readers want it in any metadata.
+void note_model(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
@@ -24,7 +25,8 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
-/// written once; the metadata note their other names, like safetensors' `save_model`. Throws FileError.
+/// written once; the metadata note their other names, like safetensors' `save_model`. If the build has OpenSSL, they
+/// have a checksum of the data (see data_hash_key), which `load` compares. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = {}) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save writes a model: under a policy that is net.module()");
