@@ -119,8 +119,8 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. In a group
-  /// it tells the job's ranks, too: one of them may wait for this one in another group.
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. In a group it tells the job's
+  /// ranks, too: one of them may wait for this one in another group.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
@@ -180,10 +180,7 @@ class TcpTransport final : public Transport {
   }
 
   void abort(const std::string& why) noexcept override {
-    {
-      const std::lock_guard lock(news_);
-      tell_all({.kind = detail::News::gives_up, .reason = FixedText<1016>(why)});
-    }
+    tell_all({.kind = detail::News::gives_up, .reason = FixedText<1016>(why)});
     aborted_.store(true);
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto n = write(alarm_.fd(), &one, sizeof one);  // wakes the thread that waits here
@@ -342,11 +339,11 @@ class TcpTransport final : public Transport {
   /// A peer that leaves so much of its news unread that they queue up here is not told of waits: reasons for giving up
   /// need that room.
   void tell_all(detail::News news) noexcept {
-    const bool minor = news.kind == detail::News::waits || news.kind == detail::News::waits_in_group;
     for (int who = 0; who < size; ++who) {
       int unsent = 0;
-      if (!at(who).news || (minor && (ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) != 0 || unsent != 0))) continue;
-      at(who).news.try_send(bytes_of(news));
+      if (at(who).news &&
+          (news.kind < detail::News::waits || (ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)))
+        at(who).news.try_send(bytes_of(news));
     }
   }
 
