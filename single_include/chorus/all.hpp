@@ -4070,7 +4070,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
   using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
   static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
                 "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
-  note_tied(metadata, net.module());
+  note_model(metadata, net.module());
   using D = typename Net::device_type;
   write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
 }
@@ -4587,10 +4587,11 @@ CHORUS_INLINE const Metadata& no_metadata() {
   return none;
 }
 
-CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
+CHORUS_INLINE void note_model(Metadata& metadata, nn::Module& model) {
   for (const auto& [first, names] : all_names(model))
     for (const auto& name : names)
       if (name != first) metadata.emplace(name, first);
+  if constexpr (Sha256::available) metadata.insert({{std::string(data_hash_key), ""}, {"format", "pt"}});
 }
 
 template <Device D>
@@ -4598,7 +4599,7 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
   Outgoing out;
   for (const auto& place : model_places<D>(model)) out.add(place);
   auto noted = metadata;
-  note_tied(noted, model);
+  note_model(noted, model);
   write_safetensors(path, out.views(), noted);
 }
 
@@ -5160,13 +5161,12 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order",
                        detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
-    if constexpr (Sha256::available) metadata.emplace(data_hash_key, "");
     if (const int shares = detail::shares_of(net); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       metadata.emplace("training/parameters_apart",
                        detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
-    detail::note_tied(metadata, net.module());
+    detail::note_model(metadata, net.module());
     if constexpr (detail::keeps_parts<Net>)
       detail::write_in_parts(net.communicator(), path, places, metadata);
     else

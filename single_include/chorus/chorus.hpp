@@ -13309,8 +13309,9 @@ namespace detail {
 const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
 [[gnu::cold]] std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Records the names of tensors that the file has under another name, like safetensors' `save_model`.
-[[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
+/// Records the names of tensors that the file has under another name, like safetensors' `save_model`; and, if the build
+/// has OpenSSL, a checksum, which the writer sets, and PyTorch's format, which some readers require.
+[[gnu::cold]] void note_model(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
@@ -13318,7 +13319,8 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
-/// written once; the metadata list their other names, like safetensors' `save_model`. Throws FileError.
+/// written once; the metadata list their other names, like safetensors' `save_model`. If the build has OpenSSL, they
+/// have a checksum of the data (see data_hash_key), which `load` compares. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save: expected a model; under a policy save net.module()");
@@ -13350,6 +13352,177 @@ void save(Net& net, const std::string& path, const Metadata& metadata = detail::
 #ifndef CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_MODEL_FILE_IMPL_HPP
 /// How a model's numbers are written to a file.
+
+// <chorus/io/data_hash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+#define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
+/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
+/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
+
+// <chorus/io/sha256.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+/// SHA-256 through OpenSSL, if the build has it.
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#endif
+
+namespace chorus::io {
+
+#if CHORUS_USE_OPENSSL
+
+/// A hash over bytes that arrive in pieces.
+class Sha256 {
+ public:
+  static constexpr bool available = true;
+
+  Sha256() : context_(EVP_MD_CTX_new()) {
+    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
+  }
+
+  void update(std::span<const std::byte> data) {
+    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
+  }
+  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
+
+  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
+  std::string hex() const {
+    constexpr std::string_view digits = "0123456789abcdef";
+    unsigned char hash[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    const Context last(EVP_MD_CTX_new());
+    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
+            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
+    std::string out;
+    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
+    return out;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
+
+  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
+
+  Context context_;
+};
+
+#else
+
+/// For builds without OpenSSL: its constructor throws UsageError.
+class Sha256 {
+ public:
+  static constexpr bool available = false;
+
+  Sha256() {
+    fail<UsageError>(
+        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
+        "it again");
+  }
+  void update(std::span<const std::byte>) {}
+  void update(std::string_view) {}
+  std::string hex() const { return {}; }
+};
+
+#endif
+
+/// The hash of `data`, as 64 hexadecimal digits.
+inline std::string sha256_hex(std::span<const std::byte> data) {
+  Sha256 hash;
+  hash.update(data);
+  return hash.hex();
+}
+inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
+
+namespace chorus::io {
+
+/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
+/// compares it if the build has OpenSSL.
+inline constexpr std::string_view data_hash_key = "training/data_sha256";
+
+namespace detail {
+
+inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
+
+/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
+template <class Read>
+std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
+  std::string hashes;
+  std::vector<std::byte> piece;
+  const auto stride = static_cast<std::uint64_t>(ranks) * hashed_piece;
+  for (auto begin = static_cast<std::uint64_t>(rank) * hashed_piece; begin < bytes; begin += stride) {
+    piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(hashed_piece, bytes - begin)));
+    read(begin, std::span(piece));
+    hashes += sha256_hex(piece);
+  }
+  return hashes;
+}
+
+/// The checksum from the results of `piece_hashes` on each rank.
+inline std::string data_hash(const std::vector<std::string>& of_ranks) {
+  std::string all;
+  for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
+    before = all.size();
+    for (const auto& hashes : of_ranks)
+      if (row < hashes.size()) all += hashes.substr(row, hash_digits);
+  }
+  return sha256_hex(all);
+}
+
+/// The checksum of data that arrive in parts of any size.
+class DataHash {
+ public:
+  void update(std::span<const std::byte> data) {
+    while (!data.empty()) {
+      const auto part = data.first(std::min(data.size(), hashed_piece - in_piece_));
+      piece_.update(part);
+      data = data.subspan(part.size());
+      if ((in_piece_ += part.size()) == hashed_piece) end_piece();
+    }
+  }
+  std::string hex() {
+    if (in_piece_ > 0) end_piece();
+    return data_hash({hashes_});
+  }
+
+ private:
+  void end_piece() {
+    hashes_ += piece_.hex();
+    piece_ = Sha256();
+    in_piece_ = 0;
+  }
+
+  Sha256 piece_;
+  std::size_t in_piece_ = 0;
+  std::string hashes_;
+};
+
+/// Throws FileError, with the name `who`, if a checksum differs from the file's.
+inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
+  check<FileError>(noted == hash, who, ": the file is damaged: its data changed after it was written (", data_hash_key,
+                   " says ", printable(noted), ", the data give ", hash, ")");
+}
+
+/// The same for a whole file.
+template <class Reader>
+void check_data_hash(const Reader& file) {
+  const auto noted = file.metadata().find(std::string(data_hash_key));
+  if (!Sha256::available || noted == file.metadata().end()) return;
+  const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
+  const auto hash = data_hash({piece_hashes(file.data_bytes(), 0, 1, read)});
+  check_data_hash(cat("loading ", file.path()), noted->second, hash);
+}
+
+}  // namespace detail
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 
 // <chorus/io/safetensors_writer.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_WRITER_HPP
@@ -13851,177 +14024,6 @@ inline void append_json_string(std::string& out, std::string_view text) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_CORE_JSON_STRING_HPP
 
-// <chorus/io/data_hash.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-#define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
-/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
-
-// <chorus/io/sha256.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, if the build has it.
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/evp.h>
-#endif
-
-namespace chorus::io {
-
-#if CHORUS_USE_OPENSSL
-
-/// A hash over bytes that arrive in pieces.
-class Sha256 {
- public:
-  static constexpr bool available = true;
-
-  Sha256() : context_(EVP_MD_CTX_new()) {
-    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
-  }
-
-  void update(std::span<const std::byte> data) {
-    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
-  }
-  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
-
-  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
-  std::string hex() const {
-    constexpr std::string_view digits = "0123456789abcdef";
-    unsigned char hash[EVP_MAX_MD_SIZE];
-    unsigned size = 0;
-    const Context last(EVP_MD_CTX_new());
-    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
-            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
-    std::string out;
-    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
-    return out;
-  }
-
- private:
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
-
-  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
-
-  Context context_;
-};
-
-#else
-
-/// For builds without OpenSSL: its constructor throws UsageError.
-class Sha256 {
- public:
-  static constexpr bool available = false;
-
-  Sha256() {
-    fail<UsageError>(
-        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
-        "it again");
-  }
-  void update(std::span<const std::byte>) {}
-  void update(std::string_view) {}
-  std::string hex() const { return {}; }
-};
-
-#endif
-
-/// The hash of `data`, as 64 hexadecimal digits.
-inline std::string sha256_hex(std::span<const std::byte> data) {
-  Sha256 hash;
-  hash.update(data);
-  return hash.hex();
-}
-inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-
-namespace chorus::io {
-
-/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
-/// compares it if the build has OpenSSL.
-inline constexpr std::string_view data_hash_key = "training/data_sha256";
-
-namespace detail {
-
-inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
-
-/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
-template <class Read>
-std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
-  std::string hashes;
-  std::vector<std::byte> piece;
-  const auto stride = static_cast<std::uint64_t>(ranks) * hashed_piece;
-  for (auto begin = static_cast<std::uint64_t>(rank) * hashed_piece; begin < bytes; begin += stride) {
-    piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(hashed_piece, bytes - begin)));
-    read(begin, std::span(piece));
-    hashes += sha256_hex(piece);
-  }
-  return hashes;
-}
-
-/// The checksum from the results of `piece_hashes` on each rank.
-inline std::string data_hash(const std::vector<std::string>& of_ranks) {
-  std::string all;
-  for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
-    before = all.size();
-    for (const auto& hashes : of_ranks)
-      if (row < hashes.size()) all += hashes.substr(row, hash_digits);
-  }
-  return sha256_hex(all);
-}
-
-/// The checksum of data that arrive in parts of any size.
-class DataHash {
- public:
-  void update(std::span<const std::byte> data) {
-    while (!data.empty()) {
-      const auto part = data.first(std::min(data.size(), hashed_piece - in_piece_));
-      piece_.update(part);
-      data = data.subspan(part.size());
-      if ((in_piece_ += part.size()) == hashed_piece) end_piece();
-    }
-  }
-  std::string hex() {
-    if (in_piece_ > 0) end_piece();
-    return data_hash({hashes_});
-  }
-
- private:
-  void end_piece() {
-    hashes_ += piece_.hex();
-    piece_ = Sha256();
-    in_piece_ = 0;
-  }
-
-  Sha256 piece_;
-  std::size_t in_piece_ = 0;
-  std::string hashes_;
-};
-
-/// Throws FileError, with the name `who`, if a checksum differs from the file's.
-inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
-  check<FileError>(noted == hash, who, ": the file is damaged: its data changed after it was written (", data_hash_key,
-                   " says ", printable(noted), ", the data give ", hash, ")");
-}
-
-/// The same for a whole file.
-template <class Reader>
-void check_data_hash(const Reader& file) {
-  const auto noted = file.metadata().find(std::string(data_hash_key));
-  if (!Sha256::available || noted == file.metadata().end()) return;
-  const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
-  const auto hash = data_hash({piece_hashes(file.data_bytes(), 0, 1, read)});
-  check_data_hash(cat("loading ", file.path()), noted->second, hash);
-}
-
-}  // namespace detail
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-
 namespace chorus::io::detail {
 
 CHORUS_INLINE std::string safetensors_header(std::string_view path, std::vector<const TensorView*>& tensors,
@@ -14431,10 +14433,11 @@ CHORUS_INLINE const Metadata& no_metadata() {
   return none;
 }
 
-CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
+CHORUS_INLINE void note_model(Metadata& metadata, nn::Module& model) {
   for (const auto& [first, names] : all_names(model))
     for (const auto& name : names)
       if (name != first) metadata.emplace(name, first);
+  if constexpr (Sha256::available) metadata.insert({{std::string(data_hash_key), ""}, {"format", "pt"}});
 }
 
 template <Device D>
@@ -14442,7 +14445,7 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
   Outgoing out;
   for (const auto& place : model_places<D>(model)) out.add(place);
   auto noted = metadata;
-  note_tied(noted, model);
+  note_model(noted, model);
   write_safetensors(path, out.views(), noted);
 }
 
@@ -19224,9 +19227,9 @@ struct PieceHead {
 static_assert(is_message<PieceHead, 24>);
 
 struct News {
-  enum Kind : std::uint32_t { leaves, gives_up, waits };
+  enum Kind : std::uint32_t { leaves, gives_up, waits, waits_in_group };
   std::uint32_t kind = leaves;
-  std::int32_t other = -1;  ///< for whom it waits
+  std::int32_t other = -1;  ///< for whom it waits; if that is in a group, its number in the job
   FixedText<1016> reason{};
 };
 static_assert(is_message<News, 1024>);
@@ -19251,8 +19254,8 @@ class TcpTransport final : public Transport {
     std::size_t announced_bytes = 0;
     detail::News last;  ///< the last news
     std::size_t news_received = 0;
-    bool left = false;
-    int waits_for = -1;
+    std::atomic<bool> left{false}, gone{false}, gave_up{false};
+    int waits_for = -1, waits_in_group_for = -1;
   };
 
   using Peers = std::array<Peer, max_ranks>;
@@ -19264,6 +19267,8 @@ class TcpTransport final : public Transport {
   /// Announces that this rank leaves: not if it has never been connected to all, since the others must learn that it is
   /// gone, and not in a process that was forked from it.
   ~TcpTransport() override {
+    const std::lock_guard lock(news_);
+    if (job_ == this) job_ = nullptr;
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
     if (complete) tell_all({.kind = detail::News::leaves});
@@ -19311,21 +19316,25 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; `nobody`: no longer. A peer whose unread news pile up
-  /// here is not told: that room is kept for reasons of an abort.
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. In a group it tells the job's
+  /// ranks, too: one of them may wait for this one in another group.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
-    detail::News news{.kind = detail::News::waits, .other = peer};
-    for (int who = 0; who < size; ++who) {
-      int unsent = 0;
-      if (at(who).news && ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)
-        at(who).news.try_send(bytes_of(news));
-    }
+    const std::lock_guard lock(news_);
+    tell_all({.kind = detail::News::waits, .other = peer});
+    auto* const all = job();
+    if (all == this || all == nullptr) return;
+    all->hear();  // so that the others' news find room
+    all->tell_all({.kind = detail::News::waits_in_group, .other = peer == nobody ? nobody : name(peer)});
   }
   static constexpr int nobody = -1;
 
-  void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
+  void set_names(const std::vector<int>& in_job) override {
+    names_ = in_job;
+    const std::lock_guard lock(news_);
+    if (names_.empty() && job_ == nullptr) job_ = this;
+  }
 
   /// Other work, every 50 ms, while this rank has waited long for `peer`; called with `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
@@ -19345,6 +19354,26 @@ class TcpTransport final : public Transport {
     }
     const timespec time{0, most.count()};
     return n != 0 && ppoll(events.data(), n, &time, nullptr) >= -1;
+  }
+
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause. From group to group.
+  [[gnu::cold]] std::string chain(int who) {
+    const std::lock_guard lock(news_);
+    auto* const all = job();
+    if (all != nullptr) all->hear();
+    who = name(who);
+    auto text = cat("rank ", who);
+    for (int length = 0; length < max_ranks; ++length) {
+      int next = nobody;
+      for (int member = 0; member < size; ++member)
+        if (const int other = at(member).waits_for; name(member) == who && other >= 0 && other < size)
+          next = name(other);
+      if (next == nobody && all != nullptr && who < all->size) next = all->at(who).waits_in_group_for;
+      if (next < 0) return text + ", which is stopped or busy";
+      if (next == name(rank)) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", who = next);
+    }
+    return text;
   }
 
   void abort(const std::string& why) noexcept override {
@@ -19477,44 +19506,51 @@ class TcpTransport final : public Transport {
   /// Throws if a rank has died or aborted.
   void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
+    const std::lock_guard lock(news_);
+    hear();
     for (int who = 0; who < size; ++who) {
       auto& p = at(who);
-      while (who != rank && !p.left) {
+      if (p.gave_up) fail<LinkError>("rank ", name(who), " gave up: ", p.last.reason.view());
+      if (p.gone)
+        fail<LinkError>("rank ", name(who), " is lost: its process has ended, or the network has failed",
+                        p.news.trouble());
+    }
+  }
+  void hear() {
+    for (int who = 0; who < size; ++who) {
+      auto& p = at(who);
+      while (who != rank && !p.left && !p.gone && !p.gave_up) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
-        if (n < 0)
-          fail<LinkError>("rank ", name(who), " is lost: its process has ended, or the network has failed",
-                          p.news.trouble());
-        if (n == 0) break;
+        p.gone = n < 0;
+        if (n <= 0) break;
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
         p.news_received = 0;
-        if (p.last.kind == detail::News::gives_up)
-          fail<LinkError>("rank ", name(who), " gave up: ", p.last.reason.view());
-        if (p.last.kind == detail::News::leaves) p.left = true;
+        p.gave_up = p.last.kind == detail::News::gives_up;
+        p.left = p.last.kind == detail::News::leaves;
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
+        if (p.last.kind == detail::News::waits_in_group) p.waits_in_group_for = p.last.other;
       }
     }
   }
 
+  /// A peer that leaves so much of its news unread that they queue up here is not told of waits: reasons for giving up
+  /// need that room.
   void tell_all(detail::News news) noexcept {
-    for (int who = 0; who < size; ++who)
-      if (at(who).news) at(who).news.try_send(bytes_of(news));
-  }
-
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
-  [[gnu::cold]] std::string chain(int who) {
-    auto text = cat("rank ", name(who));
-    for (int length = 0; length < size; ++length) {
-      who = at(who).waits_for;
-      if (who < 0 || who >= size) return text + ", which is stopped or busy";
-      if (who == rank) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", name(who));
+    for (int who = 0; who < size; ++who) {
+      int unsent = 0;
+      if (at(who).news &&
+          (news.kind < detail::News::waits || (ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)))
+        at(who).news.try_send(bytes_of(news));
     }
-    return text;
   }
 
+  /// The links of all ranks of the job, if this process has them.
+  TcpTransport* job() { return names_.empty() ? this : job_ != nullptr && job_->rank == name(rank) ? job_ : nullptr; }
   int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
 
+  static inline std::mutex news_;  // for those of all links of this process
+  static inline TcpTransport* job_ = nullptr;
   const int process_ = getpid();
   std::vector<int> names_;  // in the job
   Peers peers_;
@@ -19656,7 +19692,7 @@ class HybridTransport final : public Transport {
     const auto deadline = Clock::now() + timeout;
     while (!ready() && tcp_->send_rest(std::chrono::microseconds(50))) {
       check_peers();
-      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for rank ", peer);
+      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", tcp_->chain(peer));
     }
   }
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }
@@ -54197,7 +54233,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
   using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
   static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
                 "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
-  note_tied(metadata, net.module());
+  note_model(metadata, net.module());
   using D = typename Net::device_type;
   write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
 }
@@ -54209,177 +54245,6 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
 /// How several ranks write a file together and learn of a failure on any of them.
-
-// <chorus/io/data_hash.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-#define CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
-/// A checksum of a file's tensors in its metadata. The data are cut into pieces of 1 MiB. The checksum is the SHA-256
-/// of the pieces' SHA-256: several ranks can share the work, and their number does not matter.
-
-// <chorus/io/sha256.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-#define CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-/// SHA-256 through OpenSSL, if the build has it.
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/evp.h>
-#endif
-
-namespace chorus::io {
-
-#if CHORUS_USE_OPENSSL
-
-/// A hash over bytes that arrive in pieces.
-class Sha256 {
- public:
-  static constexpr bool available = true;
-
-  Sha256() : context_(EVP_MD_CTX_new()) {
-    require(context_ != nullptr && EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
-  }
-
-  void update(std::span<const std::byte> data) {
-    require(EVP_DigestUpdate(context_.get(), data.data(), data.size()) == 1);
-  }
-  void update(std::string_view text) { update(std::as_bytes(std::span(text))); }
-
-  /// The hash of all bytes so far, as 64 hexadecimal digits; `update` may continue.
-  std::string hex() const {
-    constexpr std::string_view digits = "0123456789abcdef";
-    unsigned char hash[EVP_MAX_MD_SIZE];
-    unsigned size = 0;
-    const Context last(EVP_MD_CTX_new());
-    require(last != nullptr && EVP_MD_CTX_copy_ex(last.get(), context_.get()) == 1 &&
-            EVP_DigestFinal_ex(last.get(), hash, &size) == 1);
-    std::string out;
-    for (unsigned i = 0; i < size; ++i) (out += digits[hash[i] >> 4]) += digits[hash[i] & 15];
-    return out;
-  }
-
- private:
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-  using Context = std::unique_ptr<EVP_MD_CTX, Free>;
-
-  static void require(bool ok) { check<Error>(ok, "SHA-256: OpenSSL refuses to compute it"); }
-
-  Context context_;
-};
-
-#else
-
-/// For builds without OpenSSL: its constructor throws UsageError.
-class Sha256 {
- public:
-  static constexpr bool available = false;
-
-  Sha256() {
-    fail<UsageError>(
-        "SHA-256: this program was built without OpenSSL (CHORUS_USE_OPENSSL=0): install libssl-dev and build "
-        "it again");
-  }
-  void update(std::span<const std::byte>) {}
-  void update(std::string_view) {}
-  std::string hex() const { return {}; }
-};
-
-#endif
-
-/// The hash of `data`, as 64 hexadecimal digits.
-inline std::string sha256_hex(std::span<const std::byte> data) {
-  Sha256 hash;
-  hash.update(data);
-  return hash.hex();
-}
-inline std::string sha256_hex(std::string_view text) { return sha256_hex(std::as_bytes(std::span(text))); }
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_SHA256_HPP
-
-namespace chorus::io {
-
-/// Its key in the metadata; the value has 64 hexadecimal digits. A writer with this key gets the right value. A reader
-/// compares it if the build has OpenSSL.
-inline constexpr std::string_view data_hash_key = "training/data_sha256";
-
-namespace detail {
-
-inline constexpr std::size_t hash_digits = 64, hashed_piece = std::size_t{1} << 20;
-
-/// The hashes (64 digits) of every `ranks`-th piece of `bytes`, from piece `rank` on. `read(begin, to)` fills `to`.
-template <class Read>
-std::string piece_hashes(std::uint64_t bytes, int rank, int ranks, const Read& read) {
-  std::string hashes;
-  std::vector<std::byte> piece;
-  const auto stride = static_cast<std::uint64_t>(ranks) * hashed_piece;
-  for (auto begin = static_cast<std::uint64_t>(rank) * hashed_piece; begin < bytes; begin += stride) {
-    piece.resize(static_cast<std::size_t>(std::min<std::uint64_t>(hashed_piece, bytes - begin)));
-    read(begin, std::span(piece));
-    hashes += sha256_hex(piece);
-  }
-  return hashes;
-}
-
-/// The checksum from the results of `piece_hashes` on each rank.
-inline std::string data_hash(const std::vector<std::string>& of_ranks) {
-  std::string all;
-  for (std::size_t row = 0, before = 1; before != all.size(); row += hash_digits) {
-    before = all.size();
-    for (const auto& hashes : of_ranks)
-      if (row < hashes.size()) all += hashes.substr(row, hash_digits);
-  }
-  return sha256_hex(all);
-}
-
-/// The checksum of data that arrive in parts of any size.
-class DataHash {
- public:
-  void update(std::span<const std::byte> data) {
-    while (!data.empty()) {
-      const auto part = data.first(std::min(data.size(), hashed_piece - in_piece_));
-      piece_.update(part);
-      data = data.subspan(part.size());
-      if ((in_piece_ += part.size()) == hashed_piece) end_piece();
-    }
-  }
-  std::string hex() {
-    if (in_piece_ > 0) end_piece();
-    return data_hash({hashes_});
-  }
-
- private:
-  void end_piece() {
-    hashes_ += piece_.hex();
-    piece_ = Sha256();
-    in_piece_ = 0;
-  }
-
-  Sha256 piece_;
-  std::size_t in_piece_ = 0;
-  std::string hashes_;
-};
-
-/// Throws FileError, with the name `who`, if a checksum differs from the file's.
-inline void check_data_hash(std::string_view who, std::string_view noted, std::string_view hash) {
-  check<FileError>(noted == hash, who, ": the file is damaged: its data changed after it was written (", data_hash_key,
-                   " says ", printable(noted), ", the data give ", hash, ")");
-}
-
-/// The same for a whole file.
-template <class Reader>
-void check_data_hash(const Reader& file) {
-  const auto noted = file.metadata().find(std::string(data_hash_key));
-  if (!Sha256::available || noted == file.metadata().end()) return;
-  const auto read = [&](std::uint64_t begin, std::span<std::byte> to) { file.read_data(begin, to); };
-  const auto hash = data_hash({piece_hashes(file.data_bytes(), 0, 1, read)});
-  check_data_hash(cat("loading ", file.path()), noted->second, hash);
-}
-
-}  // namespace detail
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_DATA_HASH_HPP
 
 #include <nlohmann/json.hpp>
 

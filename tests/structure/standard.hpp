@@ -26,6 +26,7 @@
 #include <functional>
 #include <future>
 #include <initializer_list>
+#include <istream>
 #include <iterator>
 #include <latch>
 #include <limits>
@@ -44,6 +45,7 @@
 #include <span>
 #include <stdexcept>
 #include <stop_token>
+#include <streambuf>
 #include <string>
 #include <string_view>
 #include <system_error>

@@ -244,13 +244,12 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
                       {"training/seed", cat(net.seed())},
                       {"training/parameter_order",
                        detail::lines_of(detail::of_all_ranks(net, net.parameter_order()))}};
-    if constexpr (Sha256::available) metadata.emplace(data_hash_key, "");
     if (const int shares = detail::shares_of(net); shares > 0)
       metadata.emplace(detail::canonical_shares_key, cat(shares));
     if constexpr (requires { chorus::detail::access_to(net).parameters_apart(); })
       metadata.emplace("training/parameters_apart",
                        detail::lines_of(chorus::detail::access_to(net).parameters_apart()));
-    detail::note_tied(metadata, net.module());
+    detail::note_model(metadata, net.module());
     if constexpr (detail::keeps_parts<Net>)
       detail::write_in_parts(net.communicator(), path, places, metadata);
     else

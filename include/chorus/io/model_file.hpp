@@ -16,8 +16,9 @@ namespace detail {
 const Metadata& no_metadata();
 /// All names of each parameter and buffer in a model, by its first name.
 [[gnu::cold]] std::map<std::string, std::vector<std::string>> all_names(nn::Module& model);
-/// Records the names of tensors that the file has under another name, like safetensors' `save_model`.
-[[gnu::cold]] void note_tied(Metadata& metadata, nn::Module& model);
+/// Records the names of tensors that the file has under another name, like safetensors' `save_model`; and, if the build
+/// has OpenSSL, a checksum, which the writer sets, and PyTorch's format, which some readers require.
+[[gnu::cold]] void note_model(Metadata& metadata, nn::Module& model);
 template <Device D>
 void save_module(nn::Module& model, const std::string& path, const Metadata& metadata);
 template <class Net>
@@ -25,7 +26,8 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata);
 }  // namespace detail
 
 /// Writes all parameters and buffers of `model`, atomically: a failure leaves an older file unchanged. Tied ones are
-/// written once; the metadata list their other names, like safetensors' `save_model`. Throws FileError.
+/// written once; the metadata list their other names, like safetensors' `save_model`. If the build has OpenSSL, they
+/// have a checksum of the data (see data_hash_key), which `load` compares. Throws FileError.
 template <class Model>
 void save(Model& model, const std::string& path, const Metadata& metadata = detail::no_metadata()) {
   static_assert(std::is_base_of_v<nn::Module, Model>, "io::save: expected a model; under a policy save net.module()");

@@ -1,6 +1,7 @@
 #pragma once
 /// How a model's numbers are written to a file.
 
+#include <chorus/io/data_hash.hpp>
 #include <chorus/io/model_file.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 #include <chorus/io/tensor_place.hpp>
@@ -61,10 +62,11 @@ CHORUS_INLINE const Metadata& no_metadata() {
   return none;
 }
 
-CHORUS_INLINE void note_tied(Metadata& metadata, nn::Module& model) {
+CHORUS_INLINE void note_model(Metadata& metadata, nn::Module& model) {
   for (const auto& [first, names] : all_names(model))
     for (const auto& name : names)
       if (name != first) metadata.emplace(name, first);
+  if constexpr (Sha256::available) metadata.insert({{std::string(data_hash_key), ""}, {"format", "pt"}});
 }
 
 template <Device D>
@@ -72,7 +74,7 @@ void save_module(nn::Module& model, const std::string& path, const Metadata& met
   Outgoing out;
   for (const auto& place : model_places<D>(model)) out.add(place);
   auto noted = metadata;
-  note_tied(noted, model);
+  note_model(noted, model);
   write_safetensors(path, out.views(), noted);
 }
 

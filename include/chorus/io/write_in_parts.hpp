@@ -26,7 +26,7 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
   using Communicator = std::conditional_t<std::is_base_of_v<comm::AnyCommunicator, Own>, comm::AnyCommunicator, Own>;
   static_assert(CHORUS_DEFINES_DEVICE_TEMPLATES || std::is_same_v<Communicator, comm::AnyCommunicator>,
                 "io::save: the library chorus::compiled writes for nets over comm::AnyCommunicator");
-  note_tied(metadata, net.module());
+  note_model(metadata, net.module());
   using D = typename Net::device_type;
   write_in_parts<D, Communicator>(net.communicator(), path, places_in_parts<D>(net), metadata);
 }

@@ -39,10 +39,37 @@ TEST_CASE("groups name ranks of the job and their axis, and follow who waits fro
         },
         1s);
     const auto texts = ranks.texts();
-    const std::string first = "rank 0: barrier #0 on the axis tensor: waited 1000 ms for rank 1, which ";
-    CHECK(texts[0] == first + (backend == comm::Backend::shm ? "waits for rank 3, which is stopped or busy"
-                                                             : "is stopped or busy"));
-    CHECK(texts[1] == "rank 1: barrier #0 on the axis data: waited 1000 ms for rank 3, which is stopped or busy");
+    CHECK(texts[0] ==
+          "rank 0: barrier #0 on the axis tensor: waited 1000 ms for rank 1, which waits for rank 3, which is "
+          "stopped or busy");
+    CHECK(texts[1] ==
+          "rank 1: barrier #0 on the axis data: waited 1000 ms for rank 3, which is stopped or busy");
+  }
+}
+
+// Pairs as in a pipeline: each rank waits for the next one in a group of both, and the last one stands still.
+TEST_CASE("who waits is followed through a group for each pair, over machines, too", "[comm]") {
+  for (const auto backend : {comm::Backend::shm, comm::Backend::tcp, comm::Backend::hierarchical}) {
+    test::Ranks ranks(4, [backend](comm::World world) -> std::string {
+      if (backend == comm::Backend::hierarchical) setenv("CHORUS_HOST_ID", world.rank % 3 == 0 ? "a" : "b", 1);
+      world.backend = backend;
+      world.timeout = world.rank == 0 ? 2s : 4s;
+      auto all = comm::connect(world);
+      auto even = comm::connect(comm::split(all, world, world.rank / 2)),
+           odd = comm::connect(comm::split(all, world, (world.rank + 1) / 2));
+      std::vector<float> x(1);
+      all.barrier();
+      if (world.rank == 3) std::this_thread::sleep_for(3s);
+      try {
+        if (world.rank < 3) (world.rank == 1 ? odd : even).recv(std::span(x), 1);
+      } catch (const CommError& error) {
+        return error.what();
+      }
+      return "no error";
+    });
+    INFO(comm::name(backend));
+    CHECK_THAT(ranks.outcome(0).text, Contains("rank 0: receiving message #0 (1 F32): waited 2000 ms for rank 1, which "
+                                               "waits for rank 2, which waits for rank 3, which is stopped or busy"));
   }
 }
 

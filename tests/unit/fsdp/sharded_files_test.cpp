@@ -96,7 +96,9 @@ TEST_CASE("fsdp: the file is the one that a single device writes, byte by byte, 
   common_text(3, [=](const World& world) {
     FullySharded<Model, EachLayer> rank(world);
     io::save(rank.net, parts, metadata);
-    io::detail::write_in_parts(rank.net.communicator(), through, io::detail::places_in_parts<Cpu>(rank.net), metadata,
+    auto noted = metadata;
+    io::detail::note_model(noted, rank.net.module());
+    io::detail::write_in_parts(rank.net.communicator(), through, io::detail::places_in_parts<Cpu>(rank.net), noted,
                                true);
     return std::string("done");
   });

@@ -141,7 +141,7 @@ class HybridTransport final : public Transport {
     const auto deadline = Clock::now() + timeout;
     while (!ready() && tcp_->send_rest(std::chrono::microseconds(50))) {
       check_peers();
-      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for rank ", peer);
+      if (Clock::now() >= deadline) fail<LinkTimeout>("waited ", timeout.count(), " ms for ", tcp_->chain(peer));
     }
   }
   int at(int peer) const { return is_local(peer) ? local_[static_cast<std::size_t>(peer)] : peer; }

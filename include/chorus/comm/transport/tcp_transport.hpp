@@ -17,6 +17,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 
 namespace chorus::comm {
 
@@ -29,9 +30,9 @@ struct PieceHead {
 static_assert(is_message<PieceHead, 24>);
 
 struct News {
-  enum Kind : std::uint32_t { leaves, gives_up, waits };
+  enum Kind : std::uint32_t { leaves, gives_up, waits, waits_in_group };
   std::uint32_t kind = leaves;
-  std::int32_t other = -1;  ///< for whom it waits
+  std::int32_t other = -1;  ///< for whom it waits; if that is in a group, its number in the job
   FixedText<1016> reason{};
 };
 static_assert(is_message<News, 1024>);
@@ -56,8 +57,8 @@ class TcpTransport final : public Transport {
     std::size_t announced_bytes = 0;
     detail::News last;  ///< the last news
     std::size_t news_received = 0;
-    bool left = false;
-    int waits_for = -1;
+    std::atomic<bool> left{false}, gone{false}, gave_up{false};
+    int waits_for = -1, waits_in_group_for = -1;
   };
 
   using Peers = std::array<Peer, max_ranks>;
@@ -69,6 +70,8 @@ class TcpTransport final : public Transport {
   /// Announces that this rank leaves: not if it has never been connected to all, since the others must learn that it is
   /// gone, and not in a process that was forked from it.
   ~TcpTransport() override {
+    const std::lock_guard lock(news_);
+    if (job_ == this) job_ = nullptr;
     bool complete = getpid() == process_;
     for (int who = 0; who < size; ++who) complete = complete && (who == rank || (at(who).data && at(who).news));
     if (complete) tell_all({.kind = detail::News::leaves});
@@ -116,21 +119,25 @@ class TcpTransport final : public Transport {
 
   void check() override { read_news(); }
 
-  /// Tells the others, once, that this rank waits for `peer`; `nobody`: no longer. A peer whose unread news pile up
-  /// here is not told: that room is kept for reasons of an abort.
+  /// Tells the others, once, that this rank waits for `peer`; with `nobody`, no longer. In a group it tells the job's
+  /// ranks, too: one of them may wait for this one in another group.
   void tell_waiting(int peer) {
     if (peer == told_waiting_) return;
     told_waiting_ = peer;
-    detail::News news{.kind = detail::News::waits, .other = peer};
-    for (int who = 0; who < size; ++who) {
-      int unsent = 0;
-      if (at(who).news && ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)
-        at(who).news.try_send(bytes_of(news));
-    }
+    const std::lock_guard lock(news_);
+    tell_all({.kind = detail::News::waits, .other = peer});
+    auto* const all = job();
+    if (all == this || all == nullptr) return;
+    all->hear();  // so that the others' news find room
+    all->tell_all({.kind = detail::News::waits_in_group, .other = peer == nobody ? nobody : name(peer)});
   }
   static constexpr int nobody = -1;
 
-  void set_names(const std::vector<int>& in_job) override { names_ = in_job; }
+  void set_names(const std::vector<int>& in_job) override {
+    names_ = in_job;
+    const std::lock_guard lock(news_);
+    if (names_.empty() && job_ == nullptr) job_ = this;
+  }
 
   /// Other work, every 50 ms, while this rank has waited long for `peer`; called with `nobody` once that is over.
   std::function<void(int peer)> meanwhile;
@@ -150,6 +157,26 @@ class TcpTransport final : public Transport {
     }
     const timespec time{0, most.count()};
     return n != 0 && ppoll(events.data(), n, &time, nullptr) >= -1;
+  }
+
+  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause. From group to group.
+  [[gnu::cold]] std::string chain(int who) {
+    const std::lock_guard lock(news_);
+    auto* const all = job();
+    if (all != nullptr) all->hear();
+    who = name(who);
+    auto text = cat("rank ", who);
+    for (int length = 0; length < max_ranks; ++length) {
+      int next = nobody;
+      for (int member = 0; member < size; ++member)
+        if (const int other = at(member).waits_for; name(member) == who && other >= 0 && other < size)
+          next = name(other);
+      if (next == nobody && all != nullptr && who < all->size) next = all->at(who).waits_in_group_for;
+      if (next < 0) return text + ", which is stopped or busy";
+      if (next == name(rank)) return text + ", which waits for this rank";
+      text += cat(", which waits for rank ", who = next);
+    }
+    return text;
   }
 
   void abort(const std::string& why) noexcept override {
@@ -282,44 +309,51 @@ class TcpTransport final : public Transport {
   /// Throws if a rank has died or aborted.
   void read_news() {
     if (aborted_.load()) fail<LinkError>("this rank gave up");
+    const std::lock_guard lock(news_);
+    hear();
     for (int who = 0; who < size; ++who) {
       auto& p = at(who);
-      while (who != rank && !p.left) {
+      if (p.gave_up) fail<LinkError>("rank ", name(who), " gave up: ", p.last.reason.view());
+      if (p.gone)
+        fail<LinkError>("rank ", name(who), " is lost: its process has ended, or the network has failed",
+                        p.news.trouble());
+    }
+  }
+  void hear() {
+    for (int who = 0; who < size; ++who) {
+      auto& p = at(who);
+      while (who != rank && !p.left && !p.gone && !p.gave_up) {
         const auto n = p.news.try_receive(bytes_of(p.last).subspan(p.news_received));
-        if (n < 0)
-          fail<LinkError>("rank ", name(who), " is lost: its process has ended, or the network has failed",
-                          p.news.trouble());
-        if (n == 0) break;
+        p.gone = n < 0;
+        if (n <= 0) break;
         p.news_received += static_cast<std::size_t>(n);
         if (p.news_received < sizeof p.last) continue;
         p.news_received = 0;
-        if (p.last.kind == detail::News::gives_up)
-          fail<LinkError>("rank ", name(who), " gave up: ", p.last.reason.view());
-        if (p.last.kind == detail::News::leaves) p.left = true;
+        p.gave_up = p.last.kind == detail::News::gives_up;
+        p.left = p.last.kind == detail::News::leaves;
         if (p.last.kind == detail::News::waits) p.waits_for = p.last.other;
+        if (p.last.kind == detail::News::waits_in_group) p.waits_in_group_for = p.last.other;
       }
     }
   }
 
+  /// A peer that leaves so much of its news unread that they queue up here is not told of waits: reasons for giving up
+  /// need that room.
   void tell_all(detail::News news) noexcept {
-    for (int who = 0; who < size; ++who)
-      if (at(who).news) at(who).news.try_send(bytes_of(news));
-  }
-
-  /// `rank 2, which waits for rank 1, which ...`: the last one is the cause.
-  [[gnu::cold]] std::string chain(int who) {
-    auto text = cat("rank ", name(who));
-    for (int length = 0; length < size; ++length) {
-      who = at(who).waits_for;
-      if (who < 0 || who >= size) return text + ", which is stopped or busy";
-      if (who == rank) return text + ", which waits for this rank";
-      text += cat(", which waits for rank ", name(who));
+    for (int who = 0; who < size; ++who) {
+      int unsent = 0;
+      if (at(who).news &&
+          (news.kind < detail::News::waits || (ioctl(at(who).news.fd(), SIOCOUTQNSD, &unsent) == 0 && unsent == 0)))
+        at(who).news.try_send(bytes_of(news));
     }
-    return text;
   }
 
+  /// The links of all ranks of the job, if this process has them.
+  TcpTransport* job() { return names_.empty() ? this : job_ != nullptr && job_->rank == name(rank) ? job_ : nullptr; }
   int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
 
+  static inline std::mutex news_;  // for those of all links of this process
+  static inline TcpTransport* job_ = nullptr;
   const int process_ = getpid();
   std::vector<int> names_;  // in the job
   Peers peers_;
