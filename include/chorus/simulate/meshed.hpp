@@ -352,9 +352,9 @@ class MeshWalk final : public PipelineWalk {
 
   Training training_of(const MeshTraining& of, ModelSizes model, double parts) const {
     const auto tensor = static_cast<std::size_t>(axes_.tensor);
-    Training own{.policy = axes_.shard > 1    ? TrainingPolicy::fully_sharded
-                           : axes_.tensor > 1 ? TrainingPolicy::tensor_parallel
-                                              : TrainingPolicy::ddp,
+    Training own{.policy = axes_.shard > 1                     ? TrainingPolicy::fully_sharded
+                           : axes_.tensor > 1 && axes_.data == 1 ? TrainingPolicy::tensor_parallel
+                                                                 : TrainingPolicy::ddp,
                  .forward = of.forward / parts,
                  .backward = axes_.pipe > 1 ? 0 : of.backward,
                  .keeps_parameters = of.keeps_parameters || axes_.pipe > 1,
