@@ -24,11 +24,13 @@ with a latency (alpha) and a bandwidth. Times are virtual, and the same on every
   chorus-simulate --policy fsdp --ranks 64 --links nvlink8+25gbit --model bert_large --compute 400
   chorus-simulate --policy tp --ranks 8 --links nvlink --model bert_large --batch 32 --compute 3000
   chorus-simulate --policy pp --ranks 8 --links 100gbit --model bert_large --batch 128 --schedule zb-h1 --micro-batches 32
+  chorus-simulate --policy mesh --mesh pipe=4,data=8,tensor=8 --links nvlink8+100gbit --model gpt3_6.7b --compute 9000
 
 It prints the step's time by number of ranks, the communication that computing does not hide, the best size of
 buckets, and ring against hierarchical all-reduce. For --policy dp (DataParallel, devices of one machine) it prints the
 traffic of device 0's link over time; for fsdp the time and memory of sizes of units; for pp schedules and numbers of
-micro-batches. Under tp and pp all ranks share one batch: --compute is its time on one device.)";
+micro-batches; for mesh what each axis adds. Under tp and pp all ranks share one batch, in a mesh those along pipe and
+tensor do: --compute is its time on one device.)";
 
 }  // namespace
 
@@ -63,9 +65,12 @@ int main(int argc, char** argv) {
       ->excludes(model)
       ->excludes(compute);
   app.add_option("--policy", wishes.policy)
-      ->check(CLI::IsMember({"ddp", "fsdp", "tp", "pp", "local_sgd", "parameter_server", "dp"}))
+      ->check(CLI::IsMember({"ddp", "fsdp", "tp", "pp", "mesh", "local_sgd", "parameter_server", "dp"}))
       ->capture_default_str();
-  app.add_option("--batch", wishes.batch, "dp: samples of a device; tp, pp: samples of all ranks")
+  app.add_option("--mesh", wishes.mesh,
+                 "mesh: ranks along pipe, data or shard, and tensor (neighbours): pipe=2,data=4,tensor=2");
+  app.add_option("--batch", wishes.batch,
+                 "dp: samples of a device; tp, pp: samples of all ranks; mesh: of each rank along data or shard")
       ->transform(in_range(1, 1'000'000))
       ->capture_default_str();
   constexpr std::size_t most_bytes = 1'000'000'000;
@@ -76,18 +81,18 @@ int main(int argc, char** argv) {
       ->transform(in_range(std::size_t{0}, most_bytes));
   app.add_flag("--nccl", wishes.nccl,
                "dp: NCCL's broadcast and reduce for parameters and gradients, as between GPUs in a build with NCCL");
-  app.add_option("--unit-cap", wishes.unit_cap, "fsdp: largest size of a unit in MiB, as in ByBytes")
+  app.add_option("--unit-cap", wishes.unit_cap, "fsdp, mesh: largest size of a unit in MiB, as in ByBytes")
       ->transform(in_range(0.0, 1e6))
       ->capture_default_str();
-  app.add_flag("--keep-parameters", wishes.keep_parameters, "fsdp: units stay from forward to backward (ZeRO-2)");
-  app.add_option("--schedule", wishes.schedule, "pp: gpipe, 1f1b, interleaved (two stages on a rank) or zb-h1")
+  app.add_flag("--keep-parameters", wishes.keep_parameters, "fsdp, mesh: units stay from forward to backward (ZeRO-2)");
+  app.add_option("--schedule", wishes.schedule, "pp, mesh: gpipe, 1f1b, interleaved (two stages on a rank) or zb-h1")
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(schedules), std::end(schedules))))
       ->capture_default_str();
   app.add_option("--micro-batches", wishes.micro_batches,
-                 "pp: micro-batches of a batch (default: 4 for each rank, at most one for each sample)")
+                 "pp, mesh: micro-batches of a batch (default: 4 for each stage, at most one for each sample)")
       ->transform(in_range(1, 4096));
   app.add_option("--activation", wishes.activation,
-                 "tp, pp: bytes of a sample's activations between layers (default: the transformer's)")
+                 "tp, pp, mesh: bytes of a sample's activations between layers (default: the transformer's)")
       ->transform(in_range(std::size_t{1}, most_bytes));
   app.add_option("--optimizer", wishes.optimizer, "sgd, momentum or adam: its state in the trace's memory")
       ->check(CLI::IsMember({"sgd", "momentum", "adam"}))

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/atomic_file.hpp>
+#include <chorus/simulate/meshed.hpp>
 #include <chorus/simulate/pipelined.hpp>
 #include <chorus/simulate/recorded.hpp>
 #include <chorus/simulate/trace_file.hpp>
@@ -23,7 +24,7 @@ using ch::comm::Algorithm;
 
 struct Wishes {
   std::string model = "resnet50", policy = "ddp", all_reduce = "auto", recorded, trace, optimizer = "sgd";
-  std::string schedule = "1f1b";
+  std::string schedule = "1f1b", mesh;
   std::optional<std::string> named_links;
   double efficiency = 1, compute = 100, bucket_cap = 25, first_bucket_cap = 1, unit_cap = 4, jitter = 0;
   std::optional<double> alpha, call;
@@ -39,10 +40,17 @@ struct Wishes {
   bool sharded() const { return policy == sim::name(sim::TrainingPolicy::fully_sharded); }
   bool tensors() const { return policy == sim::name(sim::TrainingPolicy::tensor_parallel); }
   bool pipelined() const { return policy == "pp"; }
-  /// All ranks have the same batch.
-  bool shares_batch() const { return tensors() || pipelined(); }
-  int ranks() const { return named_ranks.value_or(copies() || shares_batch() ? 4 : 64); }
-  int micro_batches_of(int ranks) const { return micro_batches.value_or(std::min(4 * ranks, batch)); }
+  bool meshed() const { return policy == "mesh"; }
+  sim::MeshAxes axes() const { return meshed() ? sim::mesh_axes(mesh) : sim::MeshAxes{}; }
+  /// So many ranks have the same batch.
+  int sharing_batch(int ranks) const {
+    return meshed() ? std::min(ranks, axes().pipe * axes().tensor) : tensors() || pipelined() ? ranks : 1;
+  }
+  bool shares_batch() const { return tensors() || pipelined() || meshed(); }
+  int ranks() const {
+    return named_ranks.value_or(meshed() ? axes().ranks() : copies() || shares_batch() ? 4 : 64);
+  }
+  int micro_batches_of(int stages) const { return micro_batches.value_or(std::min(4 * stages, batch)); }
   std::string links() const { return named_links.value_or(copies() ? "pcie" : "25gbit"); }
 };
 
@@ -77,6 +85,12 @@ class Program {
  public:
   explicit Program(const Wishes& wishes) : wishes_(wishes) {
     options_.ranks = wishes.ranks();
+    ch::check<ch::UsageError>(wishes.meshed() != wishes.mesh.empty(), wishes.meshed()
+                                  ? "--policy mesh: expected --mesh pipe=2,data=4,tensor=2 or such"
+                                  : "--mesh: of --policy mesh alone");
+    ch::check<ch::UsageError>(!wishes.meshed() || wishes.ranks() == wishes.axes().ranks(), "--mesh ",
+                              ch::printable(wishes.mesh), ": ", wishes.axes().ranks(), " ranks, --ranks ",
+                              wishes.ranks());
     options_.links = cs::links_named(wishes.links(), wishes.efficiency);
     if (wishes.alpha) options_.links.between.alpha = *wishes.alpha * 1e-6;
     if (wishes.alpha && options_.links.island == 1) options_.links.inside.alpha = *wishes.alpha * 1e-6;
@@ -103,7 +117,8 @@ class Program {
     if (wishes.sharded()) training_ = with_units(wishes.unit_cap);
     if (wishes.shares_batch()) {
       activation_ = wishes.activation.value_or(model_.activation);
-      ch::check<ch::UsageError>(activation_ > 0, "--policy ", wishes.policy,
+      const bool alone = wishes.meshed() && wishes.axes().pipe * wishes.axes().tensor == 1;
+      ch::check<ch::UsageError>(activation_ > 0 || alone, "--policy ", wishes.policy,
                                 ": how large activations between layers of ", ch::printable(model_.name),
                                 " are is not known: expected --activation BYTES, of a sample");
       training_.activation = activation_ * static_cast<std::size_t>(wishes.batch);
@@ -113,8 +128,8 @@ class Program {
                                 " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
       training_.layers = model_.layers;
     }
-    const int micro_batches = wishes.micro_batches_of(wishes.ranks());
-    ch::check<ch::UsageError>(!wishes.pipelined() || micro_batches <= wishes.batch, "--micro-batches ", micro_batches,
+    const int micro_batches = wishes.micro_batches_of(stages());
+    ch::check<ch::UsageError>((!wishes.pipelined() && wishes.axes().pipe == 1) || micro_batches <= wishes.batch, "--micro-batches ", micro_batches,
                               " of ", wishes.batch, " samples: expected as many samples or more (--batch)");
     training_.period = wishes.period;
     training_.parameter_bytes = wishes.recorded.empty() ? model_.flat_bytes() : training_.bytes();
@@ -127,9 +142,11 @@ class Program {
                         .output = wishes.output.value_or(model_.output),
                         .by_nccl = wishes.nccl};
     ch::check<ch::UsageError>(!wishes.nccl || wishes.copies(), "--nccl: of --policy dp alone");
-    ch::check<ch::UsageError>(!wishes.keep_parameters || wishes.sharded(), "--keep-parameters: of --policy fsdp alone");
+    ch::check<ch::UsageError>(!wishes.keep_parameters || wishes.sharded() || wishes.axes().shard > 1,
+                              "--keep-parameters: of --policy fsdp, and of mesh with shard, alone");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.trace.empty(), "--trace-ring: without --trace");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.copies(), "--trace-ring: dp makes no collective calls");
+    ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.meshed(), "--trace-ring: not of --policy mesh");
     steps_ = training_.policy == sim::TrainingPolicy::local_sgd
                  ? (wishes.steps + wishes.period - 1) / wishes.period * wishes.period
                  : wishes.steps;
@@ -139,13 +156,16 @@ class Program {
     auto asked = options_;
     asked.keep_spans = !wishes_.trace.empty();
     asked.keep_steps = wishes_.trace_ring;
-    const auto result = simulate(asked);
+    sim::MeshTimes mesh;
+    if (wishes_.meshed()) mesh = meshed(asked);
+    const auto result = wishes_.meshed() ? mesh : simulate(asked);
     const auto& name = wishes_.recorded.empty() ? model_.name : wishes_.recorded;
     std::printf("%s, %.1f MB of gradients%s, %.3f ms of computing a step; %s over %s\n", ch::printable(name).c_str(),
                 static_cast<double>(training_.bytes()) * 1e-6, cut().c_str(), training_.seconds() * 1e3,
                 wishes_.policy.c_str(), ch::printable(wishes_.links()).c_str());
     if (!wishes_.trace.empty()) write_trace(result);
     scaling(result);
+    if (wishes_.meshed()) return axes(mesh);
     if (wishes_.brief) return;
     if (wishes_.copies()) return copies();
     if (wishes_.pipelined()) return pipelines();
@@ -159,10 +179,12 @@ class Program {
   // How many messages something that is only tried may take; a message takes about 0.1 us.
   static constexpr double patience = 3e7;
 
+  int stages() const { return wishes_.meshed() ? wishes_.axes().pipe : options_.ranks; }
   std::string cut() const {
     if (wishes_.sharded()) return ch::cat(" in ", training_.units.size(), " units");
-    if (wishes_.pipelined()) return ch::cat(", ", wishes_.micro_batches_of(options_.ranks), " micro-batches");
-    return wishes_.tensors() ? "" : ch::cat(" in ", training_.buckets.size(), " buckets");
+    if (wishes_.pipelined() || wishes_.axes().pipe > 1)
+      return ch::cat(", ", wishes_.micro_batches_of(stages()), " micro-batches");
+    return wishes_.tensors() || wishes_.meshed() ? "" : ch::cat(" in ", training_.buckets.size(), " buckets");
   }
   sim::Training with_units(double cap) const {
     auto training = training_;
@@ -187,6 +209,31 @@ class Program {
                               static_cast<int>(std::min(99.0, 100 * static_cast<double>(sent) / all)), " %"));
     };
     return sim::simulate_training(options, training, steps);
+  }
+  sim::MeshTimes meshed(const cs::SimulationOptions& options) const {
+    const auto axes = wishes_.axes();
+    const int m = axes.pipe > 1 ? wishes_.micro_batches_of(axes.pipe) : 1;
+    return sim::simulate_mesh(options,
+                              {.axes = axes,
+                               .model = model_,
+                               .forward = training_.forward,
+                               .backward = training_.backward,
+                               .activation = activation_ * static_cast<std::size_t>((wishes_.batch + m - 1) / m),
+                               .schedule = schedule_in(wishes_.schedule, axes.pipe, m),
+                               .caps = {.first_bucket_cap_mb = wishes_.first_bucket_cap,
+                                        .bucket_cap_mb = wishes_.bucket_cap},
+                               .unit_cap = wishes_.unit_cap,
+                               .keeps_parameters = wishes_.keep_parameters,
+                               .optimizer_slots = training_.optimizer_slots},
+                              steps_);
+  }
+  void axes(const sim::MeshTimes& times) const {
+    std::printf("\n%8s %12s %12s %16s\n", "axis", "ranks", "exposed, ms", "MB sent a rank");
+    for (const auto& axis : times.axes)
+      std::printf("%8s %12d %12.3f %16.3f\n", std::string(axis.name).c_str(), axis.ranks, axis.exposed * 1e3,
+                  axis.bytes * 1e-6);
+    std::printf("A rank holds %.1f MB of parameters, gradients and optimizer at most, and activations.\n",
+                static_cast<double>(times.held) * 1e-6);
   }
   sim::TrainingTimes pipeline(const cs::SimulationOptions& options, const std::string& schedule, int m) const {
     const auto samples = static_cast<std::size_t>((wishes_.batch + m - 1) / m);
@@ -233,7 +280,8 @@ class Program {
     std::printf("\n%8s %12s %12s %12s %12s %12s\n", "ranks", "step, ms", "exposed, ms", "late, ms", "efficiency",
                 "speed-up");
     std::vector<int> counts;
-    for (int ranks = 1; ranks < options_.ranks; ranks *= wishes_.brief ? options_.ranks : 4) counts.push_back(ranks);
+    const bool alone = wishes_.brief || wishes_.meshed();
+    for (int ranks = 1; ranks < options_.ranks; ranks *= alone ? options_.ranks : 4) counts.push_back(ranks);
     for (const int ranks : counts) {
       auto options = options_;
       options.ranks = ranks;
@@ -245,12 +293,13 @@ class Program {
     }
     line(options_.ranks, whole);
     std::printf("exposed: waits for links; late: for the rank that comes last to a call. %s\n",
-                wishes_.shares_batch()
+                wishes_.meshed() ? "Ranks along data or shard have a\nbatch each, which others share; speed-up is of samples a second."
+                : wishes_.shares_batch()
                     ? "Strong scaling: all ranks share one batch;\nspeed-up is one rank's step over this one."
                     : "Weak scaling: each rank has a batch\nof its own; speed-up is of samples a second.");
   }
   void line(int ranks, const sim::TrainingTimes& times) const {
-    const double efficiency = training_.seconds() / times.step / (wishes_.shares_batch() ? ranks : 1);
+    const double efficiency = training_.seconds() / times.step / wishes_.sharing_batch(ranks);
     std::printf("%8d %12.3f %12.3f %12.3f %11.1f%% %12.1f\n", ranks, times.step * 1e3,
                 (times.exposed - times.late) * 1e3, times.late * 1e3, efficiency * 100, efficiency * ranks);
   }

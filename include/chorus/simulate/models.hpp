@@ -24,7 +24,8 @@ struct ModelSizes {
   std::vector<ParameterSize> parameters = {};
   std::vector<std::size_t> buffers = {};  ///< bytes of each
   std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
-  int layers = 0;                         ///< a transformer's
+  int layers = 0;                         ///< a transformer's, of which each has `of_layer` parameters, from `first` on
+  std::size_t first = 0, of_layer = 0;
   std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
 
   std::size_t count() const {
@@ -107,6 +108,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
                    .activation = 512 * width * sizeof(float)};
   for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
   model.add(width, width, 1);
+  model.first = model.parameters.size();
   for (std::size_t layer = 0; layer < layers; ++layer) {
     for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
     model.add(width, width, 1);
@@ -114,6 +116,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
     model.add(4 * width * width, width, 1);
     model.add(width, width, 1);
   }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
   model.add(width * width, width, 0);
   return model;
 }
@@ -129,6 +132,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   const auto uses = static_cast<double>(tokens);
   model.add(50257 * width, 0, uses);
   model.add(tokens * width, 0, 0);
+  model.first = model.parameters.size();
   for (std::size_t layer = 0; layer < layers; ++layer) {
     model.add(width, width, uses);
     model.add(3 * width * width, 3 * width, uses);
@@ -137,6 +141,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
     model.add(4 * width * width, 4 * width, uses);
     model.add(4 * width * width, width, uses);
   }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
   model.add(width, width, uses);
   return model;
 }

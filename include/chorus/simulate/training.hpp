@@ -110,10 +110,12 @@ inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& trai
   return held;
 }
 
-/// A step of one rank. Each does what the policy of that name does, call by call.
+/// A step of one rank. Each does what the policy of that name does, call by call. `Rank`: a SimulatedRank, or what has
+/// its functions.
+template <class Rank = comm::simulated::SimulatedRank>
 class TrainingRank {
  public:
-  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
+  TrainingRank(Rank& rank, const Training& training) : rank_(rank), training_(training) {
     if (training.parameter_bytes == 0) return;
     const auto held = held_by(training, true, rank.size());
     for (std::size_t kind = 0; kind < held.size(); ++kind)
@@ -125,16 +127,15 @@ class TrainingRank {
     rank_.next_step();
     switch (training_.policy) {
       case TrainingPolicy::ddp:
-        ddp();
+      case TrainingPolicy::fully_sharded:
+        forward_pass();
+        backward_pass();
         break;
       case TrainingPolicy::local_sgd:
         local_sgd(number);
         break;
       case TrainingPolicy::parameter_server:
         parameter_server(number);
-        break;
-      case TrainingPolicy::fully_sharded:
-        fully_sharded();
         break;
       case TrainingPolicy::tensor_parallel:
         tensor_parallel();
@@ -148,17 +149,22 @@ class TrainingRank {
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
+  /// The two parts of a step of ddp and fsdp.
+  void forward_pass() { sharded() ? gathering_forward() : forward(); }
+  void backward_pass() { sharded() ? scattering_backward() : reducing_backward(); }
 
  private:
   using Op = comm::Op;
   using Traffic = trace::Traffic;
+  using Work = decltype(std::declval<Rank&>().start(Op::barrier, 0));
   static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
   static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
   static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
 
+  bool sharded() const { return training_.policy == TrainingPolicy::fully_sharded; }
   void forward() {
     const auto begun = rank_.clock();
-    rank_.compute(training_.forward);
+    rank_.compute(training_.forward, "forward");
     rank_.mark("forward", "forward", begun);
   }
   void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
@@ -168,69 +174,71 @@ class TrainingRank {
     if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
   }
 
-  void ddp() {
-    forward();
+  void reducing_backward() {
     const auto begun = rank_.clock();
     tell_shares();
-    std::vector<comm::Work> works;
+    std::vector<Work> works;
     double done = 0;
     for (const auto& bucket : training_.buckets) {
       const auto index = static_cast<int>(works.size());
-      rank_.compute(bucket.ready - std::exchange(done, bucket.ready));
+      rank_.compute(bucket.ready - std::exchange(done, bucket.ready), "backward");
       rank_.mark("bucket", cat("bucket full: ", index), rank_.clock(), bucket.bytes, index);
       works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
     }
-    rank_.compute(training_.backward - done);
+    rank_.compute(training_.backward - done, "backward");
     for (auto& work : works) work.wait();
     rank_.mark("backward", "backward", begun);
   }
 
   // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
-  void fully_sharded() {
-    const auto& units = training_.units;
+  std::size_t numbers(std::size_t u) const { return training_.units[u].bytes / sizeof(float); }
+  std::int64_t others(std::size_t u) const {
+    const auto bytes = training_.units[u].bytes;
+    return static_cast<std::int64_t>(bytes - bytes / static_cast<std::size_t>(rank_.size()));
+  }
+  void holds(trace::Memory kind, std::int64_t bytes) {
+    if (training_.parameter_bytes > 0 && rank_.size() > 1) rank_.hold(kind, bytes);
+  }
+  void gather(std::size_t u) {
     const auto ranks = static_cast<std::size_t>(rank_.size());
-    const std::size_t count = units.size(), last = count - 1;
-    const auto numbers = [&](std::size_t u) { return units[u].bytes / sizeof(float); };
-    const auto others = [&](std::size_t u) {
-      return static_cast<std::int64_t>(units[u].bytes - units[u].bytes / ranks);
+    if (ranks == 1) return;
+    holds(trace::Memory::parameters, others(u));
+    const auto start = [&](Op op, std::size_t n, int peer) {
+      if (n > 0)
+        gathers_[u].push_back(
+            rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
     };
-    const auto holds = [&](trace::Memory kind, std::int64_t bytes) {
-      if (training_.parameter_bytes > 0 && ranks > 1) rank_.hold(kind, bytes);
-    };
-    std::vector<std::vector<comm::Work>> gathers(count);
-    const auto gather = [&](std::size_t u) {
-      if (ranks == 1) return;
-      holds(trace::Memory::parameters, others(u));
-      const auto start = [&](Op op, std::size_t n, int peer) {
-        if (n > 0)
-          gathers[u].push_back(
-              rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
-      };
-      start(Op::all_gather, numbers(u) / ranks, 0);
-      start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
-    };
-    const auto arrive = [&](std::size_t u) {
-      for (auto& work : gathers[u]) work.wait();
-      gathers[u].clear();
-    };
-    const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
-    const auto compute = [&](double usual, std::string_view pass, std::size_t u) {
-      const auto begun = rank_.clock();
-      rank_.compute(usual);
-      rank_.mark(pass, cat(pass, ", unit ", u), begun);
-    };
+    start(Op::all_gather, numbers(u) / ranks, 0);
+    start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
+  }
+  void arrive(std::size_t u) {
+    for (auto& work : gathers_[u]) work.wait();
+    gathers_[u].clear();
+  }
+  void give_back(std::size_t u) { holds(trace::Memory::parameters, -others(u)); }
+  void compute(double usual, const char* pass, std::size_t u) {
+    const auto begun = rank_.clock();
+    rank_.compute(usual, pass);
+    rank_.mark(pass, cat(pass, ", unit ", u), begun);
+  }
 
+  void gathering_forward() {
+    const std::size_t count = training_.units.size();
+    gathers_.resize(count);
     tell_shares();
     gather(0);
     for (std::size_t u = 0; u < count; ++u) {
       arrive(u);
       if (u > 0 && !training_.keeps_parameters) give_back(u - 1);
-      if (u < last) gather(u + 1);
-      compute(units[u].forward, "forward", u);
+      if (u + 1 < count) gather(u + 1);
+      compute(training_.units[u].forward, "forward", u);
     }
-
+  }
+  void scattering_backward() {
+    const auto ranks = static_cast<std::size_t>(rank_.size());
+    const std::size_t count = training_.units.size(), last = count - 1;
     tell_shares();
-    std::deque<std::pair<std::size_t, comm::Work>> averages;
+    std::deque<std::pair<std::size_t, Work>> averages;
     const auto take_back = [&] {
       const auto u = averages.front().first;
       averages.front().second.wait();
@@ -247,7 +255,7 @@ class TrainingRank {
         if (u > 0) gather(u - 1);
       }
       holds(trace::Memory::gradients, others(u));
-      compute(units[u].backward, "backward", u);
+      compute(training_.units[u].backward, "backward", u);
       give_back(u);
       if (ranks == 1) continue;
       while (averages.size() > 1) take_back();
@@ -318,8 +326,9 @@ class TrainingRank {
     rank_.mark("backward", "backward", begun);
   }
 
-  comm::simulated::SimulatedRank& rank_;
+  Rank& rank_;
   const Training& training_;
+  std::vector<std::vector<Work>> gathers_;  // of each unit, under way
 };
 
 /// How long a simulated step takes, and of what that is made.
@@ -329,6 +338,15 @@ struct TrainingTimes {
   double late = 0;     ///< of those: until the last rank had come to the call; DataParallel and pipelines don't tell
   comm::simulated::SimulatedTimes times = {};
 };
+/// What so many steps have taken, of `out.times`.
+[[gnu::cold]] inline void count_steps(TrainingTimes& out, int steps) {
+  const auto ranks = static_cast<double>(out.times.ranks.size());
+  out.step = out.times.seconds() / steps;
+  for (const auto& rank : out.times.ranks) {
+    out.exposed += comm::simulated::seconds(rank.waited) / ranks / steps;
+    out.late += comm::simulated::seconds(rank.late) / ranks / steps;
+  }
+}
 
 /// Steps of DataParallel on `options.ranks` devices of one machine, with those copies: of `data_parallel_copies`, or as
 /// a DeviceCopyListener has heard them. Devices go on as their streams do; the program never waits for one. The loss of
@@ -432,11 +450,7 @@ struct TrainingTimes {
     TrainingRank self(rank, training);
     for (int step = 0; step < steps; ++step) self.step(step);
   });
-  out.step = out.times.seconds() / steps;
-  for (const auto& rank : out.times.ranks) {
-    out.exposed += comm::simulated::seconds(rank.waited) / options.ranks / steps;
-    out.late += comm::simulated::seconds(rank.late) / options.ranks / steps;
-  }
+  count_steps(out, steps);
   return out;
 }
 
