@@ -34300,7 +34300,8 @@ struct ModelSizes {
   std::vector<ParameterSize> parameters = {};
   std::vector<std::size_t> buffers = {};  ///< bytes of each
   std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
-  int layers = 0;                         ///< a transformer's
+  int layers = 0;                         ///< a transformer's, of which each has `of_layer` parameters, from `first` on
+  std::size_t first = 0, of_layer = 0;
   std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
 
   std::size_t count() const {
@@ -34383,6 +34384,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
                    .activation = 512 * width * sizeof(float)};
   for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
   model.add(width, width, 1);
+  model.first = model.parameters.size();
   for (std::size_t layer = 0; layer < layers; ++layer) {
     for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
     model.add(width, width, 1);
@@ -34390,6 +34392,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
     model.add(4 * width * width, width, 1);
     model.add(width, width, 1);
   }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
   model.add(width * width, width, 0);
   return model;
 }
@@ -34405,6 +34408,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   const auto uses = static_cast<double>(tokens);
   model.add(50257 * width, 0, uses);
   model.add(tokens * width, 0, 0);
+  model.first = model.parameters.size();
   for (std::size_t layer = 0; layer < layers; ++layer) {
     model.add(width, width, uses);
     model.add(3 * width * width, 3 * width, uses);
@@ -34413,6 +34417,7 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
     model.add(4 * width * width, 4 * width, uses);
     model.add(4 * width * width, width, uses);
   }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
   model.add(width, width, uses);
   return model;
 }
@@ -34584,10 +34589,12 @@ inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& trai
   return held;
 }
 
-/// A step of one rank. Each does what the policy of that name does, call by call.
+/// A step of one rank. Each does what the policy of that name does, call by call. `Rank`: a SimulatedRank, or what has
+/// its functions.
+template <class Rank = comm::simulated::SimulatedRank>
 class TrainingRank {
  public:
-  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
+  TrainingRank(Rank& rank, const Training& training) : rank_(rank), training_(training) {
     if (training.parameter_bytes == 0) return;
     const auto held = held_by(training, true, rank.size());
     for (std::size_t kind = 0; kind < held.size(); ++kind)
@@ -34599,16 +34606,15 @@ class TrainingRank {
     rank_.next_step();
     switch (training_.policy) {
       case TrainingPolicy::ddp:
-        ddp();
+      case TrainingPolicy::fully_sharded:
+        forward_pass();
+        backward_pass();
         break;
       case TrainingPolicy::local_sgd:
         local_sgd(number);
         break;
       case TrainingPolicy::parameter_server:
         parameter_server(number);
-        break;
-      case TrainingPolicy::fully_sharded:
-        fully_sharded();
         break;
       case TrainingPolicy::tensor_parallel:
         tensor_parallel();
@@ -34622,17 +34628,22 @@ class TrainingRank {
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
+  /// The two parts of a step of ddp and fsdp.
+  void forward_pass() { sharded() ? gathering_forward() : forward(); }
+  void backward_pass() { sharded() ? scattering_backward() : reducing_backward(); }
 
  private:
   using Op = comm::Op;
   using Traffic = trace::Traffic;
+  using Work = decltype(std::declval<Rank&>().start(Op::barrier, 0));
   static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
   static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
   static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
 
+  bool sharded() const { return training_.policy == TrainingPolicy::fully_sharded; }
   void forward() {
     const auto begun = rank_.clock();
-    rank_.compute(training_.forward);
+    rank_.compute(training_.forward, "forward");
     rank_.mark("forward", "forward", begun);
   }
   void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
@@ -34642,69 +34653,71 @@ class TrainingRank {
     if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
   }
 
-  void ddp() {
-    forward();
+  void reducing_backward() {
     const auto begun = rank_.clock();
     tell_shares();
-    std::vector<comm::Work> works;
+    std::vector<Work> works;
     double done = 0;
     for (const auto& bucket : training_.buckets) {
       const auto index = static_cast<int>(works.size());
-      rank_.compute(bucket.ready - std::exchange(done, bucket.ready));
+      rank_.compute(bucket.ready - std::exchange(done, bucket.ready), "backward");
       rank_.mark("bucket", cat("bucket full: ", index), rank_.clock(), bucket.bytes, index);
       works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
     }
-    rank_.compute(training_.backward - done);
+    rank_.compute(training_.backward - done, "backward");
     for (auto& work : works) work.wait();
     rank_.mark("backward", "backward", begun);
   }
 
   // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
-  void fully_sharded() {
-    const auto& units = training_.units;
+  std::size_t numbers(std::size_t u) const { return training_.units[u].bytes / sizeof(float); }
+  std::int64_t others(std::size_t u) const {
+    const auto bytes = training_.units[u].bytes;
+    return static_cast<std::int64_t>(bytes - bytes / static_cast<std::size_t>(rank_.size()));
+  }
+  void holds(trace::Memory kind, std::int64_t bytes) {
+    if (training_.parameter_bytes > 0 && rank_.size() > 1) rank_.hold(kind, bytes);
+  }
+  void gather(std::size_t u) {
     const auto ranks = static_cast<std::size_t>(rank_.size());
-    const std::size_t count = units.size(), last = count - 1;
-    const auto numbers = [&](std::size_t u) { return units[u].bytes / sizeof(float); };
-    const auto others = [&](std::size_t u) {
-      return static_cast<std::int64_t>(units[u].bytes - units[u].bytes / ranks);
+    if (ranks == 1) return;
+    holds(trace::Memory::parameters, others(u));
+    const auto start = [&](Op op, std::size_t n, int peer) {
+      if (n > 0)
+        gathers_[u].push_back(
+            rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
     };
-    const auto holds = [&](trace::Memory kind, std::int64_t bytes) {
-      if (training_.parameter_bytes > 0 && ranks > 1) rank_.hold(kind, bytes);
-    };
-    std::vector<std::vector<comm::Work>> gathers(count);
-    const auto gather = [&](std::size_t u) {
-      if (ranks == 1) return;
-      holds(trace::Memory::parameters, others(u));
-      const auto start = [&](Op op, std::size_t n, int peer) {
-        if (n > 0)
-          gathers[u].push_back(
-              rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
-      };
-      start(Op::all_gather, numbers(u) / ranks, 0);
-      start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
-    };
-    const auto arrive = [&](std::size_t u) {
-      for (auto& work : gathers[u]) work.wait();
-      gathers[u].clear();
-    };
-    const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
-    const auto compute = [&](double usual, std::string_view pass, std::size_t u) {
-      const auto begun = rank_.clock();
-      rank_.compute(usual);
-      rank_.mark(pass, cat(pass, ", unit ", u), begun);
-    };
+    start(Op::all_gather, numbers(u) / ranks, 0);
+    start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
+  }
+  void arrive(std::size_t u) {
+    for (auto& work : gathers_[u]) work.wait();
+    gathers_[u].clear();
+  }
+  void give_back(std::size_t u) { holds(trace::Memory::parameters, -others(u)); }
+  void compute(double usual, const char* pass, std::size_t u) {
+    const auto begun = rank_.clock();
+    rank_.compute(usual, pass);
+    rank_.mark(pass, cat(pass, ", unit ", u), begun);
+  }
 
+  void gathering_forward() {
+    const std::size_t count = training_.units.size();
+    gathers_.resize(count);
     tell_shares();
     gather(0);
     for (std::size_t u = 0; u < count; ++u) {
       arrive(u);
       if (u > 0 && !training_.keeps_parameters) give_back(u - 1);
-      if (u < last) gather(u + 1);
-      compute(units[u].forward, "forward", u);
+      if (u + 1 < count) gather(u + 1);
+      compute(training_.units[u].forward, "forward", u);
     }
-
+  }
+  void scattering_backward() {
+    const auto ranks = static_cast<std::size_t>(rank_.size());
+    const std::size_t count = training_.units.size(), last = count - 1;
     tell_shares();
-    std::deque<std::pair<std::size_t, comm::Work>> averages;
+    std::deque<std::pair<std::size_t, Work>> averages;
     const auto take_back = [&] {
       const auto u = averages.front().first;
       averages.front().second.wait();
@@ -34721,7 +34734,7 @@ class TrainingRank {
         if (u > 0) gather(u - 1);
       }
       holds(trace::Memory::gradients, others(u));
-      compute(units[u].backward, "backward", u);
+      compute(training_.units[u].backward, "backward", u);
       give_back(u);
       if (ranks == 1) continue;
       while (averages.size() > 1) take_back();
@@ -34792,8 +34805,9 @@ class TrainingRank {
     rank_.mark("backward", "backward", begun);
   }
 
-  comm::simulated::SimulatedRank& rank_;
+  Rank& rank_;
   const Training& training_;
+  std::vector<std::vector<Work>> gathers_;  // of each unit, under way
 };
 
 /// How long a simulated step takes, and of what that is made.
@@ -34803,6 +34817,15 @@ struct TrainingTimes {
   double late = 0;     ///< of those: until the last rank had come to the call; DataParallel and pipelines don't tell
   comm::simulated::SimulatedTimes times = {};
 };
+/// What so many steps have taken, of `out.times`.
+[[gnu::cold]] inline void count_steps(TrainingTimes& out, int steps) {
+  const auto ranks = static_cast<double>(out.times.ranks.size());
+  out.step = out.times.seconds() / steps;
+  for (const auto& rank : out.times.ranks) {
+    out.exposed += comm::simulated::seconds(rank.waited) / ranks / steps;
+    out.late += comm::simulated::seconds(rank.late) / ranks / steps;
+  }
+}
 
 /// Steps of DataParallel on `options.ranks` devices of one machine, with those copies: of `data_parallel_copies`, or as
 /// a DeviceCopyListener has heard them. Devices go on as their streams do; the program never waits for one. The loss of
@@ -34906,11 +34929,7 @@ struct TrainingTimes {
     TrainingRank self(rank, training);
     for (int step = 0; step < steps; ++step) self.step(step);
   });
-  out.step = out.times.seconds() / steps;
-  for (const auto& rank : out.times.ranks) {
-    out.exposed += comm::simulated::seconds(rank.waited) / options.ranks / steps;
-    out.late += comm::simulated::seconds(rank.late) / options.ranks / steps;
-  }
+  count_steps(out, steps);
   return out;
 }
 
@@ -34930,18 +34949,23 @@ struct PipelineTraining {
 namespace detail {
 
 /// Each rank goes through its actions as soon as it has what they need. A rank's port sends one message after another,
-/// and an activation arrives an alpha after its last byte has left. Messages of a few bytes take no time.
+/// and an activation arrives an alpha after its last byte has left. Messages of a few bytes take no time. The ranks of
+/// neighbouring stages are `apart`.
 class PipelineWalk {
  public:
   using Time = comm::simulated::Time;
   using Kind = Schedule::Kind;
   using Action = Schedule::Action;
 
-  PipelineWalk(const comm::simulated::SimulationOptions& options, const PipelineTraining& training)
-      : options_(options), training_(training), splits_(training.schedule.splits_backward()) {
+  PipelineWalk(const comm::simulated::SimulationOptions& options, const PipelineTraining& training, int apart = 1)
+      : options_(options), training_(training), apart_(apart), splits_(training.schedule.splits_backward()) {
     times_.ranks.resize(training.schedule.ranks.size());
     ports_.resize(times_.ranks.size());
+    sent_.resize(times_.ranks.size());
   }
+  PipelineWalk(const PipelineWalk&) = delete;
+  PipelineWalk& operator=(const PipelineWalk&) = delete;
+  virtual ~PipelineWalk() = default;
 
   void step(int number) {
     const auto cells = static_cast<std::size_t>(schedule().stages) * static_cast<std::size_t>(schedule().micro_batches);
@@ -34949,25 +34973,44 @@ class PipelineWalk {
     std::vector<std::size_t> next(times_.ranks.size(), 0);
     std::vector<Time> begun;
     for (const auto& rank : times_.ranks) begun.push_back(rank.end);
+    for (int rank = 0; rank < schedule().size(); ++rank) begin(rank);
     for (bool any = true; std::exchange(any, false);)
       for (std::size_t rank = 0; rank < next.size(); ++rank)
         for (const auto& actions = schedule().ranks[rank];
              next[rank] < actions.size() && carry_out(static_cast<int>(rank), actions[next[rank]], number); any = true)
           ++next[rank];
     for (std::size_t rank = 0; rank < next.size(); ++rank) {
-      compute(static_cast<int>(rank), training_.optimizer / schedule().size(), number, "optimizer", "optimizer step");
+      finish(static_cast<int>(rank));
+      const Time passed = times_.ranks[rank].end;
+      compute(static_cast<int>(rank), training_.optimizer / schedule().size(), number);
+      mark(static_cast<int>(rank), "optimizer", "optimizer step", passed);
       mark(static_cast<int>(rank), "step", cat("step ", number), begun[rank], number);
     }
   }
-  /// Seconds that ranks have waited, all together.
-  double waited() const { return waited_; }
+  /// Bytes that a rank has sent.
+  double sent(int rank) const { return sent_[static_cast<std::size_t>(rank)]; }
   comm::simulated::SimulatedTimes take() { return std::move(times_); }
+
+ protected:
+  comm::simulated::RankTimes& of(int rank) { return times_.ranks[static_cast<std::size_t>(rank)]; }
+  // What a rank does in a step before its actions, in each of them, and after them.
+  virtual void begin(int) {}
+  virtual void act(int rank, const Action& action, double usual, int step) {
+    const Time begun = of(rank).end;
+    compute(rank, usual, step);
+    mark(rank, action, begun);
+  }
+  virtual void finish(int) {}
+  void mark(int rank, const Action& action, Time begun) {
+    if (options_.keep_spans)
+      mark(rank, action.kind == Kind::forward ? "forward" : "backward",
+           cat(name(action.kind), " of micro-batch ", action.micro_batch, " in stage ", action.stage), begun);
+  }
 
  private:
   static constexpr Time never = Time::min();
 
   const Schedule& schedule() const { return training_.schedule; }
-  comm::simulated::RankTimes& of(int rank) { return times_.ranks[static_cast<std::size_t>(rank)]; }
   // When what the action takes from another stage is there.
   Time& there(Kind kind, int micro_batch, int stage) {
     const auto cell = static_cast<std::size_t>(stage * schedule().micro_batches + micro_batch);
@@ -34983,24 +35026,21 @@ class PipelineWalk {
       if (came == never) return false;
       if (came > clock) {
         const Time begun = std::exchange(clock, came);
-        waited_ += comm::simulated::seconds(came - begun);
+        of(rank).waited += came - begun;
         mark(rank, "bubble", cat("bubble before ", name(kind), " of micro-batch ", i), begun);
       }
     }
     const double parts = static_cast<double>(schedule().stages) * schedule().micro_batches;
     const double usual = kind == Kind::forward ? training_.forward : training_.backward / (splits_ ? 2 : 1);
-    compute(rank, usual / parts, step, kind == Kind::forward ? "forward" : "backward",
-            cat(name(kind), " of micro-batch ", i, " in stage ", stage));
+    act(rank, action, usual / parts, step);
     if (kind == Kind::forward && stage + 1 < schedule().stages) send(rank, kind, i, stage + 1);
     if (kind == Kind::backward && stage > 0) send(rank, kind, i, stage - 1);
     return true;
   }
-  void compute(int rank, double usual, int step, std::string_view kind, const std::string& what) {
-    Time& clock = of(rank).end;
-    const Time begun = clock;
+  void compute(int rank, double usual, int step) {
     const auto own = comm::simulated::time_of("compute", usual);
-    clock = comm::simulated::later(clock, options_.computing.time(own, rank, static_cast<std::uint32_t>(step)));
-    mark(rank, kind, what, begun);
+    of(rank).end =
+        comm::simulated::later(of(rank).end, options_.computing.time(own, rank, static_cast<std::uint32_t>(step)));
   }
   void send(int rank, Kind kind, int micro_batch, int stage) {
     const int to = schedule().rank_of(stage);
@@ -35010,23 +35050,24 @@ class PipelineWalk {
       return;
     }
     const auto& links = options_.links;
-    const bool near = links.island == 0 || rank / links.island == to / links.island;
+    const bool near = links.island == 0 || rank * apart_ / links.island == to * apart_ / links.island;
     const auto& link = near ? links.inside : links.between;
     Time& port = ports_[static_cast<std::size_t>(rank)];
     const Time begun = std::max(ready, port);
     port = comm::simulated::later(begun, link.transfer(training_.activation));
     there(kind, micro_batch, stage) = comm::simulated::later(port, link.latency());
+    sent_[static_cast<std::size_t>(rank)] += static_cast<double>(training_.activation);
     if (!options_.keep_spans) return;
     comm::simulated::Span span;
     span.call.envelope.op = comm::Op::message;
     span.call.envelope.sequence = static_cast<std::uint32_t>(of(rank).calls.size());
     span.call.envelope.count = training_.activation;
-    span.call.peer = to;
+    span.call.peer = to * apart_;
     span.traffic = trace::Traffic::activations;
     span.bytes = training_.activation;
     span.begun = begun;
-    span.ended = port;
-    span.sent[to] = training_.activation;
+    span.ended = apart_ == 1 ? port : begun;  // calls along other axes go on meanwhile, in the same lane
+    span.sent[to * apart_] = training_.activation;
     of(rank).calls.push_back(std::move(span));
   }
   void mark(int rank, std::string_view kind, std::string_view what, Time begun, int number = -1) {
@@ -35036,11 +35077,12 @@ class PipelineWalk {
 
   const comm::simulated::SimulationOptions& options_;
   const PipelineTraining& training_;
+  const int apart_;
   const bool splits_;
   comm::simulated::SimulatedTimes times_;
   std::vector<Time> ports_;     // when each is free again
+  std::vector<double> sent_;
   std::vector<Time> there_[3];  // by kind, stage and micro-batch
-  double waited_ = 0;
 };
 
 }  // namespace detail
@@ -35053,9 +35095,8 @@ class PipelineWalk {
   detail::PipelineWalk walk(options, training);
   for (int step = 0; step < steps; ++step) walk.step(step);
   TrainingTimes out;
-  out.exposed = walk.waited() / training.schedule.size() / steps;
   out.times = walk.take();
-  out.step = out.times.seconds() / steps;
+  count_steps(out, steps);
   return out;
 }
 
