@@ -6383,7 +6383,7 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = this->of_whole_input(detail::entered(x, group));
+    auto y = this->apply(detail::entered(x, group));
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -6435,7 +6435,7 @@ class RowParallelLinear : public Linear<D, T> {
     const ReadsParts parts;
     check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
     const auto own = group();
-    if (own == nullptr) return this->of_whole_input(gather_columns(x));
+    if (own == nullptr) return this->apply(gather_columns(x));
     if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
     check_unit(x);
     return sum_of(x);
@@ -6444,7 +6444,7 @@ class RowParallelLinear : public Linear<D, T> {
   auto of_whole(const X& x) const {
     const ReadsParts parts;
     if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
-    return this->of_whole_input(x);
+    return this->apply(x);
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
@@ -18851,7 +18851,7 @@ class ShardedUnits final : public ddp::Extension<D> {
   void bucket_is_full(const ddp::Bucket&) override {
     while (core_.buckets.on_their_way().size() > 2) {
       const auto first = core_.buckets.on_their_way().first(1);
-      core_.take_back(first);
+      core_.finalize_buckets(first);
       at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
     }
   }
@@ -19202,13 +19202,13 @@ class StepInBackward final : public Extension<D> {
     if (!step_ || at_the_end_ || !core_.sync) return;
     while (Bucket* const bucket = core_.buckets.next_on_its_way()) {
       if (!bucket->work.done()) return;
-      take_back(*bucket);
+      finalize_buckets(*bucket);
     }
   }
   void backward_ended() override {
     if (!step_ || at_the_end_) return;
     core_.send_full();
-    while (Bucket* const bucket = core_.buckets.next_on_its_way()) take_back(*bucket);
+    while (Bucket* const bucket = core_.buckets.next_on_its_way()) finalize_buckets(*bucket);
   }
   void averaged() override {
     if (!step_) return;
@@ -19220,8 +19220,8 @@ class StepInBackward final : public Extension<D> {
   }
 
  private:
-  void take_back(Bucket& bucket) {
-    core_.take_back(std::span(&bucket, 1));
+  void finalize_buckets(Bucket& bucket) {
+    core_.finalize_buckets(std::span(&bucket, 1));
     for (const std::size_t i : bucket.parameters) step_(core_.parameter(i));
   }
 
@@ -20381,12 +20381,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
   void bring_together() override { synchronise(); }
-  void run_out_of_batches() override { ended_ = true; }
-  [[gnu::cold]] JoinedPass take_part_in_pass() override {
-    if (this->throw_early_) this->begin_pass_of_others();  // throws unless all have ended
+  void rank_joins() override { ended_ = true; }
+  [[gnu::cold]] JoinedPass shadow_pass() override {
+    if (this->throw_early_) this->begin_shadow_pass();  // throws unless all have ended
     return take_mean() ? JoinedPass::passed : JoinedPass::none;
   }
-  [[gnu::cold]] void all_have_run_out() override { this->end_passes_of_others(); }
+  [[gnu::cold]] void all_ranks_joined() override { this->end_shadow_passes(); }
   void end_join() override {
     ended_ = false;
     Base::end_join();
@@ -23895,16 +23895,16 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "JoinOptions::step, or pass a function after the net");
     Base::begin_join(facts);
   }
-  [[gnu::cold]] JoinedPass take_part_in_pass() override {
-    if (!this->begin_pass_of_others()) return JoinedPass::none;
+  [[gnu::cold]] JoinedPass shadow_pass() override {
+    if (!this->begin_shadow_pass()) return JoinedPass::none;
     if (stepped_) pull();
     this->shares_.weigh({});
     if (!this->shares_.active_pass().sync) return JoinedPass::passed;
     push(/*ended=*/true);
     return JoinedPass::averaged;
   }
-  [[gnu::cold]] void all_have_run_out() override {
-    this->end_passes_of_others();
+  [[gnu::cold]] void all_ranks_joined() override {
+    this->end_shadow_passes();
     if (stepped_) pull();
   }
 

@@ -36780,7 +36780,7 @@ class Linear : public Module {
 
   template <Operand X>
   [[gnu::noinline]] auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return of_whole_input(x); });
+    return detail::watched(*this, [&] { return apply(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
@@ -36791,7 +36791,7 @@ class Linear : public Module {
 
  protected:
   template <Operand X>
-  auto of_whole_input(const X& x) const {
+  auto apply(const X& x) const {
     return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
   }
 };
@@ -46419,7 +46419,7 @@ class BucketSums {
 };
 
 /// A rank's contribution to a pass of other ranks, within `join`.
-enum class Brings { samples, nothing, accumulated_gradients };
+enum class Contribution { samples, zeros, accumulated_gradients };
 
 /// The core's state and functions that extensions use.
 template <Device D, class Communicator>
@@ -46444,7 +46444,7 @@ class Core {
   double weight = 1;         // of this rank's gradients in the average
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
-  Brings brings = Brings::samples;
+  Contribution contribution = Contribution::samples;
   std::unique_ptr<BucketSums> sums = nullptr;
   CutBuckets begins_bucket = options.buckets ? options.buckets : options.template caps<D>();
 
@@ -46482,7 +46482,7 @@ class Core {
   std::span<const char> chosen() {
     chosen_.resize(entries());
     for (std::size_t i = 0; i < chosen_.size(); ++i) chosen_[i] = parameter(i).wants_grad();
-    tell(&Extension<D>::choose, std::span(chosen_));
+    notify(&Extension<D>::choose, std::span(chosen_));
     return chosen_;
   }
   /// The names of the gradients that buckets still wait for; gradients that have not come at all become 0.
@@ -46524,14 +46524,14 @@ class Core {
   /// Sends full buckets.
   virtual void send_full() = 0;
   /// Waits for the next buckets.
-  virtual void take_back(std::span<Bucket>) = 0;
+  virtual void finalize_buckets(std::span<Bucket>) = 0;
   /// A backward pass on a rank that has none of its own.
   virtual void begin_backward() = 0;
-  virtual void finish_backward() = 0;
+  virtual void finalize_backward() = 0;
 
   /// Calls one moment of all extensions.
   template <class... Parameters, class... Arguments>
-  void tell(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
+  void notify(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
     // By index: a moment may add an extension.
     for (std::size_t e = 0; e < extensions_.size(); ++e) ((*extensions_[e]).*moment)(arguments...);
   }
@@ -46557,11 +46557,11 @@ class Core {
  private:
   template <class Change>
   void change_buckets(const Change& change) {
-    tell(&Extension<D>::buckets_will_change);
+    notify(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
     buckets.replace(cut_into_buckets(flat, begins_bucket, chosen()), entries());
-    tell(&Extension<D>::buckets_changed);
+    notify(&Extension<D>::buckets_changed);
   }
 
   std::vector<std::size_t> entry_of_, number_of_;
@@ -46847,7 +46847,7 @@ class BufferSharing final : public Extension<D> {
 
   void forward_begins(ForwardPass& pass) override { pass.sends_buffers = sends_ = core_.sync && policy_.trains(); }
   void ready_for_forward() override {
-    const bool in_pass_of_others = core_.brings != Brings::samples;
+    const bool in_pass_of_others = core_.contribution != Contribution::samples;
     if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : sends_ && !policy_.after_forward)
       policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
   }
@@ -46925,7 +46925,7 @@ class Clock final : public Extension<D> {
     comm_start_ = first_bucket_ = {};
   }
   /// The next backward pass belongs to other ranks and does not count.
-  void forward_of_others() { forward_end_ = {}; }
+  void shadow_forward() { forward_end_ = {}; }
   void bucket_is_full(const Bucket&) override {
     if (first_bucket_ == Steady::time_point{}) first_bucket_ = now();
   }
@@ -47558,7 +47558,7 @@ class ParameterAveraging final : public Extension<D> {
 
   void ready_for_forward() override {
     if constexpr (Traits::averages_parameters)
-      if (core_.brings == Brings::samples)
+      if (core_.contribution == Contribution::samples)
         hook_.before_forward(core_.flat, core_.ranks,
                              [this](const std::string& name) { return !core_.options.ignores(name); });
   }
@@ -47574,9 +47574,9 @@ class ParameterAveraging final : public Extension<D> {
 }  // namespace chorus::ddp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARAMETER_AVERAGING_HPP
 
-// <chorus/parallel/ddp/passes_of_others.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
+// <chorus/parallel/ddp/shadow_passes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHADOW_PASSES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHADOW_PASSES_HPP
 /// `join`: how a rank that has run out of batches takes part in passes of other ranks.
 
 // <chorus/parallel/join.hpp>
@@ -47603,10 +47603,10 @@ class JoiningPolicy {
  public:
   virtual void begin_join(const JoinFacts&) = 0;
   /// This rank has run out of batches.
-  virtual void run_out_of_batches() {}
-  /// Takes part in the collectives of a pass of other ranks.
-  virtual JoinedPass take_part_in_pass() = 0;
-  virtual void all_have_run_out() = 0;
+  virtual void rank_joins() {}
+  /// Shadows a pass of other ranks: takes part in its collectives.
+  virtual JoinedPass shadow_pass() = 0;
+  virtual void all_ranks_joined() = 0;
   virtual void end_join() = 0;
 
  protected:
@@ -47649,7 +47649,7 @@ class JoinScope {
   }
   /// The loop of a rank that has run out of batches, until all ranks have.
   void take_part_in_passes() const {
-    for_nets(&JoiningPolicy::run_out_of_batches);
+    for_nets(&JoiningPolicy::rank_joins);
     for (bool any = true; any;) {
       any = false;
       bool averaged = false;
@@ -47659,13 +47659,13 @@ class JoinScope {
           if (pass == JoinedPass::averaged) one.function();
           continue;
         }
-        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
+        pass = one.net != nullptr ? one.net->shadow_pass() : JoinedPass::none;
         any = any || pass != JoinedPass::none;
         averaged = averaged || pass == JoinedPass::averaged;
       }
       if (averaged && options_.step) options_.step();
     }
-    for_nets(&JoiningPolicy::all_have_run_out);
+    for_nets(&JoiningPolicy::all_ranks_joined);
   }
 
  private:
@@ -47704,12 +47704,12 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
 
 namespace chorus::ddp {
 
-/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has its own gradients
-/// again.
+/// Such a rank shadows the others: it makes the same collective calls, with no samples. Afterwards it has its own
+/// gradients again.
 template <Device D, class Communicator>
-class PassesOfOthers final : public Extension<D> {
+class ShadowPasses final : public Extension<D> {
  public:
-  explicit PassesOfOthers(Core<D, Communicator>& core) : core_(core) {}
+  explicit ShadowPasses(Core<D, Communicator>& core) : core_(core) {}
 
   void begin() { own_.take(core_.flat); }
   void end() {
@@ -47719,30 +47719,30 @@ class PassesOfOthers final : public Extension<D> {
 
   /// Takes part in a pass after ranks have exchanged their numbers of samples: with the gradients accumulated under
   /// no_sync if there are any, else with zeros.
-  [[gnu::cold]] JoinedPass take_part() {
+  [[gnu::cold]] JoinedPass run() {
     const struct Scope {
-      Brings& brings;
-      ~Scope() { brings = Brings::samples; }
-    } scope{core_.brings};
-    core_.brings = Brings::nothing;
+      Contribution& contribution;
+      ~Scope() { contribution = Contribution::samples; }
+    } scope{core_.contribution};
+    core_.contribution = Contribution::zeros;
     core_.template find<FrozenParameters<D, Communicator>>()->fit_buckets();
-    core_.tell(&Extension<D>::ready_for_forward);
+    core_.notify(&Extension<D>::ready_for_forward);
     core_.shares.weigh({});
-    core_.tell(&Extension<D>::weighed);
+    core_.notify(&Extension<D>::weighed);
     if (!core_.shares.active_pass().sync) return JoinedPass::passed;
     if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
         added_up && added_up->any()) {
-      core_.brings = Brings::accumulated_gradients;
+      core_.contribution = Contribution::accumulated_gradients;
       own_.take_none(core_.flat);  // they are sent in this pass
     }
-    if (auto* const clock = core_.template find<Clock<D, Communicator>>()) clock->forward_of_others();
+    if (auto* const clock = core_.template find<Clock<D, Communicator>>()) clock->shadow_forward();
     core_.begin_backward();
     for (std::size_t i = 0; i < core_.entries(); ++i) {
-      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);
+      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);
       if (core_.buckets.sends(i)) core_.fill(i);
     }
     core_.buckets.complete();
-    core_.finish_backward();
+    core_.finalize_backward();
     return JoinedPass::averaged;
   }
 
@@ -47752,7 +47752,7 @@ class PassesOfOthers final : public Extension<D> {
 };
 
 }  // namespace chorus::ddp
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PASSES_OF_OTHERS_HPP
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SHADOW_PASSES_HPP
 
 // <chorus/parallel/ddp/several_nets.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_SEVERAL_NETS_HPP
@@ -47890,7 +47890,7 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) anywhere.push_back(arrivals_[core_.number_of(i)]);
     core_.ranks.all_reduce(std::span(anywhere).first(core_.common_entries()), comm::ReduceOp::max, {});
     std::vector<Uses> uses(core_.entries());
-    const bool uses_nothing = core_.brings != Brings::samples;  // it will, with samples
+    const bool uses_nothing = core_.contribution != Contribution::samples;  // it will, with samples
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       const auto number = core_.number_of(i);
       uses[number] = {uses_nothing ? anywhere[i] : arrivals_[number], !core_.buckets.sends(i) || anywhere[i] != 0};
@@ -47902,7 +47902,7 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       if (this->uses(i).anywhere) continue;
       if (memory != nullptr) memory->forget(core_.name(i));
-      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);  // its zeros were for others
+      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);  // its zeros were for others
     }
     core_.buckets.complete();
   }
@@ -48071,7 +48071,7 @@ class UnusedParameters final : public Extension<D> {
   void backward_ended() override {
     came_.clear();
     for (std::size_t i = 0; i < core_.entries(); ++i)
-      came_.push_back(core_.brings != Brings::nothing && core_.parameter(i).grad_arrived());
+      came_.push_back(core_.contribution != Contribution::zeros && core_.parameter(i).grad_arrived());
     core_.fill_missing();
     core_.buckets.complete();
   }
@@ -48091,7 +48091,7 @@ class UnusedParameters final : public Extension<D> {
         if (core_.is_shared(i) && came[i] == 0) return true;
       return false;
     };
-    came.push_back(core_.brings != Brings::nothing && lacks_one() ? 1 : 0);
+    came.push_back(core_.contribution != Contribution::zeros && lacks_one() ? 1 : 0);
     core_.ranks.all_reduce(std::span(came), comm::ReduceOp::max, {});
     came_.assign(core_.entries(), 0);
     std::copy(came.begin(), came.end() - 1, came_.begin());
@@ -48319,11 +48319,11 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
   /// A pass of other ranks begins, in which this rank has no samples; false if all have ended.
-  [[gnu::cold]] bool begin_pass_of_others() {
+  [[gnu::cold]] bool begin_shadow_pass() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
     shares_.begin_joined();
     if (shares_.first_active() < 0) return false;
-    if (passes_of_others_++ == skew_to_warn_of)
+    if (shadow_passes_++ == skew_to_warn_of)
       detail::say(cat("warning: ", title_, "::join: rank ", communicator_.rank(), " has at least ", skew_to_warn_of,
                       " batches fewer than others have, and only joins their collective calls"));
     check_all_here();
@@ -48332,7 +48332,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   }
   /// All ranks have ended: they agree on the number of passes, on which dropout masks depend. Returns a rank that ended
   /// last; -1 if all had the same number of batches: those that ended last don't know it.
-  [[gnu::cold]] int end_passes_of_others() {
+  [[gnu::cold]] int end_shadow_passes() {
     std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
     communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
     this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
@@ -48506,7 +48506,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // Used while joining_.
-  int passes_of_others_ = 0, last_active_ = -1;
+  int shadow_passes_ = 0, last_active_ = -1;
 };
 
 template <Device Where, class Communicator>
@@ -48561,7 +48561,7 @@ void PolicyOfRanks<Where, Communicator>::begin_join(const detail::JoinFacts& fac
   check<UsageError>(!joining_, title_, "::join: it is already inside join");
   joining_ = true;
   throw_early_ = facts.throw_early;
-  passes_of_others_ = 0;
+  shadow_passes_ = 0;
   last_active_ = -1;
 }
 
@@ -48691,9 +48691,9 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override;
   void begin_join(const detail::JoinFacts& facts) override;
-  void run_out_of_batches() override;
-  [[gnu::cold]] JoinedPass take_part_in_pass() override;
-  [[gnu::cold]] void all_have_run_out() override;
+  void rank_joins() override;
+  [[gnu::cold]] JoinedPass shadow_pass() override;
+  [[gnu::cold]] void all_ranks_joined() override;
   Core& core() { return *this; }
   /// Averages parameters under a hook that lets ranks have different ones.
   void bring_together() override;
@@ -48710,8 +48710,8 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     check<UsageError>(found != nullptr, "DistributedDataParallel::logging_data: expected a net that was made in main");
     return *found;
   }
-  PassesOfOthers<D, Communicator>* passes_of_others() const {
-    return this->template find<PassesOfOthers<D, Communicator>>();
+  ShadowPasses<D, Communicator>* shadow_passes() const {
+    return this->template find<ShadowPasses<D, Communicator>>();
   }
   // The order of the calls at each moment. Functions that need other extensions add them later.
   [[gnu::cold]] void install_extensions() {
@@ -48762,9 +48762,9 @@ PolicyWithOptions<D, Hook, Communicator>::~PolicyWithOptions() {
 template <Device D, class Hook, class Communicator>
 std::span<const double> PolicyWithOptions<D, Hook, Communicator>::weigh(std::span<const detail::LossShare> losses,
                                                                         bool refused) {
-  this->tell(&Extension<D>::communicates, true);
+  this->notify(&Extension<D>::communicates, true);
   const auto scales = Base::weigh(losses, refused);
-  this->tell(&Extension<D>::communicates, false);
+  this->notify(&Extension<D>::communicates, false);
   return scales;
 }
 
@@ -48773,23 +48773,23 @@ void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFact
   check<UsageError>(!Traits::averages_parameters,
                     "DistributedDataParallel::join: the hook averages parameters itself, so join is not supported");
   Base::begin_join(facts);
-  if (passes_of_others() == nullptr) add<PassesOfOthers>();
+  if (shadow_passes() == nullptr) add<ShadowPasses>();
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::run_out_of_batches() {
-  passes_of_others()->begin();
+void PolicyWithOptions<D, Hook, Communicator>::rank_joins() {
+  shadow_passes()->begin();
 }
 
 template <Device D, class Hook, class Communicator>
-JoinedPass PolicyWithOptions<D, Hook, Communicator>::take_part_in_pass() {
-  return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
+JoinedPass PolicyWithOptions<D, Hook, Communicator>::shadow_pass() {
+  return this->begin_shadow_pass() ? shadow_passes()->run() : JoinedPass::none;
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::all_have_run_out() {
-  passes_of_others()->end();
-  if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
+void PolicyWithOptions<D, Hook, Communicator>::all_ranks_joined() {
+  shadow_passes()->end();
+  if (const int root = this->end_shadow_passes(); root >= 0) take_state(root);
 }
 
 template <Device D, class Hook, class Communicator>
@@ -50681,10 +50681,10 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   void gradient_is_final(std::size_t i);
   void begin_backward() override;
   // 5. After backward, the remaining buckets are sent, and all averages are awaited.
-  void finish_backward() override;
+  void finalize_backward() override;
   // 6. A bucket's gradients become sum(weight * gradients) over all ranks.
   void send_full() override;
-  void take_back(std::span<ddp::Bucket> some) override;
+  void finalize_buckets(std::span<ddp::Bucket> some) override;
 
   const int exceptions_before_ = std::uncaught_exceptions();
 };
@@ -50705,19 +50705,19 @@ void Reducer<D, Hook, Communicator>::begin() {
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::forward_begins(ForwardPass& pass) {
-  this->tell(&Extension::forward_begins, pass);
+  this->notify(&Extension::forward_begins, pass);
   this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
-  this->tell(&Extension::ready_for_forward);
+  this->notify(&Extension::ready_for_forward);
 }
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::forward_ended() {
-  this->tell(&Extension::forward_ended);
+  this->notify(&Extension::forward_ended);
 }
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::backward_is_weighed() {
-  this->tell(&Extension::weighed);
+  this->notify(&Extension::weighed);
 }
 
 template <Device D, class Hook, class Communicator>
@@ -50725,9 +50725,9 @@ void Reducer<D, Hook, Communicator>::gradient_is_final(std::size_t i) {
   this->check_weighed();
   if (this->sync && !this->in_backward) {
     begin_backward();
-    this->when_backward_ends([this] { finish_backward(); });
+    this->when_backward_ends([this] { finalize_backward(); });
   }
-  this->tell(&Extension::gradient_arrived, i);
+  this->notify(&Extension::gradient_arrived, i);
   if (!this->sync || !this->buckets.sends(i)) return;
   if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
   this->fill(i);  // a user's backward function may not give a gradient
@@ -50740,35 +50740,35 @@ void Reducer<D, Hook, Communicator>::begin_backward() {
   this->weight = this->shares_.weight();
   this->buckets.begin_pass();
   this->in_backward = true;
-  this->tell(&Extension::backward_begins);
+  this->notify(&Extension::backward_begins);
 }
 
 template <Device D, class Hook, class Communicator>
-void Reducer<D, Hook, Communicator>::finish_backward() {
-  this->tell(&Extension::backward_ended);
+void Reducer<D, Hook, Communicator>::finalize_backward() {
+  this->notify(&Extension::backward_ended);
   send_full();
   if (!this->buckets.all_left()) this->refuse_missing();
-  take_back(this->buckets.on_their_way());
-  this->tell(&Extension::averaged);
+  finalize_buckets(this->buckets.on_their_way());
+  this->notify(&Extension::averaged);
   this->in_backward = false;
-  this->tell(&Extension::pass_ended);
+  this->notify(&Extension::pass_ended);
 }
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::send_full() {
   while (ddp::Bucket* const bucket = this->buckets.next_full()) {
-    this->tell(&Extension::bucket_is_full, *bucket);
-    this->tell(&Extension::communicates, true);
+    this->notify(&Extension::bucket_is_full, *bucket);
+    this->notify(&Extension::communicates, true);
     this->calls_.start(*this, *bucket);
-    this->tell(&Extension::communicates, false);
+    this->notify(&Extension::communicates, false);
   }
 }
 
 template <Device D, class Hook, class Communicator>
-void Reducer<D, Hook, Communicator>::take_back(std::span<ddp::Bucket> some) {
-  this->tell(&Extension::communicates, true);
+void Reducer<D, Hook, Communicator>::finalize_buckets(std::span<ddp::Bucket> some) {
+  this->notify(&Extension::communicates, true);
   this->calls_.wait_for(*this, some);
-  this->tell(&Extension::communicates, false);
+  this->notify(&Extension::communicates, false);
   for (ddp::Bucket& bucket : some) {
     for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
     this->buckets.returned();
@@ -51254,7 +51254,7 @@ CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::ShadowPasses<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template DistributedDataParallelOptions DistributedDataParallelOptions::checked_for<Cpu>(
     nn::Module&) const;
 CHORUS_EXTERN template std::string DistributedDataParallelOptions::describe<Cpu>() const;
@@ -55017,7 +55017,7 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = this->of_whole_input(detail::entered(x, group));
+    auto y = this->apply(detail::entered(x, group));
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -55069,7 +55069,7 @@ class RowParallelLinear : public Linear<D, T> {
     const ReadsParts parts;
     check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
     const auto own = group();
-    if (own == nullptr) return this->of_whole_input(gather_columns(x));
+    if (own == nullptr) return this->apply(gather_columns(x));
     if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
     check_unit(x);
     return sum_of(x);
@@ -55078,7 +55078,7 @@ class RowParallelLinear : public Linear<D, T> {
   auto of_whole(const X& x) const {
     const ReadsParts parts;
     if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
-    return this->of_whole_input(x);
+    return this->apply(x);
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
@@ -59297,7 +59297,7 @@ CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::ShadowPasses<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template DistributedDataParallelOptions DistributedDataParallelOptions::checked_for<Cpu>(
     nn::Module&) const;
 CHORUS_EXTERN template std::string DistributedDataParallelOptions::describe<Cpu>() const;

@@ -104,7 +104,7 @@ CHORUS_EXTERN template class ddp::Core<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::FrozenParameters<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::LearnedOrder<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template class ddp::NonFiniteGradients<Cpu, comm::AnyCommunicator>;
-CHORUS_EXTERN template class ddp::PassesOfOthers<Cpu, comm::AnyCommunicator>;
+CHORUS_EXTERN template class ddp::ShadowPasses<Cpu, comm::AnyCommunicator>;
 CHORUS_EXTERN template DistributedDataParallelOptions DistributedDataParallelOptions::checked_for<Cpu>(
     nn::Module&) const;
 CHORUS_EXTERN template std::string DistributedDataParallelOptions::describe<Cpu>() const;

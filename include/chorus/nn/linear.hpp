@@ -26,7 +26,7 @@ class Linear : public Module {
 
   template <Operand X>
   [[gnu::noinline]] auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return of_whole_input(x); });
+    return detail::watched(*this, [&] { return apply(x); });
   }
   template <class X>
   auto operator()(const Columns<X>& x) const {
@@ -37,7 +37,7 @@ class Linear : public Module {
 
  protected:
   template <Operand X>
-  auto of_whole_input(const X& x) const {
+  auto apply(const X& x) const {
     return detail::weighted(this, x, weight, bias, [](const auto&... xs) { return linear(xs...); });
   }
 };

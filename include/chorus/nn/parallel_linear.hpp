@@ -80,7 +80,7 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = this->of_whole_input(detail::entered(x, group));
+    auto y = this->apply(detail::entered(x, group));
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -132,7 +132,7 @@ class RowParallelLinear : public Linear<D, T> {
     const ReadsParts parts;
     check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
     const auto own = group();
-    if (own == nullptr) return this->of_whole_input(gather_columns(x));
+    if (own == nullptr) return this->apply(gather_columns(x));
     if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
     check_unit(x);
     return sum_of(x);
@@ -141,7 +141,7 @@ class RowParallelLinear : public Linear<D, T> {
   auto of_whole(const X& x) const {
     const ReadsParts parts;
     if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
-    return this->of_whole_input(x);
+    return this->apply(x);
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {

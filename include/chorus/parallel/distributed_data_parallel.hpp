@@ -46,10 +46,10 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   void gradient_is_final(std::size_t i);
   void begin_backward() override;
   // 5. After backward, the remaining buckets are sent, and all averages are awaited.
-  void finish_backward() override;
+  void finalize_backward() override;
   // 6. A bucket's gradients become sum(weight * gradients) over all ranks.
   void send_full() override;
-  void take_back(std::span<ddp::Bucket> some) override;
+  void finalize_buckets(std::span<ddp::Bucket> some) override;
 
   const int exceptions_before_ = std::uncaught_exceptions();
 };
@@ -70,19 +70,19 @@ void Reducer<D, Hook, Communicator>::begin() {
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::forward_begins(ForwardPass& pass) {
-  this->tell(&Extension::forward_begins, pass);
+  this->notify(&Extension::forward_begins, pass);
   this->begin_pass(pass, this->joining_);  // ranks without batches must hear of it
-  this->tell(&Extension::ready_for_forward);
+  this->notify(&Extension::ready_for_forward);
 }
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::forward_ended() {
-  this->tell(&Extension::forward_ended);
+  this->notify(&Extension::forward_ended);
 }
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::backward_is_weighed() {
-  this->tell(&Extension::weighed);
+  this->notify(&Extension::weighed);
 }
 
 template <Device D, class Hook, class Communicator>
@@ -90,9 +90,9 @@ void Reducer<D, Hook, Communicator>::gradient_is_final(std::size_t i) {
   this->check_weighed();
   if (this->sync && !this->in_backward) {
     begin_backward();
-    this->when_backward_ends([this] { finish_backward(); });
+    this->when_backward_ends([this] { finalize_backward(); });
   }
-  this->tell(&Extension::gradient_arrived, i);
+  this->notify(&Extension::gradient_arrived, i);
   if (!this->sync || !this->buckets.sends(i)) return;
   if (this->buckets.left(i) == 0) this->refuse_second_arrival(i);
   this->fill(i);  // a user's backward function may not give a gradient
@@ -105,35 +105,35 @@ void Reducer<D, Hook, Communicator>::begin_backward() {
   this->weight = this->shares_.weight();
   this->buckets.begin_pass();
   this->in_backward = true;
-  this->tell(&Extension::backward_begins);
+  this->notify(&Extension::backward_begins);
 }
 
 template <Device D, class Hook, class Communicator>
-void Reducer<D, Hook, Communicator>::finish_backward() {
-  this->tell(&Extension::backward_ended);
+void Reducer<D, Hook, Communicator>::finalize_backward() {
+  this->notify(&Extension::backward_ended);
   send_full();
   if (!this->buckets.all_left()) this->refuse_missing();
-  take_back(this->buckets.on_their_way());
-  this->tell(&Extension::averaged);
+  finalize_buckets(this->buckets.on_their_way());
+  this->notify(&Extension::averaged);
   this->in_backward = false;
-  this->tell(&Extension::pass_ended);
+  this->notify(&Extension::pass_ended);
 }
 
 template <Device D, class Hook, class Communicator>
 void Reducer<D, Hook, Communicator>::send_full() {
   while (ddp::Bucket* const bucket = this->buckets.next_full()) {
-    this->tell(&Extension::bucket_is_full, *bucket);
-    this->tell(&Extension::communicates, true);
+    this->notify(&Extension::bucket_is_full, *bucket);
+    this->notify(&Extension::communicates, true);
     this->calls_.start(*this, *bucket);
-    this->tell(&Extension::communicates, false);
+    this->notify(&Extension::communicates, false);
   }
 }
 
 template <Device D, class Hook, class Communicator>
-void Reducer<D, Hook, Communicator>::take_back(std::span<ddp::Bucket> some) {
-  this->tell(&Extension::communicates, true);
+void Reducer<D, Hook, Communicator>::finalize_buckets(std::span<ddp::Bucket> some) {
+  this->notify(&Extension::communicates, true);
   this->calls_.wait_for(*this, some);
-  this->tell(&Extension::communicates, false);
+  this->notify(&Extension::communicates, false);
   for (ddp::Bucket& bucket : some) {
     for (const std::size_t i : bucket.parameters) this->parameter(i).set_grad_arrived(true);
     this->buckets.returned();

@@ -28,10 +28,10 @@ class JoiningPolicy {
  public:
   virtual void begin_join(const JoinFacts&) = 0;
   /// This rank has run out of batches.
-  virtual void run_out_of_batches() {}
-  /// Takes part in the collectives of a pass of other ranks.
-  virtual JoinedPass take_part_in_pass() = 0;
-  virtual void all_have_run_out() = 0;
+  virtual void rank_joins() {}
+  /// Shadows a pass of other ranks: takes part in its collectives.
+  virtual JoinedPass shadow_pass() = 0;
+  virtual void all_ranks_joined() = 0;
   virtual void end_join() = 0;
 
  protected:
@@ -74,7 +74,7 @@ class JoinScope {
   }
   /// The loop of a rank that has run out of batches, until all ranks have.
   void take_part_in_passes() const {
-    for_nets(&JoiningPolicy::run_out_of_batches);
+    for_nets(&JoiningPolicy::rank_joins);
     for (bool any = true; any;) {
       any = false;
       bool averaged = false;
@@ -84,13 +84,13 @@ class JoinScope {
           if (pass == JoinedPass::averaged) one.function();
           continue;
         }
-        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
+        pass = one.net != nullptr ? one.net->shadow_pass() : JoinedPass::none;
         any = any || pass != JoinedPass::none;
         averaged = averaged || pass == JoinedPass::averaged;
       }
       if (averaged && options_.step) options_.step();
     }
-    for_nets(&JoiningPolicy::all_have_run_out);
+    for_nets(&JoiningPolicy::all_ranks_joined);
   }
 
  private:

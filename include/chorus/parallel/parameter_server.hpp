@@ -142,16 +142,16 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "JoinOptions::step, or pass a function after the net");
     Base::begin_join(facts);
   }
-  [[gnu::cold]] JoinedPass take_part_in_pass() override {
-    if (!this->begin_pass_of_others()) return JoinedPass::none;
+  [[gnu::cold]] JoinedPass shadow_pass() override {
+    if (!this->begin_shadow_pass()) return JoinedPass::none;
     if (stepped_) pull();
     this->shares_.weigh({});
     if (!this->shares_.active_pass().sync) return JoinedPass::passed;
     push(/*ended=*/true);
     return JoinedPass::averaged;
   }
-  [[gnu::cold]] void all_have_run_out() override {
-    this->end_passes_of_others();
+  [[gnu::cold]] void all_ranks_joined() override {
+    this->end_shadow_passes();
     if (stepped_) pull();
   }
 

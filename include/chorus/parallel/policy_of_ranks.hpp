@@ -225,11 +225,11 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
                       " has run out of batches; throw_on_early_termination ends all ranks");
   }
   /// A pass of other ranks begins, in which this rank has no samples; false if all have ended.
-  [[gnu::cold]] bool begin_pass_of_others() {
+  [[gnu::cold]] bool begin_shadow_pass() {
     constexpr int skew_to_warn_of = 1000;  // PyTorch's
     shares_.begin_joined();
     if (shares_.first_active() < 0) return false;
-    if (passes_of_others_++ == skew_to_warn_of)
+    if (shadow_passes_++ == skew_to_warn_of)
       detail::say(cat("warning: ", title_, "::join: rank ", communicator_.rank(), " has at least ", skew_to_warn_of,
                       " batches fewer than others have, and only joins their collective calls"));
     check_all_here();
@@ -238,7 +238,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   }
   /// All ranks have ended: they agree on the number of passes, on which dropout masks depend. Returns a rank that ended
   /// last; -1 if all had the same number of batches: those that ended last don't know it.
-  [[gnu::cold]] int end_passes_of_others() {
+  [[gnu::cold]] int end_shadow_passes() {
     std::int64_t last_and_passes[] = {last_active_, this->forward_passes()};
     communicator_.all_reduce(std::span(last_and_passes), comm::ReduceOp::max, {});
     this->set_forward_passes(static_cast<std::uint32_t>(last_and_passes[1]));
@@ -412,7 +412,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   std::shared_ptr<Watch> watch_ = std::make_shared<Watch>(*this);
 
   // Used while joining_.
-  int passes_of_others_ = 0, last_active_ = -1;
+  int shadow_passes_ = 0, last_active_ = -1;
 };
 
 template <Device Where, class Communicator>
@@ -467,7 +467,7 @@ void PolicyOfRanks<Where, Communicator>::begin_join(const detail::JoinFacts& fac
   check<UsageError>(!joining_, title_, "::join: it is already inside join");
   joining_ = true;
   throw_early_ = facts.throw_early;
-  passes_of_others_ = 0;
+  shadow_passes_ = 0;
   last_active_ = -1;
 }
 

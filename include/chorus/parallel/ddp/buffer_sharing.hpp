@@ -25,7 +25,7 @@ class BufferSharing final : public Extension<D> {
 
   void forward_begins(ForwardPass& pass) override { pass.sends_buffers = sends_ = core_.sync && policy_.trains(); }
   void ready_for_forward() override {
-    const bool in_pass_of_others = core_.brings != Brings::samples;
+    const bool in_pass_of_others = core_.contribution != Contribution::samples;
     if (in_pass_of_others ? core_.shares.active_pass().sends_buffers : sends_ && !policy_.after_forward)
       policy_.broadcast(policy_.joining() ? core_.shares.first_active() : 0);
   }

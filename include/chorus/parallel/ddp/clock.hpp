@@ -65,7 +65,7 @@ class Clock final : public Extension<D> {
     comm_start_ = first_bucket_ = {};
   }
   /// The next backward pass belongs to other ranks and does not count.
-  void forward_of_others() { forward_end_ = {}; }
+  void shadow_forward() { forward_end_ = {}; }
   void bucket_is_full(const Bucket&) override {
     if (first_bucket_ == Steady::time_point{}) first_bucket_ = now();
   }

@@ -62,7 +62,7 @@ class BucketSums {
 };
 
 /// A rank's contribution to a pass of other ranks, within `join`.
-enum class Brings { samples, nothing, accumulated_gradients };
+enum class Contribution { samples, zeros, accumulated_gradients };
 
 /// The core's state and functions that extensions use.
 template <Device D, class Communicator>
@@ -87,7 +87,7 @@ class Core {
   double weight = 1;         // of this rank's gradients in the average
   bool sync = true;          // whether backward averages
   bool in_backward = false;  // buckets are under way
-  Brings brings = Brings::samples;
+  Contribution contribution = Contribution::samples;
   std::unique_ptr<BucketSums> sums = nullptr;
   CutBuckets begins_bucket = options.buckets ? options.buckets : options.template caps<D>();
 
@@ -125,7 +125,7 @@ class Core {
   std::span<const char> chosen() {
     chosen_.resize(entries());
     for (std::size_t i = 0; i < chosen_.size(); ++i) chosen_[i] = parameter(i).wants_grad();
-    tell(&Extension<D>::choose, std::span(chosen_));
+    notify(&Extension<D>::choose, std::span(chosen_));
     return chosen_;
   }
   /// The names of the gradients that buckets still wait for; gradients that have not come at all become 0.
@@ -167,14 +167,14 @@ class Core {
   /// Sends full buckets.
   virtual void send_full() = 0;
   /// Waits for the next buckets.
-  virtual void take_back(std::span<Bucket>) = 0;
+  virtual void finalize_buckets(std::span<Bucket>) = 0;
   /// A backward pass on a rank that has none of its own.
   virtual void begin_backward() = 0;
-  virtual void finish_backward() = 0;
+  virtual void finalize_backward() = 0;
 
   /// Calls one moment of all extensions.
   template <class... Parameters, class... Arguments>
-  void tell(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
+  void notify(void (Extension<D>::*moment)(Parameters...), Arguments&&... arguments) {
     // By index: a moment may add an extension.
     for (std::size_t e = 0; e < extensions_.size(); ++e) ((*extensions_[e]).*moment)(arguments...);
   }
@@ -200,11 +200,11 @@ class Core {
  private:
   template <class Change>
   void change_buckets(const Change& change) {
-    tell(&Extension<D>::buckets_will_change);
+    notify(&Extension<D>::buckets_will_change);
     change();
     flat.count_generation();
     buckets.replace(cut_into_buckets(flat, begins_bucket, chosen()), entries());
-    tell(&Extension<D>::buckets_changed);
+    notify(&Extension<D>::buckets_changed);
   }
 
   std::vector<std::size_t> entry_of_, number_of_;

@@ -16,7 +16,7 @@ class ParameterAveraging final : public Extension<D> {
 
   void ready_for_forward() override {
     if constexpr (Traits::averages_parameters)
-      if (core_.brings == Brings::samples)
+      if (core_.contribution == Contribution::samples)
         hook_.before_forward(core_.flat, core_.ranks,
                              [this](const std::string& name) { return !core_.options.ignores(name); });
   }

@@ -12,7 +12,7 @@
 #include <chorus/parallel/ddp/learned_order.hpp>
 #include <chorus/parallel/ddp/non_finite.hpp>
 #include <chorus/parallel/ddp/parameter_averaging.hpp>
-#include <chorus/parallel/ddp/passes_of_others.hpp>
+#include <chorus/parallel/ddp/shadow_passes.hpp>
 #include <chorus/parallel/ddp/several_nets.hpp>
 #include <chorus/parallel/ddp/static_graph.hpp>
 #include <chorus/parallel/ddp/traced.hpp>
@@ -117,9 +117,9 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override;
   void begin_join(const detail::JoinFacts& facts) override;
-  void run_out_of_batches() override;
-  [[gnu::cold]] JoinedPass take_part_in_pass() override;
-  [[gnu::cold]] void all_have_run_out() override;
+  void rank_joins() override;
+  [[gnu::cold]] JoinedPass shadow_pass() override;
+  [[gnu::cold]] void all_ranks_joined() override;
   Core& core() { return *this; }
   /// Averages parameters under a hook that lets ranks have different ones.
   void bring_together() override;
@@ -136,8 +136,8 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
     check<UsageError>(found != nullptr, "DistributedDataParallel::logging_data: expected a net that was made in main");
     return *found;
   }
-  PassesOfOthers<D, Communicator>* passes_of_others() const {
-    return this->template find<PassesOfOthers<D, Communicator>>();
+  ShadowPasses<D, Communicator>* shadow_passes() const {
+    return this->template find<ShadowPasses<D, Communicator>>();
   }
   // The order of the calls at each moment. Functions that need other extensions add them later.
   [[gnu::cold]] void install_extensions() {
@@ -188,9 +188,9 @@ PolicyWithOptions<D, Hook, Communicator>::~PolicyWithOptions() {
 template <Device D, class Hook, class Communicator>
 std::span<const double> PolicyWithOptions<D, Hook, Communicator>::weigh(std::span<const detail::LossShare> losses,
                                                                         bool refused) {
-  this->tell(&Extension<D>::communicates, true);
+  this->notify(&Extension<D>::communicates, true);
   const auto scales = Base::weigh(losses, refused);
-  this->tell(&Extension<D>::communicates, false);
+  this->notify(&Extension<D>::communicates, false);
   return scales;
 }
 
@@ -199,23 +199,23 @@ void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFact
   check<UsageError>(!Traits::averages_parameters,
                     "DistributedDataParallel::join: the hook averages parameters itself, so join is not supported");
   Base::begin_join(facts);
-  if (passes_of_others() == nullptr) add<PassesOfOthers>();
+  if (shadow_passes() == nullptr) add<ShadowPasses>();
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::run_out_of_batches() {
-  passes_of_others()->begin();
+void PolicyWithOptions<D, Hook, Communicator>::rank_joins() {
+  shadow_passes()->begin();
 }
 
 template <Device D, class Hook, class Communicator>
-JoinedPass PolicyWithOptions<D, Hook, Communicator>::take_part_in_pass() {
-  return this->begin_pass_of_others() ? passes_of_others()->take_part() : JoinedPass::none;
+JoinedPass PolicyWithOptions<D, Hook, Communicator>::shadow_pass() {
+  return this->begin_shadow_pass() ? shadow_passes()->run() : JoinedPass::none;
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::all_have_run_out() {
-  passes_of_others()->end();
-  if (const int root = this->end_passes_of_others(); root >= 0) take_state(root);
+void PolicyWithOptions<D, Hook, Communicator>::all_ranks_joined() {
+  shadow_passes()->end();
+  if (const int root = this->end_shadow_passes(); root >= 0) take_state(root);
 }
 
 template <Device D, class Hook, class Communicator>

@@ -63,7 +63,7 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) anywhere.push_back(arrivals_[core_.number_of(i)]);
     core_.ranks.all_reduce(std::span(anywhere).first(core_.common_entries()), comm::ReduceOp::max, {});
     std::vector<Uses> uses(core_.entries());
-    const bool uses_nothing = core_.brings != Brings::samples;  // it will, with samples
+    const bool uses_nothing = core_.contribution != Contribution::samples;  // it will, with samples
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       const auto number = core_.number_of(i);
       uses[number] = {uses_nothing ? anywhere[i] : arrivals_[number], !core_.buckets.sends(i) || anywhere[i] != 0};
@@ -75,7 +75,7 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       if (this->uses(i).anywhere) continue;
       if (memory != nullptr) memory->forget(core_.name(i));
-      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);  // its zeros were for others
+      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);  // its zeros were for others
     }
     core_.buckets.complete();
   }

@@ -27,13 +27,13 @@ class StepInBackward final : public Extension<D> {
     if (!step_ || at_the_end_ || !core_.sync) return;
     while (Bucket* const bucket = core_.buckets.next_on_its_way()) {
       if (!bucket->work.done()) return;
-      take_back(*bucket);
+      finalize_buckets(*bucket);
     }
   }
   void backward_ended() override {
     if (!step_ || at_the_end_) return;
     core_.send_full();
-    while (Bucket* const bucket = core_.buckets.next_on_its_way()) take_back(*bucket);
+    while (Bucket* const bucket = core_.buckets.next_on_its_way()) finalize_buckets(*bucket);
   }
   void averaged() override {
     if (!step_) return;
@@ -45,8 +45,8 @@ class StepInBackward final : public Extension<D> {
   }
 
  private:
-  void take_back(Bucket& bucket) {
-    core_.take_back(std::span(&bucket, 1));
+  void finalize_buckets(Bucket& bucket) {
+    core_.finalize_buckets(std::span(&bucket, 1));
     for (const std::size_t i : bucket.parameters) step_(core_.parameter(i));
   }
 

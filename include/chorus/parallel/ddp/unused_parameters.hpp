@@ -21,7 +21,7 @@ class UnusedParameters final : public Extension<D> {
   void backward_ended() override {
     came_.clear();
     for (std::size_t i = 0; i < core_.entries(); ++i)
-      came_.push_back(core_.brings != Brings::nothing && core_.parameter(i).grad_arrived());
+      came_.push_back(core_.contribution != Contribution::zeros && core_.parameter(i).grad_arrived());
     core_.fill_missing();
     core_.buckets.complete();
   }
@@ -41,7 +41,7 @@ class UnusedParameters final : public Extension<D> {
         if (core_.is_shared(i) && came[i] == 0) return true;
       return false;
     };
-    came.push_back(core_.brings != Brings::nothing && lacks_one() ? 1 : 0);
+    came.push_back(core_.contribution != Contribution::zeros && lacks_one() ? 1 : 0);
     core_.ranks.all_reduce(std::span(came), comm::ReduceOp::max, {});
     came_.assign(core_.entries(), 0);
     std::copy(came.begin(), came.end() - 1, came_.begin());

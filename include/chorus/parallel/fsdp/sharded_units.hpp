@@ -84,7 +84,7 @@ class ShardedUnits final : public ddp::Extension<D> {
   void bucket_is_full(const ddp::Bucket&) override {
     while (core_.buckets.on_their_way().size() > 2) {
       const auto first = core_.buckets.on_their_way().first(1);
-      core_.take_back(first);
+      core_.finalize_buckets(first);
       at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
     }
   }

@@ -11,12 +11,12 @@
 
 namespace chorus::ddp {
 
-/// Such a rank makes the same collective calls as the others, with no samples. Afterwards it has its own gradients
-/// again.
+/// Such a rank shadows the others: it makes the same collective calls, with no samples. Afterwards it has its own
+/// gradients again.
 template <Device D, class Communicator>
-class PassesOfOthers final : public Extension<D> {
+class ShadowPasses final : public Extension<D> {
  public:
-  explicit PassesOfOthers(Core<D, Communicator>& core) : core_(core) {}
+  explicit ShadowPasses(Core<D, Communicator>& core) : core_(core) {}
 
   void begin() { own_.take(core_.flat); }
   void end() {
@@ -26,30 +26,30 @@ class PassesOfOthers final : public Extension<D> {
 
   /// Takes part in a pass after ranks have exchanged their numbers of samples: with the gradients accumulated under
   /// no_sync if there are any, else with zeros.
-  [[gnu::cold]] JoinedPass take_part() {
+  [[gnu::cold]] JoinedPass run() {
     const struct Scope {
-      Brings& brings;
-      ~Scope() { brings = Brings::samples; }
-    } scope{core_.brings};
-    core_.brings = Brings::nothing;
+      Contribution& contribution;
+      ~Scope() { contribution = Contribution::samples; }
+    } scope{core_.contribution};
+    core_.contribution = Contribution::zeros;
     core_.template find<FrozenParameters<D, Communicator>>()->fit_buckets();
-    core_.tell(&Extension<D>::ready_for_forward);
+    core_.notify(&Extension<D>::ready_for_forward);
     core_.shares.weigh({});
-    core_.tell(&Extension<D>::weighed);
+    core_.notify(&Extension<D>::weighed);
     if (!core_.shares.active_pass().sync) return JoinedPass::passed;
     if (const auto* const added_up = core_.template find<Accumulation<D, Communicator>>();
         added_up && added_up->any()) {
-      core_.brings = Brings::accumulated_gradients;
+      core_.contribution = Contribution::accumulated_gradients;
       own_.take_none(core_.flat);  // they are sent in this pass
     }
-    if (auto* const clock = core_.template find<Clock<D, Communicator>>()) clock->forward_of_others();
+    if (auto* const clock = core_.template find<Clock<D, Communicator>>()) clock->shadow_forward();
     core_.begin_backward();
     for (std::size_t i = 0; i < core_.entries(); ++i) {
-      if (core_.brings == Brings::nothing) core_.parameter(i).set_grad_arrived(false);
+      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);
       if (core_.buckets.sends(i)) core_.fill(i);
     }
     core_.buckets.complete();
-    core_.finish_backward();
+    core_.finalize_backward();
     return JoinedPass::averaged;
   }
 
