@@ -27,9 +27,9 @@ When a rank fails, a message names it and the reason. All others are stopped: SI
 seconds. The exit status is that of the rank that failed first, or 128 + a signal's number. SIGINT, SIGTERM, SIGHUP and
 SIGQUIT are passed on. So are SIGUSR1 and SIGUSR2, which end nothing. If the reader of the output stops reading, the
 ranks are still supervised and no output is lost: a rank that prints waits (with --redirects it does not).
-A job of several machines needs the same secret in CHORUS_TOKEN on each of them. With --rdzv-backend c10d machines
+A job of several machines needs the same secret in CHORUS_TOKEN on each machine. With --rdzv-backend c10d machines
 number themselves; machine 0 has the endpoint's address. If a machine is lost and at least MIN are left, all ranks
-start anew without it. If a machine joins or returns and fewer than MAX are there, all start anew with it. Neither counts
+restart without it. If a machine joins or returns and fewer than MAX are there, all restart with it. Neither counts
 as a restart. Work after the newest checkpoint is lost.)";
 
 }  // namespace

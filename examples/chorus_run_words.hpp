@@ -177,7 +177,7 @@ inline std::string_view why_not(std::string_view option) {
       {"-m", "what is started is a program, not a Python module; for one, start python3 -m MODULE"},
       {"--module", "what is started is a program, not a Python module; for one, start python3 -m MODULE"},
       {"--run-path", "chorus-run starts a program, which the system finds, without Python's runpy"},
-      {"--start-method", "ranks are programs that are executed; there is no Python process that could be forked"},
+      {"--start-method", "ranks are executed programs, and no Python process could be forked"},
       {"--event-log-handler", "it names a Python class; stderr says what happens to ranks"},
       {"--logs-specs", "it names a Python class; see --log-dir, --redirects and --tee"},
       {"--numa-binding", "ranks of chorus keep to their share of the cores by themselves, unless CHORUS_BIND=0"},

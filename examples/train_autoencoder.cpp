@@ -66,7 +66,7 @@ constexpr const char* description =
 
   train_autoencoder                           generated images
   train_autoencoder --data DIR --code 64      DIR: MNIST's or CIFAR-10's files
-  train_autoencoder --images pairs.pgm        writes test images beside their reconstructions)";
+  train_autoencoder --images pairs.pgm        writes test images next to their reconstructions)";
 
 }  // namespace
 

@@ -50,7 +50,7 @@ for n in (1,) if LESSON == 1 else (1, 2, 3):
         near(sent(text, "rank 0", "gradients"), ring)
         assert ("6 messages" if LESSON == 3 else "6 gradients go in 2 messages") in text, text
     if LESSON == 5:
-        assert "in a step 2.0 of 3 buckets leave while backward goes on" in text, text
+        assert "in a step 2.0 of 3 buckets leave during backward" in text, text
         waits = re.search(r"in a step rank 0 waits (\S+) us after backward; the sums alone take (\S+) us\n", text)
         assert all(0 <= float(us) < 1e6 for us in waits.groups()), text
     if LESSON == 6:

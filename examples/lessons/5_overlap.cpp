@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
       for (auto& bucket : averager.buckets) ranks.all_reduce(bucket.gradients);
     const double alone = seconds() - begin;
     if (run.is_main()) {
-      std::printf("in a step %.1f of 3 buckets leave while backward goes on\n", averager.left_early / data.steps());
+      std::printf("in a step %.1f of 3 buckets leave during backward\n", averager.left_early / data.steps());
       std::printf("in a step rank 0 waits %.1f us after backward; the sums alone take %.1f us\n",
                   1e6 * averager.waited / data.steps(), 1e6 * alone / data.steps());
     }

@@ -37833,8 +37833,8 @@ namespace detail {
 template <class T, class D, class Options>
 void check_class_loss(const char* operation, const Tensor<T, 2, D>& scores, const Tensor<std::int64_t, 1, D>& labels,
                       const Options& options, Reduction expected) {
-  check<ShapeError>(scores.size(0) == labels.size(0), operation, ": scores of shape ", scores.shape(), ", expected ",
-                    scores.size(0), " labels, got ", labels.size(0));
+  check<ShapeError>(scores.size(0) == labels.size(0), operation, ": expected ", scores.size(0),
+                    " labels for scores of shape ", scores.shape(), ", got ", labels.size(0));
   check<UsageError>((options.reduction == Reduction::none) == (expected == Reduction::none), operation,
                     ": for one loss per sample call ", operation, "_per_sample");
 }

@@ -8,7 +8,7 @@ FUZZ_TARGET(foreign_file) {
   constexpr std::string_view paths[] = {"FILE", "FILE.pt", "FILE.bin", "FILE.npz", "FILE.safetensors", "FILE.gguf"};
   const auto path = paths[parts.number() % std::size(paths)];
   const auto rest = parts.rest();
-  const auto what = chorus::io::detail::what_file_is(std::as_bytes(rest), path);
+  const auto what = chorus::io::detail::identify_file(std::as_bytes(rest), path);
   FUZZ_REQUIRE(what.empty() || what.starts_with("it "));
   FUZZ_REQUIRE(std::ranges::none_of(what, [](char c) { return static_cast<unsigned char>(c) < ' '; }));
 }

@@ -44,7 +44,7 @@ class AnyActivation {
   /// The values, contiguous.
   virtual void* numbers() const = 0;
   /// For an output: memory for its gradient, to be filled before `take_gradient`.
-  virtual void* gradient_to_come() = 0;
+  virtual void* gradient_buffer() = 0;
   /// Adds that gradient to the output's node, from which backward continues; null if there is none.
   virtual Ref<Node> take_gradient() = 0;
   /// For an input: its gradient, contiguous; zeros if none has arrived.
@@ -72,7 +72,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   }
   std::size_t bytes() const override { return value_of(value).bytes(); }
   void* numbers() const override { return value_of(value).data(); }
-  void* gradient_to_come() override {
+  void* gradient_buffer() override {
     gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
     return gradient_.data();
   }
@@ -135,7 +135,7 @@ class RawActivation final : public AnyActivation<D> {
   Header header() const override { return header_; }
   std::size_t bytes() const override { return header_.bytes(); }
   void* numbers() const override { return numbers_.data(); }
-  void* gradient_to_come() override {
+  void* gradient_buffer() override {
     gradient_ = Storage<D>(numbers_.device(), bytes());
     return gradient_.data();
   }

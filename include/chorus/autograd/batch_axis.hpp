@@ -103,11 +103,11 @@ constexpr int batch_axis_of(int dim) {
 
 /// The operand without its declarations.
 template <class X>
-const X& unsaid(const X& x) {
+const X& unmarked(const X& x) {
   return x;
 }
 template <int Axis, class X, bool Exact>
-const X& unsaid(const BatchAxis<Axis, X, Exact>& x) {
+const X& unmarked(const BatchAxis<Axis, X, Exact>& x) {
   return x;
 }
 

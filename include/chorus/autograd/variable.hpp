@@ -264,7 +264,7 @@ constexpr Node::Form form_of() {
 }
 /// Tells the node what LossTerms needs: see Node::form.
 template <int Rank, class Operation>
-void tell_form(Node& node, const Operation& operation) {
+void record_form(Node& node, const Operation& operation) {
   if constexpr (requires { operation.index; } || requires { operation.labels; })
     node.set_operands(true, false, true);  // integers are operands, too
   else
@@ -286,7 +286,8 @@ WatchedTensor watched_tensor(const Tensor<T, Rank, D>& x) {
           std::make_shared<Tensor<T, Rank, D>>(x)};
 }
 template <class Operation, class Value, class... Inputs>
-[[gnu::cold, gnu::noinline]] void tell_watch(const Operation& operation, const Value& value, const Inputs&... inputs) {
+[[gnu::cold, gnu::noinline]] void notify_watch(const Operation& operation, const Value& value,
+                                               const Inputs&... inputs) {
   operation_watch->ended({operation_name(operation), &operation, {watched_tensor(value_of(inputs))...},
                           watched_tensor(value)});
 }
@@ -303,7 +304,7 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
                 "operands: expected one kind of device; to_device(x, device) copies");
   ++detail::operations_ended;
   if (detail::operation_watch != nullptr) [[unlikely]]
-    detail::tell_watch(operation, value, inputs...);
+    detail::notify_watch(operation, value, inputs...);
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {
@@ -312,7 +313,7 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
     auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
                                          node_of(inputs)...);
-    if (result.node()) detail::tell_form<Rank>(*result.node(), operation);
+    if (result.node()) detail::record_form<Rank>(*result.node(), operation);
     return result;
   }
 }

@@ -45,7 +45,7 @@ CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split)
   const std::string place = find(folder), other = advice(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
                    " (or cifar-10-batches-bin in it) lacks data_batch_1.bin and test_batch.bin",
-                   other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", what_is_there(folder), other);
+                   other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", list_folder(folder), other);
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {
     read_batch(place + "/test_batch.bin", pixels, labels);

@@ -19,7 +19,7 @@ bool is_folder(const std::string& path);
 void require_folder(std::string_view reader, const std::string& path);
 
 /// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
-[[gnu::cold]] std::string what_is_there(const std::string& folder);
+[[gnu::cold]] std::string list_folder(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {

@@ -40,7 +40,7 @@ CHORUS_INLINE void require_folder(std::string_view reader, const std::string& pa
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
 }
 
-CHORUS_INLINE std::string what_is_there(const std::string& folder) {
+CHORUS_INLINE std::string list_folder(const std::string& folder) {
   constexpr std::size_t shown = 8, looked_at = 1000;
   std::vector<std::string> names;
   std::error_code trouble;

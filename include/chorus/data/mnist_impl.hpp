@@ -46,7 +46,7 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
   const auto require = [&](const char* suffix) {
     std::string path = find(folder, split, suffix);
     check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
-                     suffix, ", plain or .gz", what_is_there(folder));
+                     suffix, ", plain or .gz", list_folder(folder));
     return path;
   };
   const std::string image_path = require(images), label_path = require(labels);

@@ -21,7 +21,7 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
   fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", which,
                   Mnist::images, " and ", which, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
                   split == Split::train ? "data_batch_1.bin to data_batch_5.bin" : "test_batch.bin",
-                  ", also in cifar-10-batches-bin)", what_is_there(folder), Cifar10::advice(folder));
+                  ", also in cifar-10-batches-bin)", list_folder(folder), Cifar10::advice(folder));
 }
 
 }  // namespace chorus::data

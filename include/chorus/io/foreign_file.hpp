@@ -15,7 +15,7 @@ namespace chorus::io::detail {
 inline constexpr std::size_t foreign_bytes = 4096;
 
 /// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
-[[gnu::cold]] inline std::string what_file_is(std::span<const std::byte> begin, std::string_view path) {
+[[gnu::cold]] inline std::string identify_file(std::span<const std::byte> begin, std::string_view path) {
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
   constexpr std::string_view from_torch =
@@ -103,11 +103,11 @@ inline constexpr std::size_t foreign_bytes = 4096;
 }
 
 /// The end of a message about a refused file, for readers of NumPy files.
-[[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
+[[gnu::cold]] inline std::string numpy_hint(std::span<const std::byte> begin, std::string_view path) {
   // The header's size in 8 bytes, mostly zeros, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
     return "; it is a safetensors file: io::load fills a model from it, io::SafetensorsReader reads its tensors";
-  const auto what = what_file_is(begin, path);
+  const auto what = identify_file(begin, path);
   return what.empty() ? "" : "; " + what;
 }
 

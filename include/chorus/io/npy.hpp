@@ -147,7 +147,7 @@ class NpyHeader {
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
-    fail<FileError>(who, ": not a .npy file", instead_of_numpy(bytes, who));
+    fail<FileError>(who, ": not a .npy file", numpy_hint(bytes, who));
   const int version = text[6];
   check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
                    " of the format is not supported");

@@ -40,7 +40,7 @@ class NpyFolder {
       classes_.push_back(name);
     }
     check<FileError>(!files_.empty(), "NpyFolder: expected .npy files in ", printable(folder),
-                     " or in its subfolders, got none", data::what_is_there(folder));
+                     " or in its subfolders, got none", data::list_folder(folder));
   }
 
   Index size() const { return static_cast<Index>(files_.size()); }

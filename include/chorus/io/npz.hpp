@@ -68,7 +68,7 @@ struct ZipEntry {
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
-    fail<FileError>(zip.who(), ": not a .npz file", instead_of_numpy(zip.part(0, zip.size()), zip.who()));
+    fail<FileError>(zip.who(), ": not a .npz file", numpy_hint(zip.part(0, zip.size()), zip.who()));
   };
   if (zip.size() < end_size) refuse();
   std::uint64_t end = zip.size() - end_size;

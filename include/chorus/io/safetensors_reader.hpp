@@ -124,7 +124,7 @@ class SafetensorsReader {
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
-    return detail::what_file_is(begin, path_);
+    return detail::identify_file(begin, path_);
   }
 
   void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {

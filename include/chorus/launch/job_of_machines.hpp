@@ -10,7 +10,7 @@ namespace chorus {
 namespace detail {
 
 /// Runs the ranks of this machine until they end, or until all machines start a new round.
-inline GroupOutcome supervise_beside_others(const RankGroup& group, Console& console, Machines& machines) {
+inline GroupOutcome supervise_with_machines(const RankGroup& group, Console& console, Machines& machines) {
   try {
     Supervisor supervisor(group, console);
     const auto watcher = machines.watch([&](const char* why) { supervisor.interrupt(why); });
@@ -53,7 +53,7 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
       console.say(error.what());
       return console.status_after(status);
     }
-    auto outcome = detail::supervise_beside_others(group, console, machines);
+    auto outcome = detail::supervise_with_machines(group, console, machines);
     if (outcome.signal != 0) {
       console.finish(group.grace);
       if (group.node_rank == 0) machines.end(cat("machine 0 was sent ", detail::signal_name(outcome.signal)));

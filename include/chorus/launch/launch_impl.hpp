@@ -269,7 +269,7 @@ inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int>
 /// wait for each other on one core and leave them there. If ranks outnumber cores, neighbours share a core, if all
 /// cores get equally many. Not done if the affinity is set already, or with CHORUS_BIND=0. Later threads inherit the
 /// binding.
-inline void keep_to_own_cores(const comm::World& world) {
+inline void pin_to_own_cores(const comm::World& world) {
   cpu_set_t all, own;
   if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
   if (sched_getaffinity(0, sizeof all, &all) != 0) return;
@@ -352,7 +352,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
     world = std::move(*joined);
     check_one_each(world, options);
     if (options.backend != comm::Backend::mpi) warn_of_users(world);
-    keep_to_own_cores(world);
+    pin_to_own_cores(world);
   } else {
     warn_of_strangers(policy);
   }

@@ -211,7 +211,7 @@ class Supervisor {
     listener_.reset();
   }
 
-  static bool lost_others(const Rank& rank) {
+  static bool lost_peers(const Rank& rank) {
     return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
   }
 
@@ -236,9 +236,9 @@ class Supervisor {
 
   /// Names the rank that failed first and stops the others.
   [[gnu::cold]] void judge() {
-    const bool lost_peer = lost_others(*suspect_);
+    const bool lost_peer = lost_peers(*suspect_);
     for (const Rank& rank : ranks_)
-      if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
+      if (lost_peer && !rank.running && lost_peers(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);

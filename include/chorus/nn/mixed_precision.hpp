@@ -165,10 +165,10 @@ class MixedPrecision : public Module {
   template <class X>
   static decltype(auto) narrowed(const X& x) {
     if constexpr (chorus::detail::says_batch_axis<X> && !chorus::detail::says_exact<X>) {
-      return narrowed(chorus::detail::unsaid(x));
+      return narrowed(chorus::detail::unmarked(x));
     } else if constexpr (Operand<X>) {
       if constexpr (chorus::detail::says_exact<X>)
-        return chorus::detail::unsaid(x);
+        return chorus::detail::unmarked(x);
       else if constexpr (Real<typename tensor_of<X>::value_type>)
         return to<T>(x);
       else if constexpr (std::is_same_v<X, Tensor<std::int64_t, tensor_of<X>::rank, device_type>>)

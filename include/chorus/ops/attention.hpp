@@ -148,7 +148,7 @@ W taken_weights(const W& weights) {
 /// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
 /// applies the mask.
 template <Operand Q, Operand K, Operand V, class Masked>
-auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+auto unblocked_attention(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto features = static_cast<double>(value_of(q).size(-1));
   auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
   if (options.causal)
@@ -278,7 +278,7 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       }
     }
   }
-  return attention_as_a_whole(q, k, v, masked, options);
+  return unblocked_attention(q, k, v, masked, options);
 }
 
 }  // namespace detail

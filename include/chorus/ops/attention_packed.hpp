@@ -21,7 +21,7 @@ AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
 
 /// Whether attention with scores [batch, heads, queries, keys] uses strided kernels.
 template <class Q, class K, class V>
-bool goes_by_strides(const Shape<4>& scores) {
+bool can_stride(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
     return numel(scores) > 0 && kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores)) &&
            !takes_attention_weights<Q>();
@@ -78,7 +78,7 @@ auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOpti
     const Shape<4> scores{queries[0], queries[2], queries[1], keys[1]};
     const bool fits = keys == Shape<4>{queries[0], keys[1], queries[2], queries[3]} &&
                       values == Shape<4>{queries[0], keys[1], queries[2], values[3]};
-    if (fits && queries[3] > 0 && values[3] > 0 && goes_by_strides<Q, K, V>(scores))
+    if (fits && queries[3] > 0 && values[3] > 0 && can_stride<Q, K, V>(scores))
       return attention_in_blocks<true>(q, k, v, mask_of_scores<Q>(scores, mask...), options);
   }
   const auto heads_first = [](const auto& x) { return permute(x, {0, 2, 1, 3}); };
@@ -98,7 +98,7 @@ auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&
                     options.dropout);
   if constexpr (has_stacked_attention<X, X, X>) {
     const Shape<4> scores{batch, heads, length, length};
-    if (features > 0 && goes_by_strides<X, X, X>(scores))
+    if (features > 0 && can_stride<X, X, X>(scores))
       return attention_in_packed_blocks(qkv, mask_of_scores<X>(scores, mask...), options);
   }
   const auto parts = permute(qkv, {2, 0, 3, 1, 4});

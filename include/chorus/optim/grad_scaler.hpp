@@ -44,7 +44,7 @@ class ScaledGradients {
   /// Called when the gradients are unscaled or cleared.
   void end() { own_->open = false; }
   /// Whether some of these gradients now contain another scaler's losses.
-  bool are_anothers() const {
+  bool belong_to_another() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
       const auto other = book.lock();
@@ -268,7 +268,7 @@ class GradScaler {
     };
   }
   void begin_unscale() {
-    check<UsageError>(!gradients_.are_anothers(),
+    check<UsageError>(!gradients_.belong_to_another(),
                       "GradScaler: another scaler has scaled the same gradients and not unscaled them: expected its "
                       "step() before this scaler's scale(), or one scaler for both losses");
     gradients_.end();

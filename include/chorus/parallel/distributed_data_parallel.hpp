@@ -188,7 +188,7 @@ class DistributedDataParallel
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
     const auto model = [&] { return this->call_model(inputs...); };
-    if (!grad_enabled()) return this->run_aside(pass, model);
+    if (!grad_enabled()) return this->run_without_grad(pass, model);
     this->forward_begins(pass);
     auto output = this->run_recorded(model);
     this->forward_ended();

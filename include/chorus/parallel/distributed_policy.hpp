@@ -35,7 +35,7 @@ class DistributedPolicy : public Policy<Model, Base> {
   }
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    return this->run_aside(pass, [&] { return call_model(inputs...); });
+    return this->run_without_grad(pass, [&] { return call_model(inputs...); });
   }
 };
 

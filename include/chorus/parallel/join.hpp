@@ -28,10 +28,11 @@ class JoiningPolicy {
  public:
   virtual void begin_join(const JoinFacts&) = 0;
   /// This rank has run out of batches.
-  virtual void rank_joins() {}
+  virtual void run_out_of_batches() {}
   /// Shadows a pass of other ranks: takes part in its collectives.
-  virtual JoinedPass shadow_pass() = 0;
-  virtual void all_ranks_joined() = 0;
+  virtual JoinedPass take_part_in_pass() = 0;
+  /// All ranks have run out of batches.
+  virtual void all_have_run_out() = 0;
   virtual void end_join() = 0;
 
  protected:
@@ -73,8 +74,8 @@ class JoinScope {
     }
   }
   /// The loop of a rank that has run out of batches, until all ranks have.
-  void take_part_in_passes() const {
-    for_nets(&JoiningPolicy::rank_joins);
+  void shadow_all() const {
+    for_nets(&JoiningPolicy::run_out_of_batches);
     for (bool any = true; any;) {
       any = false;
       bool averaged = false;
@@ -84,13 +85,13 @@ class JoinScope {
           if (pass == JoinedPass::averaged) one.function();
           continue;
         }
-        pass = one.net != nullptr ? one.net->shadow_pass() : JoinedPass::none;
+        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
         any = any || pass != JoinedPass::none;
         averaged = averaged || pass == JoinedPass::averaged;
       }
       if (averaged && options_.step) options_.step();
     }
-    for_nets(&JoiningPolicy::all_ranks_joined);
+    for_nets(&JoiningPolicy::all_have_run_out);
   }
 
  private:
@@ -121,7 +122,7 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   detail::JoinScope scope(all, options);
   scope.begin();
   body();
-  scope.take_part_in_passes();
+  scope.shadow_all();
 }
 
 }  // namespace chorus

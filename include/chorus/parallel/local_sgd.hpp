@@ -164,13 +164,13 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return ones_;
   }
 
-  void bring_together() override { synchronise(); }
-  void rank_joins() override { ended_ = true; }
-  [[gnu::cold]] JoinedPass shadow_pass() override {
+  void synchronize() override { synchronise(); }
+  void run_out_of_batches() override { ended_ = true; }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (this->throw_early_) this->begin_shadow_pass();  // throws unless all have ended
     return take_mean() ? JoinedPass::passed : JoinedPass::none;
   }
-  [[gnu::cold]] void all_ranks_joined() override { this->end_shadow_passes(); }
+  [[gnu::cold]] void all_have_run_out() override { this->end_shadow_passes(); }
   void end_join() override {
     ended_ = false;
     Base::end_join();

@@ -99,7 +99,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "all ranks before a forward pass in evaluation");
       pull();
     }
-    return this->run_aside(pass, model);
+    return this->run_without_grad(pass, model);
   }
 
   /// While it lives, backward accumulates locally; the first backward after it pushes the sum. Each pass is weighted by
@@ -132,9 +132,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
-  void bring_together() override {
+  void synchronize() override {
     if (stepped_) return pull();
-    Base::bring_together();
+    Base::synchronize();
   }
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(facts.steps || facts.throw_early,
@@ -142,7 +142,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "JoinOptions::step, or pass a function after the net");
     Base::begin_join(facts);
   }
-  [[gnu::cold]] JoinedPass shadow_pass() override {
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (!this->begin_shadow_pass()) return JoinedPass::none;
     if (stepped_) pull();
     this->shares_.weigh({});
@@ -150,7 +150,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     push(/*ended=*/true);
     return JoinedPass::averaged;
   }
-  [[gnu::cold]] void all_ranks_joined() override {
+  [[gnu::cold]] void all_have_run_out() override {
     this->end_shadow_passes();
     if (stepped_) pull();
   }

@@ -83,7 +83,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   void eval() {
     if (!joining_) {
       if (buffers_apart_ || passes_together_) meet();
-      bring_together();
+      synchronize();
     }
     PolicyOn<D>::eval();
   }
@@ -197,7 +197,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     if (!joining_) shares_.meet();
   }
   /// See eval().
-  virtual void bring_together() {
+  virtual void synchronize() {
     if (buffers_apart_) broadcast_buffers(0);
   }
 
@@ -307,10 +307,10 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// A forward pass without gradients is local to this rank, unless an operation asks for its position in the batch.
   template <class Call>
-  auto run_aside(const ddp::ForwardPass& pass, const Call& call) {
+  auto run_without_grad(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training())
       check_evaluates_rank_0s();
-    shares_.begin_aside(pass, !joining_);
+    shares_.begin_without_grad(pass, !joining_);
     return run_forward(!joining_, call);
   }
   /// Backward reaches one of this net's last passes: ranks compute weights for their losses, given by all these nodes.

@@ -26,7 +26,7 @@ class UnlistedParameters final : public ParameterWatch {
   }
   void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override;
   /// The pass has ended: prints the warning if there is one.
-  void say_what_was_seen() const;
+  void report_seen() const;
 
  private:
   std::vector<const void*> listed_;  // sorted

@@ -19,7 +19,7 @@ CHORUS_INLINE void UnlistedParameters::saw(const void* parameter, Node&, std::sp
   unlisted_.push_back(parameter);
 }
 
-CHORUS_INLINE void UnlistedParameters::say_what_was_seen() const {
+CHORUS_INLINE void UnlistedParameters::report_seen() const {
   if (!unlisted_.empty())
     say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
             ": the policy does not train, average or save them, and all copies of the model share them"));
@@ -27,7 +27,7 @@ CHORUS_INLINE void UnlistedParameters::say_what_was_seen() const {
 
 CHORUS_INLINE WatchScope::~WatchScope() {
   parameter_watch = before_;
-  if (watch_) watch_->say_what_was_seen();
+  if (watch_) watch_->report_seen();
 }
 
 }  // namespace chorus::detail

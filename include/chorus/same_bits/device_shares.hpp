@@ -28,7 +28,7 @@ class DeviceShares {
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
       : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
-    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
+    if (needs_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
   }
 
   const ShareRange& run() const { return run_; }

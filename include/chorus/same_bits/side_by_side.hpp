@@ -19,7 +19,7 @@
 namespace chorus::same_bits {
 
 /// Whether a layer of the model needs the whole batch.
-[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
+[[gnu::cold]] bool needs_whole_batch(nn::Module& model);
 
 /// The shares of a device run through the model side by side, and meet where a layer asks for sums over the batch. Each
 /// has its own leaves in place of the parameters, so that gradients of several shares can be incomplete at once.

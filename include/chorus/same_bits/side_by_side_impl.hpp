@@ -19,7 +19,7 @@
 
 namespace chorus::same_bits {
 
-CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
+CHORUS_INLINE bool needs_whole_batch(nn::Module& model) {
   struct Look final : nn::detail::Walker {
     bool any = false;
     void enter(nn::Module& layer) override {

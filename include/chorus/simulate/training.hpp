@@ -170,13 +170,13 @@ class TrainingRank {
   void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
     rank_.call(op, bytes, traffic, peer, receives);
   }
-  void tell_shares() {
+  void exchange_shares() {
     if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
   }
 
   void reducing_backward() {
     const auto begun = rank_.clock();
-    tell_shares();
+    exchange_shares();
     std::vector<Work> works;
     double done = 0;
     for (const auto& bucket : training_.buckets) {
@@ -225,7 +225,7 @@ class TrainingRank {
   void gathering_forward() {
     const std::size_t count = training_.units.size();
     gathers_.resize(count);
-    tell_shares();
+    exchange_shares();
     gather(0);
     for (std::size_t u = 0; u < count; ++u) {
       arrive(u);
@@ -237,7 +237,7 @@ class TrainingRank {
   void scattering_backward() {
     const auto ranks = static_cast<std::size_t>(rank_.size());
     const std::size_t count = training_.units.size(), last = count - 1;
-    tell_shares();
+    exchange_shares();
     std::deque<std::pair<std::size_t, Work>> averages;
     const auto take_back = [&] {
       const auto u = averages.front().first;
@@ -307,7 +307,7 @@ class TrainingRank {
       call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
     forward();
     const auto begun = rank_.clock();
-    tell_shares();
+    exchange_shares();
     rank_.compute(training_.backward);
     // Which gradients there are, and the gradients.
     for (const auto& [bytes, traffic] :

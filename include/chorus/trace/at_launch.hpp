@@ -12,9 +12,9 @@ namespace chorus::detail {
 /// pipe or a device. Throws as TraceRecorder does.
 std::shared_ptr<void> record_rank(const TraceOptions& asked, const TracedProcess& process);
 /// Makes one file of what ranks have left that were killed while they recorded. A failure is a warning.
-void merge_what_is_left(const TraceOptions& asked, int ranks);
+void merge_leftovers(const TraceOptions& asked, int ranks);
 
-inline const bool launch_records = (run_listener = {&record_rank, &merge_what_is_left}, true);
+inline const bool launch_records = (run_listener = {&record_rank, &merge_leftovers}, true);
 
 }  // namespace chorus::detail
 

@@ -26,7 +26,7 @@ CHORUS_INLINE std::shared_ptr<void> record_rank(const TraceOptions& asked, const
   return {recorder, [](TraceRecorder* ended) { ended->finish(); }};
 }
 
-CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
+CHORUS_INLINE void merge_leftovers(const TraceOptions& asked, int ranks) {
   try {
     merge_traces(asked.path, ranks, true);
   } catch (const FileError& error) {  // the run is worth more than its picture

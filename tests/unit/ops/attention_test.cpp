@@ -114,7 +114,7 @@ TEST_CASE("a query that sees no key gives zeros, and no gradient: with any mask,
   check([&](const auto&... in) { return ch::scaled_dot_product_attention(in..., seen); });
   check([&](const auto&... in) { return ch::scaled_dot_product_attention(in..., added); });
   check([&](const auto&... in) {
-    return ch::detail::attention_as_a_whole(in..., [&](const auto& scores) { return scores + added; }, {});
+    return ch::detail::unblocked_attention(in..., [&](const auto& scores) { return scores + added; }, {});
   });
 }
 

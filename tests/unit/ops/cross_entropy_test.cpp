@@ -107,7 +107,7 @@ TEST_CASE("what a sum cannot be divided by") {
 TEST_CASE("messages of cross_entropy") {
   const auto x = Tensor<2>::ones({2, 3});
   CHECK(message_of<ch::ShapeError>([&] { ch::cross_entropy(x, labels); }) ==
-        "cross_entropy: scores of shape [2, 3] need 2 labels, got 5");
+        "cross_entropy: expected 2 labels for scores of shape [2, 3], got 5");
   CHECK(message_of<ch::UsageError>([&] {
           ch::cross_entropy(x, Labels::from({0, 3}, {2}));
         }) == "cross_entropy: label 3 of sample 1 is not in [0, 3) and is not ignore_index -100");

@@ -235,7 +235,7 @@ TEST_CASE("pipeline faults: a target that fits no micro-batch is named on all ra
     return message_of<Error>([&] { rank.net(numbers(4, 5, 1), labels(5, 3, 1)); });
   });
   for (const auto& text : ranks.texts())
-    CHECK_THAT(text, Contains("cross_entropy: scores of shape [1, 3] need 1 labels, got 5"));
+    CHECK_THAT(text, Contains("cross_entropy: expected 1 labels for scores of shape [1, 3], got 5"));
 }
 
 TEST_CASE("pipeline faults: ranks with different batches are refused") {

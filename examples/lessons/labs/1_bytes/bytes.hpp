@@ -111,7 +111,7 @@ void run(lab::Lab& lab) {
     }
     train_ranks<ch::DistributedDataParallel<Model>>(n);
     lab.compare(name("ddp, a rank"), sent(n - 1, Traffic::gradients), 0,
-                "Lesson 6 counts how many chunks a rank sends, and of which size.");
+                "Lesson 6 counts how many chunks a rank sends, and their sizes.");
     train_ranks<ch::ParameterServer<Model>>(n);
     lab.compare(name("parameter server, rank 0"), sent(0, Traffic::parameters), 0, "Who needs the new parameters?");
     lab.compare(name("parameter server, a worker"), sent(n - 1, Traffic::gradients), 0, "To which ranks does it send?");

@@ -56,7 +56,7 @@ void run(lab::Lab& lab) {
     const auto step = step_of({std::min(cap, 1.0), cap});
     char line[120];
     std::snprintf(line, sizeof line,
-                  "\n  buckets of %6.2f MiB: a step takes %6.1f ms, of which %5.1f ms wait; %3.0f %% hidden", cap,
+                  "\n  buckets of %6.2f MiB: a step takes %6.1f ms, with %5.1f ms of waiting; %3.0f %% hidden", cap,
                   step.ms, step.exposed_ms, 100 * step.hidden());
     grid += line;
     if (step.ms < best.ms) best = step;

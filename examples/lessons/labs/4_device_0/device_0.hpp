@@ -99,7 +99,7 @@ void run(lab::Lab& lab) {
   compare(
       lab, "loss outside",
       train(Logits<ch::Cpu>{}, [](auto& net, const auto& x, const auto& y) { return ch::cross_entropy(net(x), y); }),
-      "Count the logits that it made, the logits that it received, and the gradients without memory of their own.");
+      "Count the logits that it made, the logits that it received, and the gradients without own memory.");
   const auto inside = train_with_loss(answers::WithLoss<ch::Cpu>(features, classes));
   compare(lab, "loss inside", inside, "Count the logits that it made. Is anything of their size sent?");
 

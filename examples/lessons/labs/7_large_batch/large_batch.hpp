@@ -231,7 +231,7 @@ void run(lab::Lab& lab) {
 
   lab.say(line("batch 8", by_lab.small));
   lab.compare("the rate as it was: accuracy in %", by_lab.as_it_was, 0.25 * by_lab.as_it_was,
-              "After how many epochs has batch 8 made as many steps?");
+              "After how many epochs has batch 8 made the same number of steps?");
   if (lab.compare("as good: 4 x the rate", as_good(by_lab.four_times), "How far do 640 steps get at that rate?"))
     lab.say(line("batch 128, 4 x the rate", by_lab.four_times));
   if (lab.compare("as good: 16 x the rate from the first step", as_good(by_lab.sixteen_times),

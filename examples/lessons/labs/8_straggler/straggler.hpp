@@ -100,7 +100,7 @@ void run(lab::Lab& lab) {
     const auto what = ch::cat("slow_rank, case ", slow == 37 ? 1 : slow == 0 ? 2 : 3);
     int found = -1;
     if (!lab.run(what, [&] { found = Student::slow_rank(waited); })) break;
-    std::string why = ch::cat("there is no rank ", found);
+    std::string why = ch::cat("unknown rank ", found);
     if (found >= 0 && found < 64) {
       double mine = 0, all = 0;
       for (std::size_t rank = 0; rank < waited.size(); ++rank)

@@ -75,7 +75,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
 
 /// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
 /// now has, or has sent, `value` for them.
-[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
+[[gnu::noinline, gnu::cold]] inline void trace_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
@@ -134,7 +134,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
     if (m.to != nobody) c.sent(m.to, bytes);
     if (tells) [[unlikely]]
-      tell_step(*listener, c, m, n, value, begin);
+      trace_step(*listener, c, m, n, value, begin);
     if (in) c.link.release(m.from);
     if (m.mine) m.mine += bytes;
     if (m.store) m.store += bytes;

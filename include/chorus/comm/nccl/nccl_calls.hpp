@@ -183,7 +183,7 @@ class NcclCalls {
   }
 
   /// The compute stream waits for a call; the host does not.
-  void let_compute_wait(std::uint64_t ticket) {
+  void wait_on_compute_stream(std::uint64_t ticket) {
     const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
     const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
     const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);

@@ -106,7 +106,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// Makes the compute stream wait for a call; the host does not wait.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    this->let_compute_wait(ticket);
+    this->wait_on_compute_stream(ticket);
   }
 
   bool done(std::uint64_t ticket) override {

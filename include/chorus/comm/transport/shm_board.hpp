@@ -160,13 +160,13 @@ class Place {
       if (flag.load() != busy) break;
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
-      tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it set, for others' deadlines
+      announce_wait(peer);
+      diagnose(peer, flag, busy, now >= deadline);  // an exception leaves it set, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     own.waits.store({});
-    tell_job(nobody);
+    announce_wait(nobody);
   }
 
   /// Throws if `peer` has left and `flag` is unchanged: all data that a rank sent before it left have arrived.
@@ -244,7 +244,7 @@ class Place {
   int in_job(int named) const { return in_job_.empty() ? named : in_job_[static_cast<std::size_t>(named)]; }
   int name_in_job(int who) const { return in_job(name(who)); }
 
-  void tell_job(int peer) const {
+  void announce_wait(int peer) const {
     if (in_job_.empty() || among_threads()) return;
     const std::lock_guard lock(OfJob::of_process().mutex);
     const Place* const job = OfJob::of_process().place;
@@ -263,7 +263,7 @@ class Place {
       if (who != rank_) ring_bell(who);
   }
 
-  [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
+  [[gnu::cold]] void diagnose(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check_peers();
     check_is_here(peer, flag, busy);
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));

@@ -200,7 +200,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   }
 
   const GradientRaster<T> raster(s);
-  const Index plane = raster.rows * raster.pitch, images = images_at_once(s.batch, plane);
+  const Index plane = raster.rows * raster.pitch, images = images_per_block(s.batch, plane);
   const Index row = images * plane + tile_columns<T>;
   const bool gather = channels >= gather_rows;
 

@@ -56,7 +56,7 @@ void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const 
   constexpr Index w = tile_columns<T>;
   // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
   const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
-  T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
+  T *const left = left_memory<T>(), *const right = cached_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
 
   for_pieces(n, gemm_columns, [&](Index j0, Index width) {

@@ -9,7 +9,7 @@
 namespace chorus::kernels::detail {
 
 /// The number of images that together have about a thousand pixels.
-inline Index images_at_once(Index batch, Index plane) {
+inline Index images_per_block(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
@@ -52,7 +52,7 @@ struct InputRaster {
     pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
                             : (s.width + 2 * s.padding_w + s.stride_w - 1) / s.stride_w;
     plane = rows * pitch;
-    images = images_at_once(s.batch, plane);
+    images = images_per_block(s.batch, plane);
     reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 

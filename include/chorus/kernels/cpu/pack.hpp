@@ -78,7 +78,7 @@ inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
 /// Memory for `Size` numbers, kept for the thread's lifetime. It is not counted as device memory, so that the amount
 /// does not depend on the number of threads in a team.
 template <class T, Index Size>
-T* kept_memory() {
+T* cached_memory() {
   struct alignas(64) Numbers {
     T all[static_cast<std::size_t>(Size)];
   };
@@ -87,7 +87,7 @@ T* kept_memory() {
 }
 template <class T>
 T* left_memory() {
-  return kept_memory<T, left_size(left_rows)>();
+  return cached_memory<T, left_size(left_rows)>();
 }
 
 /// Calls f(first, count) for pieces of `rows` rows that fit into left_memory: whole tiles, except the last.

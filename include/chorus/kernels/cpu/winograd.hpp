@@ -25,7 +25,7 @@ bool suits_winograd(const Conv2dShape& s) {
 }
 
 template <class T>
-constexpr Index whole_panels(Index n) {
+constexpr Index rounded_to_panels(Index n) {
   return (n + tile_columns<T> - 1) / tile_columns<T> * tile_columns<T>;
 }
 
@@ -100,7 +100,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const WinogradPlan<Way> plan(images, in, out, padding_h, padding_w);
   const TiledImages& tiles = plan.tiles;
   const Kernels<T> kernels{weight, out.channels, in.channels, turned};
-  const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
+  const Index panels = (out.channels + w - 1) / w, pitch = rounded_to_panels<T>(in.channels), threads = num_threads();
   // Transformed weights above 8 MiB fit into no cache, so they are made when used, some channels at a time.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
@@ -188,8 +188,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
   // A product's input is stored in reading order: w channels, or filters_at_once filters, of one tile after the other.
   const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
-  const TilePanels x_panels{whole_panels<T>(channels), w, room};
-  const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
+  const TilePanels x_panels{rounded_to_panels<T>(channels), w, room};
+  const Index dy_width = std::min(filters_at_once, rounded_to_panels<T>(filters));
   const TilePanels dy_panels{(filters + dy_width - 1) / dy_width * dy_width, dy_width, room};
   const Index v_pitch = plan.template point_pitch<T>(at_once, x_panels.channels);
   const Index m_pitch = plan.template point_pitch<T>(at_once, dy_panels.channels),

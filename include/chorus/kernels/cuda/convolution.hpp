@@ -75,8 +75,8 @@ struct PutConverted {
 inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
 
 template <class T>
-void say_direct(Cuda device, ConvolutionPass pass, const Conv2dShape& s) {
-  if (!any_empty(s)) say_direct(device, {pass, dtype<T>, tf32_allowed(), s});
+void log_direct(Cuda device, ConvolutionPass pass, const Conv2dShape& s) {
+  if (!any_empty(s)) log_direct(device, {pass, dtype<T>, tf32_allowed(), s});
 }
 
 }  // namespace cuda
@@ -93,7 +93,7 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
   }
 #endif
   if (!done) {
-    cuda::say_direct<T>(device, cuda::ConvolutionPass::forward, s);
+    cuda::log_direct<T>(device, cuda::ConvolutionPass::forward, s);
     cuda::for_each(device, "conv2d", s.y_count(), cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
   }
   if (bias != nullptr)
@@ -120,7 +120,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
     }
   }
 #endif
-  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
+  cuda::log_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
   cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
                        s.batch * s.out_height() * s.out_width(), false,
                        cuda::DirectBackwardWeight<T, Out>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
@@ -138,7 +138,7 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
     if (done) return;
   }
 #endif
-  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_input, s);
+  cuda::log_direct<T>(device, cuda::ConvolutionPass::backward_input, s);
   cuda::for_each(device, "conv2d gradient by the input", s.x_count(),
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }

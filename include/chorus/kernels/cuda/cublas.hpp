@@ -170,7 +170,7 @@ struct CublasContext {
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
-    say_plan(device, problem, [&] { return plan->text(); });
+    log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };

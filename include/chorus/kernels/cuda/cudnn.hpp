@@ -303,7 +303,7 @@ struct CudnnContext {
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
     plan = std::make_unique<ConvolutionPlan>(handle, problem);
-    say_plan(device, problem, [&] { return plan->text(); });
+    log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };

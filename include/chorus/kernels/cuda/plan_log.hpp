@@ -35,21 +35,21 @@ inline std::string text_of(const ConvolutionProblem& p) {
 
 /// Logs the choice for a problem if requested; `choice()` gives the text.
 template <class Problem, class Choice>
-[[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
+[[gnu::cold]] void log_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
 }
 
 namespace detail {
-inline std::atomic<bool>& direct_convolution_said() {
+inline std::atomic<bool>& direct_convolution_logged() {
   static std::atomic<bool> said = false;
   return said;
 }
 }  // namespace detail
 
 /// Warns, once per process, that a convolution uses a direct kernel.
-inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
-  if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
+inline void log_direct(Cuda device, const ConvolutionProblem& problem) {
+  if (detail::direct_convolution_logged().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
                           CHORUS_USE_CUDNN ? "cuDNN has no engine for it" : "this program was compiled without cuDNN",

@@ -158,7 +158,7 @@ GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Ra
   if (!(inputs.requires_grad() || ...)) return GraphVariable(std::move(value));
   using Made = GraphOperation<Operation, Backward, T, Rank, D, typename Nodes::node_type...>;
   Ref<GradNode<T, Rank, D>> node(new Made(operation, value, std::move(backward), inputs...));
-  tell_form<Rank>(*node, operation);
+  record_form<Rank>(*node, operation);
   return GraphVariable(std::move(value), std::move(node));
 }
 

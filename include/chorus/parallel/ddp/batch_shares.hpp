@@ -59,7 +59,7 @@ class BatchShares {
   /// A forward pass without gradients. Other ranks need not know of it, unless it `may_ask` and an operation asks for
   /// this rank's position in the batch: then ranks exchange messages. A backward pass after it belongs to the last pass
   /// given to `begin`.
-  void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
+  void begin_without_grad(const ddp::ForwardPass& pass, bool may_ask);
 
   /// Backward begins, from a loss that is made of these parts: all ranks call it. Returns a factor for the gradient of
   /// each part: multiplied by it and by this rank's `weight`, the gradient counts by its share of its mean, or fully if

@@ -42,7 +42,7 @@ void BatchShares<Communicator>::begin_joined() {
 }
 
 template <class Communicator>
-void BatchShares<Communicator>::begin_aside(const ddp::ForwardPass& pass, bool may_ask) {
+void BatchShares<Communicator>::begin_without_grad(const ddp::ForwardPass& pass, bool may_ask) {
   aside_ = true;
   own_aside_ = {.kind = Kind::aside, .pass = pass};
   first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * pass.samples;

@@ -117,12 +117,12 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override;
   void begin_join(const detail::JoinFacts& facts) override;
-  void rank_joins() override;
-  [[gnu::cold]] JoinedPass shadow_pass() override;
-  [[gnu::cold]] void all_ranks_joined() override;
+  void run_out_of_batches() override;
+  [[gnu::cold]] JoinedPass take_part_in_pass() override;
+  [[gnu::cold]] void all_have_run_out() override;
   Core& core() { return *this; }
   /// Averages parameters under a hook that lets ranks have different ones.
-  void bring_together() override;
+  void synchronize() override;
   bool shares_buffers() const override { return Core::options.broadcast_buffers; }
 
   HookCalls<D, Hook, Communicator> calls_;
@@ -203,23 +203,23 @@ void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFact
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::rank_joins() {
+void PolicyWithOptions<D, Hook, Communicator>::run_out_of_batches() {
   shadow_passes()->begin();
 }
 
 template <Device D, class Hook, class Communicator>
-JoinedPass PolicyWithOptions<D, Hook, Communicator>::shadow_pass() {
+JoinedPass PolicyWithOptions<D, Hook, Communicator>::take_part_in_pass() {
   return this->begin_shadow_pass() ? shadow_passes()->run() : JoinedPass::none;
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::all_ranks_joined() {
+void PolicyWithOptions<D, Hook, Communicator>::all_have_run_out() {
   shadow_passes()->end();
   if (const int root = this->end_shadow_passes(); root >= 0) take_state(root);
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::bring_together() {
+void PolicyWithOptions<D, Hook, Communicator>::synchronize() {
   if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
   if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
   this->buffers_apart_ = false;

@@ -75,7 +75,8 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       if (this->uses(i).anywhere) continue;
       if (memory != nullptr) memory->forget(core_.name(i));
-      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);  // its zeros were for others
+      // Its zeros were for the other ranks.
+      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);
     }
     core_.buckets.complete();
   }

@@ -45,10 +45,10 @@ class UnusedParameters final : public Extension<D> {
     core_.ranks.all_reduce(std::span(came), comm::ReduceOp::max, {});
     came_.assign(core_.entries(), 0);
     std::copy(came.begin(), came.end() - 1, came_.begin());
-    warn_if_all_came(came.back() == 0);
+    warn_if_all_used(came.back() == 0);
   }
   // Says once that this option is not needed (as PyTorch does after the first pass).
-  void warn_if_all_came(bool all) {
+  void warn_if_all_used(bool all) {
     constexpr int passes = 10;
     found_ = found_ || !all;
     if (found_ || ++complete_ != passes || core_.ranks.rank() != 0) return;

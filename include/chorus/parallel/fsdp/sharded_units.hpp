@@ -64,7 +64,7 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   // Backward is about to begin on all ranks.
   void weighed() override {
-    put_aside();
+    keep_averages();
     std::fill(missing_.begin(), missing_.end(), 0);
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       const int gradients = core_.parameter(i).wants_grad() ? 1 : 0;
@@ -76,7 +76,7 @@ class ShardedUnits final : public ddp::Extension<D> {
   }
   void gradient_arrived(std::size_t i) override {
     const std::size_t u = unit_of_[i];
-    at_hand_->gradient_comes(u);
+    at_hand_->gradient_begins(u);
     if (--missing_[u] == 0) at_hand_->gradients_complete(u);
     if (!core_.sync) shard_of_[i]->set_grad_local(true);
   }
@@ -94,7 +94,7 @@ class ShardedUnits final : public ddp::Extension<D> {
       shard_of_[i]->set_grad_local(false);
     }
     for (std::size_t u = 0; u < at_hand_->units(); ++u) at_hand_->give_gradients_back(u);
-    add_what_was_aside();
+    add_kept_averages();
   }
   void pass_ended() override { core_.template find<ddp::GradientParts<D, Communicator>>()->forget(); }
 
@@ -111,7 +111,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     }
   }
   // A pass adds to averages that no optimizer has dropped: they wait, as this pass's gradients are not averaged yet.
-  void put_aside() {
+  void keep_averages() {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
         if (!shard_of_[i]->grad_arrived()) continue;
@@ -120,7 +120,7 @@ class ShardedUnits final : public ddp::Extension<D> {
         shard_of_[i]->set_averaged(false);
       }
   }
-  void add_what_was_aside() {
+  void add_kept_averages() {
     for (auto& of_unit : aside_) {
       for (const Aside& aside : of_unit) {
         Shard<D>& shard = *shard_of_[aside.entry];

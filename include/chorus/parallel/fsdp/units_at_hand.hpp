@@ -118,7 +118,7 @@ class UnitsAtHand final : public Residence {
     while (next_ < order.units.size()) {
       come_ = next_;
       start_next(order);
-      give_passed_back(Order::none);
+      release_passed(Order::none);
     }
     const bool keeps = pass_ == Pass::forward && order.learned;
     if (!order.learned) learn(order);
@@ -150,7 +150,7 @@ class UnitsAtHand final : public Residence {
     if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
   }
   /// A gradient of the unit is about to be written.
-  void gradient_comes(std::size_t u) {
+  void gradient_begins(std::size_t u) {
     State& state = states_[u];
     if (std::exchange(state.has_gradients, true)) return;
     on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
@@ -247,7 +247,7 @@ class UnitsAtHand final : public Residence {
       start(u);
     }
     arrive(u);
-    give_passed_back(u);
+    release_passed(u);
     if (next_ < order.units.size()) start_next(order);
   }
 
@@ -290,7 +290,7 @@ class UnitsAtHand final : public Residence {
     on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
   }
   // Frees units that the pass has finished with and that no running operation can use. `now` is in use.
-  void give_passed_back(std::size_t now) {
+  void release_passed(std::size_t now) {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       State& state = states_[u];
       if (u == now || state.at == At::away || !is_passed(u)) continue;

@@ -147,7 +147,7 @@ class Wires {
     return {reinterpret_cast<const std::uint8_t*>(&header), sizeof header};
   }
   static void* room(Direction direction, AnyActivation<D>& into) {
-    return direction == Direction::forward ? into.numbers() : into.gradient_to_come();
+    return direction == Direction::forward ? into.numbers() : into.gradient_buffer();
   }
 
   const int rank_, size_;
