@@ -109,56 +109,53 @@ std::vector<T> largest_of_parts(const std::vector<T>& all, std::size_t most, con
 
 /// The texts of the events that a page shows, in the file's order.
 std::vector<std::string_view> thinned(const ch::TracedRun& run, const Thinning& how) {
+  using Event = ch::TraceEvent;
   const auto& trace = run.trace;
   const auto step = ch::detail::step_times(trace).at(run.facts.median_step);
   const bool whole = how.says.empty();
-  const auto inside = [&](std::size_t place, double begin, double end) {
-    return whole || (begin <= step[place].end && end >= step[place].begin);
+  const auto inside = [&](const Event& event) {
+    const auto& of_process = step[static_cast<std::size_t>(event.process)];
+    return whole || (event.begin <= of_process.end && event.end >= of_process.begin);
   };
   std::vector<std::string_view> kept;
-  for (std::size_t place = 0; place < trace.processes.size(); ++place) {
-    if (place >= static_cast<std::size_t>(how.processes)) break;
-    const auto& process = trace.processes[place];
+  for (int place = 0; place < std::min(how.processes, static_cast<int>(trace.processes.size())); ++place) {
+    const auto& process = trace.processes[static_cast<std::size_t>(place)];
     kept.insert(kept.end(), process.labels.begin(), process.labels.end());
-    std::map<int, std::vector<const ch::TraceSpan*>> lanes;
+    std::map<int, std::vector<const Event*>> lanes;
     for (const auto& span : process.spans) {
-      const bool chunk = span.category == "ring", of_step = span.category == "step";
-      if (chunk ? !how.chunks || !inside(place, span.begin, span.end)
-                : how.no_others && !of_step && !inside(place, span.begin, span.end))
-        continue;
-      if (of_step)
+      if (span.category == "step")
         kept.push_back(span.text);
-      else
+      else if (span.category == "ring" ? how.chunks && inside(span) : !how.no_others || inside(span))
         lanes[span.lane].push_back(&span);
     }
     // In whole ns, else spans that are alike differ.
-    const auto length = [](const ch::TraceSpan* span) { return std::round((span->end - span->begin) * 1000); };
+    const auto length = [](const Event* span) { return std::round((span->end - span->begin) * 1000); };
     for (const auto& [lane, spans] : lanes)
       for (const auto* span : largest_of_parts(spans, how.spans, length)) kept.push_back(span->text);
     for (const auto& instant : process.instants)
-      if (how.instants && inside(place, instant.begin, instant.end)) kept.push_back(instant.text);
-    std::map<std::string_view, std::vector<const ch::TraceCounter*>> counters;
+      if (how.instants && inside(instant)) kept.push_back(instant.text);
+    std::map<std::string_view, std::vector<const Event*>> counters;
     for (const auto& counter : process.counters)
-      if (inside(place, counter.at, counter.at)) counters[counter.name].push_back(&counter);
+      if (inside(counter)) counters[counter.name].push_back(&counter);
     for (const auto& [name, all] : counters)
-      for (const auto* counter : largest_of_parts(all, how.counters, [](const auto* each) { return each->sum; }))
+      for (const auto* counter : largest_of_parts(all, how.counters, [](const Event* each) { return each->sum; }))
         kept.push_back(counter->text);
   }
   // Of arrows whole ones, the longest that come to each process.
-  std::vector<const ch::TraceArrowEnd*> ends;
+  std::vector<const Event*> ends;
   for (const auto& end : trace.arrows)
     if (whole)
       kept.push_back(end.text);
-    else if (end.process < how.processes && (how.chunks || end.category != "ring") &&
-             inside(static_cast<std::size_t>(end.process), end.at, end.at))
+    else if (end.process < how.processes && (how.chunks || end.category != "ring") && inside(end))
       ends.push_back(&end);
-  const auto arrow = [](const ch::TraceArrowEnd* end) { return std::tuple(end->category, end->name, end->id); };
+  const auto arrow = [](const Event* end) { return std::tuple(end->category, end->name, end->arrow); };
   std::stable_sort(ends.begin(), ends.end(), [&](auto a, auto b) { return arrow(a) < arrow(b); });
-  std::map<int, std::vector<std::tuple<double, const ch::TraceArrowEnd*, const ch::TraceArrowEnd*>>> arrows;
+  std::map<int, std::vector<std::tuple<double, const Event*, const Event*>>> arrows;
   for (auto end = ends.begin(), next = end; end != ends.end(); end = next) {
     next = std::find_if(end, ends.end(), [&](auto other) { return arrow(other) != arrow(*end); });
-    if (next - end == 2)
-      arrows[end[end[0]->leaves ? 1 : 0]->process].emplace_back(-std::abs(end[0]->at - end[1]->at), end[0], end[1]);
+    if (next - end != 2) continue;
+    const auto *one = end[0], *other = end[1];
+    arrows[(one->phase == 'f' ? one : other)->process].emplace_back(-std::abs(one->begin - other->begin), one, other);
   }
   for (auto& [process, of_process] : arrows) {
     std::sort(of_process.begin(), of_process.end());
@@ -344,7 +341,7 @@ int main(int argc, char** argv) {
       runs.emplace_back().trace = ch::read_trace(file);
       runs.back().facts = ch::facts_of(runs.back().trace);
     }
-  } catch (const ch::Error& error) {
+  } catch (const std::exception& error) {
     ch::detail::say(error.what());
     return 2;
   }

@@ -49,7 +49,7 @@ inline constexpr std::array bucket_colours = {"#56b4e9", "#e69f00", "#2fb893", "
                                               "#e8dc4a", "#7fa3d8", "#ea8a55", "#b3b3b3"};
 inline constexpr std::size_t most_drawn = 16;  // ranks or devices
 
-inline std::string colour_of(const chorus::TraceSpan& span) {
+inline std::string colour_of(const chorus::TraceEvent& span) {
   if (span.category == "comm" || span.category == "ring") {
     const auto args = span.args();
     if (chorus::detail::text_of(args, "traffic") == "control") return "#c9ccd0";
@@ -97,7 +97,7 @@ inline std::string timeline_svg(const chorus::TracedRun& run) {
       a = std::max(a, from), b = std::min(b, to);
       if (b > a) svg.rectangle(x(a), top, x(b) - x(a), height, fill);
     };
-    const auto lane_of = [](const chorus::TraceSpan& span) { return static_cast<Lane>(span.lane - 1); };
+    const auto lane_of = [](const chorus::TraceEvent& span) { return static_cast<Lane>(span.lane - 1); };
     const auto gaps = [&](double a, double b, const auto& f) {
       for (const auto& [start, stop] : taken) {
         if (stop <= a || start >= b) continue;
@@ -112,7 +112,7 @@ inline std::string timeline_svg(const chorus::TracedRun& run) {
         taken.emplace_back(span.begin, span.end);
         put(span.begin, span.end, y + 34, 10, colour_of(span));
       }
-    const auto is_pass = [&](const chorus::TraceSpan& span) {
+    const auto is_pass = [&](const chorus::TraceEvent& span) {
       return lane_of(span) == Lane::forward || lane_of(span) == Lane::backward || lane_of(span) == Lane::optimizer;
     };
     std::vector<std::pair<double, double>> busy;
@@ -199,12 +199,12 @@ inline std::string memory_svg(const chorus::TracedRun& run) {
                                                                          {"activations", "#d2d2c8"}}};
   const auto steps = chorus::detail::step_times(run.trace).at(run.facts.median_step);
   const std::size_t drawn = std::min<std::size_t>(8, run.trace.processes.size());
-  std::vector<std::vector<const chorus::TraceCounter*>> samples(drawn);
+  std::vector<std::vector<const chorus::TraceEvent*>> samples(drawn);
   double most = 1;
   for (std::size_t place = 0; place < drawn; ++place)
     for (const auto& counter : run.trace.processes[place].counters) {
-      if (counter.name != chorus::detail::memory_counter || counter.at > steps[place].end) continue;
-      if (counter.at <= steps[place].begin) samples[place].clear();
+      if (counter.name != chorus::detail::memory_counter || counter.begin > steps[place].end) continue;
+      if (counter.begin <= steps[place].begin) samples[place].clear();
       samples[place].push_back(&counter);
       most = std::max(most, counter.sum);
     }
@@ -224,10 +224,10 @@ inline std::string memory_svg(const chorus::TracedRun& run) {
     for (const auto& [kind, fill] : kinds) {
       std::string forth, back;
       for (std::size_t i = 0; i < below.size(); ++i) {
-        const double above = below[i] + chorus::detail::number_of(samples[place][i]->values(), kind);
-        const double next = i + 1 < below.size() ? samples[place][i + 1]->at : steps[place].end;
+        const double above = below[i] + chorus::detail::number_of(samples[place][i]->args(), kind);
+        const double next = i + 1 < below.size() ? samples[place][i + 1]->begin : steps[place].end;
         const auto level = [&](double bytes) { return Svg::number(top + 100 - 100 * bytes / most); };
-        const auto left = Svg::number(x(samples[place][i]->at)), right = Svg::number(x(next));
+        const auto left = Svg::number(x(samples[place][i]->begin)), right = Svg::number(x(next));
         forth += cat(i == 0 ? "M" : "L", left, ',', level(above), 'H', right);
         back = cat('L', right, ',', level(below[i]), 'H', left) + back;
         below[i] = above;

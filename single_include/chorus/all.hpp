@@ -35341,38 +35341,22 @@ inline std::string machine_of_this_clock() {
 
 namespace chorus {
 
-/// Something that took time; of an instant, `begin` and `end` are one. In us from the window's start.
-struct TraceSpan {
-  int lane = 0;  ///< of its process, from 1: see trace::Lane
-  double begin = 0, end = 0;
+/// What the file tells of a moment or of a stretch of time, in us from the window's start.
+struct TraceEvent {
+  char phase = 'X';           ///< see detail::TraceLine
+  int process = 0, lane = 0;  ///< rank or device; from 1, see trace::Lane
+  double begin = 0, end = 0;  ///< of all but spans one
   std::string_view category = {}, name = {};
   std::string_view text = {};  ///< the event, as it is in the file
+  std::int64_t arrow = 0;      ///< both of its ends have this number, its category and its name
+  double sum = 0;              ///< of a counter's numbers, which are its args
   nlohmann::json args() const { return nlohmann::json::parse(text).value("args", nlohmann::json::object()); }
-};
-/// What was counted, from `at` on.
-struct TraceCounter {
-  double at = 0;
-  double sum = 0;              ///< of its values
-  std::string_view name = {};  ///< "memory, bytes" or "sent to 1, bytes"
-  std::string_view text = {};
-  /// Numbers by name.
-  nlohmann::json values() const { return nlohmann::json::parse(text).value("args", nlohmann::json::object()); }
-};
-/// One end of an arrow; both have its category, its name and its id.
-struct TraceArrowEnd {
-  bool leaves = true;  ///< the end from which it comes
-  int process = 0;     ///< rank or device
-  double at = 0;
-  std::string_view category = {}, name = {};
-  std::int64_t id = 0;
-  std::string_view text = {};
 };
 /// A rank or a device; each list in order of time.
 struct TraceProcess {
   std::string name = {};
   std::vector<std::string_view> labels = {};  ///< its name and those of its lanes, as they are in the file
-  std::vector<TraceSpan> spans = {}, instants = {};
-  std::vector<TraceCounter> counters = {};
+  std::vector<TraceEvent> spans = {}, instants = {}, counters = {};
 };
 
 /// A few steps of a training run, as its file tells of them.
@@ -35389,7 +35373,7 @@ struct Trace {
   nlohmann::json metadata = {};
   /// By rank or device: the first ones of them, up to the last of which there is an event.
   std::vector<TraceProcess> processes = {};
-  std::vector<TraceArrowEnd> arrows = {};
+  std::vector<TraceEvent> arrows = {};  ///< their ends
 
   std::string policy() const { return metadata.at("policy"); }
   int devices() const { return metadata.at("devices"); }
@@ -35421,12 +35405,9 @@ class TraceReader {
     expect(first != text.npos, "got an empty file");
     for (const auto event : text[first] == '[' ? of_lines(text.substr(first + 1)) : of_whole(text)) add(event);
     if (trace_.processes.empty()) trace_.processes.resize(1);
-    for (auto& process : trace_.processes) {
-      std::stable_sort(process.spans.begin(), process.spans.end(), is_before<TraceSpan>);
-      std::stable_sort(process.instants.begin(), process.instants.end(), is_before<TraceSpan>);
-      std::stable_sort(process.counters.begin(), process.counters.end(),
-                       [](const TraceCounter& a, const TraceCounter& b) { return a.at < b.at; });
-    }
+    for (auto& process : trace_.processes)
+      for (auto* list : {&process.spans, &process.instants, &process.counters})
+        std::stable_sort(list->begin(), list->end(), is_before<TraceEvent>);
     return std::move(trace_);
   }
 
@@ -35588,27 +35569,30 @@ class TraceReader {
     if (phase == "M") {
       process.labels.push_back(line);
       if (text(event, "name") == "process_name") process.name = text(args, "name");
-    } else if (phase == "C") {
+    }
+    auto* const list = phase == "X"                   ? &process.spans
+                       : phase == "i"                 ? &process.instants
+                       : phase == "C"                 ? &process.counters
+                       : phase == "s" || phase == "f" ? &trace_.arrows
+                                                      : nullptr;
+    if (list == nullptr) return;
+    TraceEvent out{.phase = phase[0], .process = place, .lane = tid.get<int>() - 10 * (place + 1), .text = line};
+    if (phase == "C") {
       expect(are_numbers(args), "event ", number_, " counts something else than numbers");
-      double sum = 0;
-      for (const auto& value : args) sum += value.get<double>();
-      process.counters.push_back({time(event, "ts"), sum, word(event, "name"), line});
-    } else if (phase == "X" || phase == "i") {
-      const auto begin = time(event, "ts"), length = phase == "X" ? time(event, "dur") : 0;
-      expect(length >= 0, "event ", number_, " ends before it begins");
-      const TraceSpan span{tid.get<int>() - 10 * (place + 1),
-                           begin,
-                           whole_ns(begin + length),
-                           word(event, "cat"),
-                           word(event, "name"),
-                           line};
-      (phase == "X" ? process.spans : process.instants).push_back(span);
-    } else if (phase == "s" || phase == "f") {
+      for (const auto& value : args) out.sum += value.get<double>();
+    }
+    if (list == &trace_.arrows) {
       const auto id = event.value("id", json());
       expect(id.is_number_integer(), "event ", number_, " is an arrow without an \"id\"");
-      trace_.arrows.push_back({phase == "s", place, time(event, "ts"), word(event, "cat"), word(event, "name"),
-                               id.get<std::int64_t>(), line});
+      out.arrow = id;
     }
+    out.begin = time(event, "ts");
+    const double length = phase == "X" ? time(event, "dur") : 0;
+    expect(length >= 0, "event ", number_, " ends before it begins");
+    out.end = whole_ns(out.begin + length);
+    out.category = word(event, "cat");
+    out.name = word(event, "name");
+    list->push_back(out);
   }
 
   std::size_t number_ = 0;  // of the event
@@ -35772,9 +35756,9 @@ namespace chorus::simulated {
 [[gnu::cold]] inline Training recorded_training(const std::string& path) {
   const auto trace = read_trace(path);
   const auto& recorded = trace.processes.front();
-  const TraceSpan* step = nullptr;
+  const TraceEvent* step = nullptr;
   const auto last_in = [&](std::string_view kind) {
-    const TraceSpan* last = nullptr;
+    const TraceEvent* last = nullptr;
     for (const auto& span : recorded.spans)
       if (span.category == kind && (step == nullptr || (span.begin >= step->begin && span.end <= step->end)) &&
           (last == nullptr || span.begin > last->begin))
@@ -37115,15 +37099,15 @@ inline std::vector<TraceLink> links_of(const Trace& trace, const std::vector<dou
   for (std::size_t place = 0; place < trace.processes.size(); ++place) {
     std::map<std::pair<int, std::string>, double> before, after;  // until the step's begin and its end
     for (const auto& counter : trace.processes[place].counters) {
-      if (!counter.name.starts_with(sent_counter_begin) || counter.at > step[place].end) continue;
+      if (!counter.name.starts_with(sent_counter_begin) || counter.begin > step[place].end) continue;
       const auto name = counter.name.substr(sent_counter_begin.size());
       int to = -1;
       std::from_chars(name.data(), name.data() + name.size(), to);
       if (to < 0 || to >= trace.devices()) continue;
-      const auto values = counter.values();
+      const auto values = counter.args();
       for (const auto& [kind, value] : values.items()) {
         after[{to, kind}] = value.get<double>();
-        if (counter.at <= step[place].begin) before[{to, kind}] = value.get<double>();
+        if (counter.begin <= step[place].begin) before[{to, kind}] = value.get<double>();
       }
     }
     for (const auto& [link, sum] : after) {
@@ -37252,25 +37236,25 @@ struct TraceFacts {
 namespace detail {
 
 inline std::vector<TraceLate> late_of(const Trace& trace, int steps) {
-  std::map<std::int64_t, const TraceArrowEnd*> from;
+  std::map<std::int64_t, const TraceEvent*> from;
   for (const auto& arrow : trace.arrows)
-    if (arrow.category == "late" && arrow.leaves) from[arrow.id] = &arrow;
-  std::vector<std::vector<const TraceSpan*>> calls(trace.processes.size());  // by their begin
+    if (arrow.category == "late" && arrow.phase == 's') from[arrow.arrow] = &arrow;
+  std::vector<std::vector<const TraceEvent*>> calls(trace.processes.size());  // by their begin
   for (std::size_t place = 0; place < trace.processes.size(); ++place)
     for (const auto& span : trace.processes[place].spans)
       if (span.category == "comm") calls[place].push_back(&span);
   std::map<std::pair<int, double>, double> longest;  // of a call: by who came last, and when
   for (const auto& arrow : trace.arrows) {
-    const auto start = from.find(arrow.id);
-    if (arrow.category != "late" || arrow.leaves || start == from.end()) continue;
-    auto& most = longest[{start->second->process, start->second->at}];
+    const auto start = from.find(arrow.arrow);
+    if (arrow.category != "late" || arrow.phase == 's' || start == from.end()) continue;
+    auto& most = longest[{start->second->process, start->second->begin}];
     const auto& own = calls[static_cast<std::size_t>(arrow.process)];
-    auto span = std::upper_bound(own.begin(), own.end(), std::min(start->second->at, arrow.at),
-                                 [](double at, const TraceSpan* each) { return at < each->begin; });
+    auto span = std::upper_bound(own.begin(), own.end(), std::min(start->second->begin, arrow.begin),
+                                 [](double at, const TraceEvent* each) { return at < each->begin; });
     constexpr int groups = 8;  // whose calls may be under way beside each other
     for (int i = 0; i < groups && span != own.begin(); ++i)
-      if (--span; arrow.at <= (*span)->end) {
-        most = std::max(most, start->second->at - (*span)->begin);
+      if (--span; arrow.begin <= (*span)->end) {
+        most = std::max(most, start->second->begin - (*span)->begin);
         break;
       }
   }

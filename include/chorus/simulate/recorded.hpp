@@ -19,9 +19,9 @@ namespace chorus::simulated {
 [[gnu::cold]] inline Training recorded_training(const std::string& path) {
   const auto trace = read_trace(path);
   const auto& recorded = trace.processes.front();
-  const TraceSpan* step = nullptr;
+  const TraceEvent* step = nullptr;
   const auto last_in = [&](std::string_view kind) {
-    const TraceSpan* last = nullptr;
+    const TraceEvent* last = nullptr;
     for (const auto& span : recorded.spans)
       if (span.category == kind && (step == nullptr || (span.begin >= step->begin && span.end <= step->end)) &&
           (last == nullptr || span.begin > last->begin))

@@ -57,25 +57,25 @@ struct TraceFacts {
 namespace detail {
 
 inline std::vector<TraceLate> late_of(const Trace& trace, int steps) {
-  std::map<std::int64_t, const TraceArrowEnd*> from;
+  std::map<std::int64_t, const TraceEvent*> from;
   for (const auto& arrow : trace.arrows)
-    if (arrow.category == "late" && arrow.leaves) from[arrow.id] = &arrow;
-  std::vector<std::vector<const TraceSpan*>> calls(trace.processes.size());  // by their begin
+    if (arrow.category == "late" && arrow.phase == 's') from[arrow.arrow] = &arrow;
+  std::vector<std::vector<const TraceEvent*>> calls(trace.processes.size());  // by their begin
   for (std::size_t place = 0; place < trace.processes.size(); ++place)
     for (const auto& span : trace.processes[place].spans)
       if (span.category == "comm") calls[place].push_back(&span);
   std::map<std::pair<int, double>, double> longest;  // of a call: by who came last, and when
   for (const auto& arrow : trace.arrows) {
-    const auto start = from.find(arrow.id);
-    if (arrow.category != "late" || arrow.leaves || start == from.end()) continue;
-    auto& most = longest[{start->second->process, start->second->at}];
+    const auto start = from.find(arrow.arrow);
+    if (arrow.category != "late" || arrow.phase == 's' || start == from.end()) continue;
+    auto& most = longest[{start->second->process, start->second->begin}];
     const auto& own = calls[static_cast<std::size_t>(arrow.process)];
-    auto span = std::upper_bound(own.begin(), own.end(), std::min(start->second->at, arrow.at),
-                                 [](double at, const TraceSpan* each) { return at < each->begin; });
+    auto span = std::upper_bound(own.begin(), own.end(), std::min(start->second->begin, arrow.begin),
+                                 [](double at, const TraceEvent* each) { return at < each->begin; });
     constexpr int groups = 8;  // whose calls may be under way beside each other
     for (int i = 0; i < groups && span != own.begin(); ++i)
-      if (--span; arrow.at <= (*span)->end) {
-        most = std::max(most, start->second->at - (*span)->begin);
+      if (--span; arrow.begin <= (*span)->end) {
+        most = std::max(most, start->second->begin - (*span)->begin);
         break;
       }
   }

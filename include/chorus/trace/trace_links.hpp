@@ -133,15 +133,15 @@ inline std::vector<TraceLink> links_of(const Trace& trace, const std::vector<dou
   for (std::size_t place = 0; place < trace.processes.size(); ++place) {
     std::map<std::pair<int, std::string>, double> before, after;  // until the step's begin and its end
     for (const auto& counter : trace.processes[place].counters) {
-      if (!counter.name.starts_with(sent_counter_begin) || counter.at > step[place].end) continue;
+      if (!counter.name.starts_with(sent_counter_begin) || counter.begin > step[place].end) continue;
       const auto name = counter.name.substr(sent_counter_begin.size());
       int to = -1;
       std::from_chars(name.data(), name.data() + name.size(), to);
       if (to < 0 || to >= trace.devices()) continue;
-      const auto values = counter.values();
+      const auto values = counter.args();
       for (const auto& [kind, value] : values.items()) {
         after[{to, kind}] = value.get<double>();
-        if (counter.at <= step[place].begin) before[{to, kind}] = value.get<double>();
+        if (counter.begin <= step[place].begin) before[{to, kind}] = value.get<double>();
       }
     }
     for (const auto& [link, sum] : after) {

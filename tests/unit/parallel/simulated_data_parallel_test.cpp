@@ -235,7 +235,7 @@ TEST_CASE("simulated: a trace of DataParallel") {
   for (const auto& link : facts.links) got[{link.from, link.to, link.kind}] = link.bytes;
   CHECK(got == expected);
   int arrows = 0;
-  for (const auto& arrow : trace.arrows) arrows += arrow.category == "copy" && arrow.leaves;
+  for (const auto& arrow : trace.arrows) arrows += arrow.category == "copy" && arrow.phase == 's';
   CHECK(arrows == 2 * 2 * 7);
   // Memory: only the first device has an optimizer.
   const auto block = size_class<64>(parameters).bytes;

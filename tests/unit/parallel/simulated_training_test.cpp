@@ -276,12 +276,12 @@ TEST_CASE("simulated: a trace with the steps of rings, and memory") {
   CHECK(text() == text());
   const auto trace = parse_trace(text(), "simulated.json");
   int arrows = 0;
-  for (const auto& arrow : trace.arrows) arrows += arrow.category == "ring" && arrow.leaves;
+  for (const auto& arrow : trace.arrows) arrows += arrow.category == "ring" && arrow.phase == 's';
   CHECK(arrows > 0);
   for (int rank = 0; rank < 3; ++rank) {
     const auto& process = trace.processes[static_cast<std::size_t>(rank)];
     std::vector<std::string> steps;
-    const TraceSpan* call = nullptr;
+    const TraceEvent* call = nullptr;
     for (const auto& span : process.spans)
       if (span.category == "comm" && span.args().at("op") == "all_reduce") call = &span;
     REQUIRE(call != nullptr);

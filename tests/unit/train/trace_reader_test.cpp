@@ -56,7 +56,7 @@ TEST_CASE("a whole trace is read: metadata, spans, instants, counters, arrows, i
   CHECK(first.spans[0].lane == 1);
   CHECK((first.spans[0].begin == 100 && first.spans[0].end == 1100));
   for (std::size_t i = 1; i < first.spans.size(); ++i) CHECK(first.spans[i - 1].begin <= first.spans[i].begin);
-  CHECK(first.counters[0].values().at("gradients") == 12000);
+  CHECK(first.counters[0].args().at("gradients") == 12000);
   CHECK(first.counters[0].sum == 12064);
   const auto copy = [&] {
     const auto other = file.trace();
