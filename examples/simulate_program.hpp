@@ -177,7 +177,7 @@ class Program {
 
  private:
   // How many messages something that is only tried may take; a message takes about 0.1 us.
-  static constexpr double patience = 3e7;
+  static constexpr double patience = 3e7, most_messages = 1e10;
 
   int stages() const { return wishes_.meshed() ? wishes_.axes().pipe : options_.ranks; }
   std::string cut() const {
@@ -200,12 +200,15 @@ class Program {
   // With a line now and then where it takes long.
   sim::TrainingTimes trained(cs::SimulationOptions options, const sim::Training& training, int steps) const {
     using Clock = std::chrono::steady_clock;
-    const double all = messages(options.ranks, training, options.all_reduce) * steps;
+    const double all = messages(options, training) * steps;
+    ch::check<ch::UsageError>(all <= most_messages, "simulating ", options.ranks, " ranks message by message, about ",
+                              all, " of them: expected up to ", most_messages, ". Ranks that are alike, or on links of ",
+                              "one kind, need none (without --trace)");
     static constexpr auto pause = std::chrono::seconds(5);
     options.progress = [all, ranks = options.ranks, next = Clock::now() + pause](std::size_t sent) mutable {
       if (Clock::now() < next) return;
       next = Clock::now() + pause;
-      ch::detail::say(ch::cat("simulating ", ranks, " ranks: about ",
+      ch::detail::say(ch::cat("simulating ", ranks, " ranks message by message: about ",
                               static_cast<int>(std::min(99.0, 100 * static_cast<double>(sent) / all)), " %"));
     };
     return sim::simulate_training(options, training, steps);
@@ -254,9 +257,11 @@ class Program {
     return training;
   }
   // About as many, with pieces of 512 KiB.
-  double messages(int ranks, const sim::Training& training, Algorithm algorithm) const {
-    const bool levels =
-        algorithm == Algorithm::hierarchical || (algorithm == Algorithm::automatic && has_islands(ranks));
+  double messages(const cs::SimulationOptions& options, const sim::Training& training) const {
+    if (wishes_.pipelined() || sim::trains_together(options, training)) return 0;
+    const int ranks = options.ranks;
+    const bool levels = options.all_reduce == Algorithm::hierarchical ||
+                        (options.all_reduce == Algorithm::automatic && has_islands(ranks));
     const double in_ring = levels ? std::ceil(static_cast<double>(ranks) / options_.links.island) : ranks;
     double sum = static_cast<double>(ranks) * ranks;
     const auto add = [&](std::size_t bytes, double calls) {
@@ -266,11 +271,8 @@ class Program {
     for (const auto& bucket : training.buckets) add(bucket.bytes, 2);
     for (const auto& unit : training.units) add(unit.bytes, 3);
     if (training.layers > 0) add(training.activation, 8.0 * training.layers);
-    auto options = options_;
-    options.ranks = ranks;
-    std::erase_if(options.computing.stragglers, [&](const auto& one) { return one.first >= ranks; });
     if (const int alike = sim::ranks_alike(options, training); alike > 0) sum *= static_cast<double>(alike) / ranks;
-    return wishes_.pipelined() ? 0 : sum;
+    return sum;
   }
   // What is tried is tried for one step, or one period: only jitter makes steps differ.
   int tried_steps() const { return training_.policy == sim::TrainingPolicy::local_sgd ? training_.period : 1; }
@@ -288,7 +290,7 @@ class Program {
       std::erase_if(options.computing.stragglers, [&](const auto& one) { return one.first >= ranks; });
       if (options.all_reduce == Algorithm::hierarchical && !has_islands(ranks))
         options.all_reduce = Algorithm::automatic;
-      if (messages(ranks, training_, options.all_reduce) > patience) continue;
+      if (messages(options, training_) > patience) continue;
       line(ranks, simulate(options));
     }
     line(options_.ranks, whole);
@@ -358,7 +360,7 @@ class Program {
       const auto held = wishes_.keep_parameters
                             ? whole
                             : std::min(whole, whole / static_cast<std::size_t>(options_.ranks) + 2 * largest);
-      if (messages(options_.ranks, training, options_.all_reduce) > patience) {
+      if (messages(options_, training) > patience) {
         std::printf("%12s %8zu %25s\n", ch::cat(cap).c_str(), training.units.size(), "too many messages");
         continue;
       }
@@ -397,7 +399,7 @@ class Program {
       const auto training = with_caps(std::min(cap, wishes_.first_bucket_cap), cap);
       const bool all = cap == 1e6;
       const auto one = all ? with_caps(cap, cap) : training;
-      if (messages(options_.ranks, one, options_.all_reduce) > patience) {
+      if (messages(options_, one) > patience) {
         std::printf("%12s %8zu %25s\n", all ? "all" : ch::cat(cap).c_str(), one.buckets.size(), "too many messages");
         continue;
       }
@@ -419,12 +421,12 @@ class Program {
     std::printf("\n%14s %12s %12s\n", "all-reduce", "step, ms", "exposed, ms");
     for (const auto algorithm : all) {
       const std::string name(ch::comm::name(algorithm));
-      if (messages(options_.ranks, training_, algorithm) > patience) {
+      auto options = options_;
+      options.all_reduce = algorithm;
+      if (messages(options, training_) > patience) {
         std::printf("%14s %25s\n", name.c_str(), "too many messages");
         continue;
       }
-      auto options = options_;
-      options.all_reduce = algorithm;
       const auto times = trained(options, training_, tried_steps());
       std::printf("%14s %12.3f %12.3f\n", name.c_str(), times.step * 1e3, times.exposed * 1e3);
     }

@@ -294,11 +294,8 @@ class Simulation {
 
 }  // namespace detail
 
-/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
-/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
-/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
-template <class Body>
-SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+/// Throws UsageError for options out of range.
+[[gnu::cold]] inline void check_options(const SimulationOptions& options) {
   const int most = options.true_numbers ? max_ranks : most_scheduled_ranks;
   check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
                     most, options.true_numbers ? " with true numbers" : "");
@@ -320,6 +317,14 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
   }
   check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
                     "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
+}
+
+/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
+/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
+/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
+template <class Body>
+SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+  check_options(options);
   return detail::Simulation(options).run(body);
 }
 

@@ -11,12 +11,14 @@
 #include <chorus/simulate/device_copies.hpp>
 #include <chorus/simulate/models.hpp>
 #include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/together.hpp>
 #include <chorus/simulate/units.hpp>
 #include <chorus/tensor/size_class.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -135,7 +137,7 @@ class TrainingRank {
         local_sgd(number);
         break;
       case TrainingPolicy::parameter_server:
-        parameter_server(number);
+        parameter_server();
         break;
       case TrainingPolicy::tensor_parallel:
         tensor_parallel();
@@ -144,8 +146,12 @@ class TrainingRank {
         break;
     }
     const auto optimizer = rank_.clock();
-    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
-      rank_.compute(training_.optimizer / (training_.has_parts() ? rank_.size() : 1));
+    const double steps = training_.optimizer / (training_.has_parts() ? rank_.size() : 1);
+    const bool one = training_.policy == TrainingPolicy::parameter_server;
+    if constexpr (is_all)
+      rank_.compute(steps, "optimizer", one ? 1 : rank_.size());
+    else if (!one || rank_.rank() == 0)
+      rank_.compute(steps, "optimizer");
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
@@ -157,6 +163,7 @@ class TrainingRank {
   using Op = comm::Op;
   using Traffic = trace::Traffic;
   using Work = decltype(std::declval<Rank&>().start(Op::barrier, 0));
+  static constexpr bool is_all = std::is_same_v<Rank, comm::simulated::RanksTogether>;
   static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
   static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
   static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
@@ -294,35 +301,30 @@ class TrainingRank {
     backward();
   }
 
-  void parameter_server(int) {
-    const int size = rank_.size();
-    const auto each_worker = [&](const auto& f) {
-      for (int worker = 1; worker < size; ++worker) f(worker);
-    };
-    const bool serves = rank_.rank() == 0;
-    // The new parameters.
-    if (serves)
-      each_worker([&](int worker) { call(Op::message, training_.bytes(), Traffic::parameters, worker); });
-    else
-      call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
+  // What the server, rank 0, sends each worker, or each worker the server.
+  void exchange(std::size_t bytes, Traffic traffic, bool to_server) {
+    if constexpr (is_all) {
+      to_server ? rank_.to_server(bytes) : rank_.from_server(bytes);
+    } else if (rank_.rank() > 0) {
+      call(Op::message, bytes, traffic, 0, !to_server);
+    } else {
+      for (int worker = 1; worker < rank_.size(); ++worker) call(Op::message, bytes, traffic, worker, to_server);
+    }
+  }
+  void parameter_server() {
+    exchange(training_.bytes(), Traffic::parameters, false);  // the new ones
     forward();
     const auto begun = rank_.clock();
     exchange_shares();
     rank_.compute(training_.backward);
-    // Which gradients there are, and the gradients.
-    for (const auto& [bytes, traffic] :
-         {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
-      // The server has a place for a worker's.
-      const auto place = serves && traffic == Traffic::gradients && training_.parameter_bytes > 0
-                             ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
-                             : 0;
-      if (place > 0) rank_.hold(trace::Memory::buckets, place);
-      if (serves)
-        each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
-      else
-        call(Op::message, bytes, traffic);
-      if (place > 0) rank_.hold(trace::Memory::buckets, -place);
-    }
+    exchange(training_.parameters, Traffic::control, true);  // which gradients there are
+    // The server has a place for a worker's.
+    const auto place = rank_.rank() == 0 && training_.parameter_bytes > 0
+                           ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
+                           : 0;
+    if (place > 0) rank_.hold(trace::Memory::buckets, place);
+    exchange(training_.bytes(), Traffic::gradients, true);
+    if (place > 0) rank_.hold(trace::Memory::buckets, -place);
     rank_.mark("backward", "backward", begun);
   }
 
@@ -416,7 +418,15 @@ struct TrainingTimes {
   return island;
 }
 
-/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all. Throws
+/// Whether all ranks are computed together, without messages: where some are slower than others, or one serves them.
+inline bool trains_together(const comm::simulated::SimulationOptions& options, const Training& training) {
+  const bool differ = options.computing.jitter > 0 || !options.computing.stragglers.empty() ||
+                      training.policy == TrainingPolicy::parameter_server;
+  return options.alike == 0 && differ && comm::simulated::run_together(options);
+}
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all, and
+/// where they only compute at other speeds none sends messages. `options.alike`, as many as there are: all run. Throws
 /// UsageError for times and sizes out of range.
 [[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
                                                      const Training& training, int steps) {
@@ -444,12 +454,20 @@ struct TrainingTimes {
     last = bucket.ready;
   }
   options.true_numbers = false;
-  if (options.alike == 0) options.alike = ranks_alike(options, training);
-  TrainingTimes out;
-  out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
+  const auto train = [&](auto& rank) {
     TrainingRank self(rank, training);
     for (int step = 0; step < steps; ++step) self.step(step);
-  });
+  };
+  TrainingTimes out;
+  if (trains_together(options, training)) {
+    comm::simulated::check_options(options);
+    comm::simulated::RanksTogether ranks(options);
+    train(ranks);
+    out.times = ranks.take();
+  } else {
+    if (options.alike == 0) options.alike = ranks_alike(options, training);
+    out.times = comm::simulated::simulate(options, train);
+  }
   count_steps(out, steps);
   return out;
 }
