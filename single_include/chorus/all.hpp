@@ -1693,7 +1693,7 @@ bool is_folder(const std::string& path);
 void require_folder(std::string_view reader, const std::string& path);
 
 /// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
-[[gnu::cold]] std::string what_is_there(const std::string& folder);
+[[gnu::cold]] std::string list_folder(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
@@ -2348,7 +2348,7 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
   fail<FileError>("open_images: folder ", folder, " holds no dataset that is known here; looked for MNIST (", which,
                   Mnist::images, " and ", which, Mnist::labels, ", plain or .gz) and CIFAR-10 (",
                   split == Split::train ? "data_batch_1.bin to data_batch_5.bin" : "test_batch.bin",
-                  ", also in cifar-10-batches-bin)", what_is_there(folder), Cifar10::advice(folder));
+                  ", also in cifar-10-batches-bin)", list_folder(folder), Cifar10::advice(folder));
 }
 
 }  // namespace chorus::data
@@ -3085,7 +3085,7 @@ namespace chorus::io::detail {
 inline constexpr std::size_t foreign_bytes = 4096;
 
 /// "it is ...: ...", or "" if the format is unknown. `begin`: the first bytes, up to `foreign_bytes`.
-[[gnu::cold]] inline std::string what_file_is(std::span<const std::byte> begin, std::string_view path) {
+[[gnu::cold]] inline std::string identify_file(std::span<const std::byte> begin, std::string_view path) {
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
   constexpr std::string_view from_torch =
@@ -3173,11 +3173,11 @@ inline constexpr std::size_t foreign_bytes = 4096;
 }
 
 /// The end of a message about a refused file, for readers of NumPy files.
-[[gnu::cold]] inline std::string instead_of_numpy(std::span<const std::byte> begin, std::string_view path) {
+[[gnu::cold]] inline std::string numpy_hint(std::span<const std::byte> begin, std::string_view path) {
   // The header's size in 8 bytes, mostly zeros, then the header.
   if (begin.size() > 8 && begin[8] == std::byte{'{'} && begin[5] == std::byte{} && begin[7] == std::byte{})
     return "; it is a safetensors file: io::load fills a model from it, io::SafetensorsReader reads its tensors";
-  const auto what = what_file_is(begin, path);
+  const auto what = identify_file(begin, path);
   return what.empty() ? "" : "; " + what;
 }
 
@@ -3513,7 +3513,7 @@ class SafetensorsReader {
   [[gnu::cold]] std::string other_format() const {
     std::vector<std::byte> begin(static_cast<std::size_t>(std::min<std::uint64_t>(size_, detail::foreign_bytes)));
     read_at(0, begin, nullptr);
-    return detail::what_file_is(begin, path_);
+    return detail::identify_file(begin, path_);
   }
 
   void read_at(std::uint64_t offset, std::span<std::byte> to, const TensorEntry* tensor) const {
@@ -5380,7 +5380,7 @@ class NpyHeader {
 inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with("\x93NUMPY") || text.size() < 10)
-    fail<FileError>(who, ": not a .npy file", instead_of_numpy(bytes, who));
+    fail<FileError>(who, ": not a .npy file", numpy_hint(bytes, who));
   const int version = text[6];
   check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
                    " of the format is not supported");
@@ -5508,7 +5508,7 @@ class NpyFolder {
       classes_.push_back(name);
     }
     check<FileError>(!files_.empty(), "NpyFolder: expected .npy files in ", printable(folder),
-                     " or in its subfolders, got none", data::what_is_there(folder));
+                     " or in its subfolders, got none", data::list_folder(folder));
   }
 
   Index size() const { return static_cast<Index>(files_.size()); }
@@ -5605,7 +5605,7 @@ struct ZipEntry {
 inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
   constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
   const auto refuse = [&] {
-    fail<FileError>(zip.who(), ": not a .npz file", instead_of_numpy(zip.part(0, zip.size()), zip.who()));
+    fail<FileError>(zip.who(), ": not a .npz file", numpy_hint(zip.part(0, zip.size()), zip.who()));
   };
   if (zip.size() < end_size) refuse();
   std::uint64_t end = zip.size() - end_size;
@@ -7313,7 +7313,7 @@ W taken_weights(const W& weights) {
 /// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
 /// applies the mask.
 template <Operand Q, Operand K, Operand V, class Masked>
-auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+auto unblocked_attention(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto features = static_cast<double>(value_of(q).size(-1));
   auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
   if (options.causal)
@@ -7443,7 +7443,7 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       }
     }
   }
-  return attention_as_a_whole(q, k, v, masked, options);
+  return unblocked_attention(q, k, v, masked, options);
 }
 
 }  // namespace detail
@@ -7506,7 +7506,7 @@ AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
 
 /// Whether attention with scores [batch, heads, queries, keys] uses strided kernels.
 template <class Q, class K, class V>
-bool goes_by_strides(const Shape<4>& scores) {
+bool can_stride(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
     return numel(scores) > 0 && kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores)) &&
            !takes_attention_weights<Q>();
@@ -7563,7 +7563,7 @@ auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOpti
     const Shape<4> scores{queries[0], queries[2], queries[1], keys[1]};
     const bool fits = keys == Shape<4>{queries[0], keys[1], queries[2], queries[3]} &&
                       values == Shape<4>{queries[0], keys[1], queries[2], values[3]};
-    if (fits && queries[3] > 0 && values[3] > 0 && goes_by_strides<Q, K, V>(scores))
+    if (fits && queries[3] > 0 && values[3] > 0 && can_stride<Q, K, V>(scores))
       return attention_in_blocks<true>(q, k, v, mask_of_scores<Q>(scores, mask...), options);
   }
   const auto heads_first = [](const auto& x) { return permute(x, {0, 2, 1, 3}); };
@@ -7583,7 +7583,7 @@ auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&
                     options.dropout);
   if constexpr (has_stacked_attention<X, X, X>) {
     const Shape<4> scores{batch, heads, length, length};
-    if (features > 0 && goes_by_strides<X, X, X>(scores))
+    if (features > 0 && can_stride<X, X, X>(scores))
       return attention_in_packed_blocks(qkv, mask_of_scores<X>(scores, mask...), options);
   }
   const auto parts = permute(qkv, {2, 0, 3, 1, 4});
@@ -8561,10 +8561,10 @@ class MixedPrecision : public Module {
   template <class X>
   static decltype(auto) narrowed(const X& x) {
     if constexpr (chorus::detail::says_batch_axis<X> && !chorus::detail::says_exact<X>) {
-      return narrowed(chorus::detail::unsaid(x));
+      return narrowed(chorus::detail::unmarked(x));
     } else if constexpr (Operand<X>) {
       if constexpr (chorus::detail::says_exact<X>)
-        return chorus::detail::unsaid(x);
+        return chorus::detail::unmarked(x);
       else if constexpr (Real<typename tensor_of<X>::value_type>)
         return to<T>(x);
       else if constexpr (std::is_same_v<X, Tensor<std::int64_t, tensor_of<X>::rank, device_type>>)
@@ -14565,7 +14565,7 @@ GraphVariable<T, Rank, D> make_graph_operation(Operation operation, Tensor<T, Ra
   if (!(inputs.requires_grad() || ...)) return GraphVariable(std::move(value));
   using Made = GraphOperation<Operation, Backward, T, Rank, D, typename Nodes::node_type...>;
   Ref<GradNode<T, Rank, D>> node(new Made(operation, value, std::move(backward), inputs...));
-  tell_form<Rank>(*node, operation);
+  record_form<Rank>(*node, operation);
   return GraphVariable(std::move(value), std::move(node));
 }
 
@@ -17176,7 +17176,7 @@ class ScaledGradients {
   /// Called when the gradients are unscaled or cleared.
   void end() { own_->open = false; }
   /// Whether some of these gradients now contain another scaler's losses.
-  bool are_anothers() const {
+  bool belong_to_another() const {
     const std::lock_guard lock(mutex());
     for (const auto& book : all()) {
       const auto other = book.lock();
@@ -17400,7 +17400,7 @@ class GradScaler {
     };
   }
   void begin_unscale() {
-    check<UsageError>(!gradients_.are_anothers(),
+    check<UsageError>(!gradients_.belong_to_another(),
                       "GradScaler: another scaler has scaled the same gradients and not unscaled them: expected its "
                       "step() before this scaler's scale(), or one scaler for both losses");
     gradients_.end();
@@ -18521,7 +18521,7 @@ class UnitsAtHand final : public Residence {
     while (next_ < order.units.size()) {
       come_ = next_;
       start_next(order);
-      give_passed_back(Order::none);
+      release_passed(Order::none);
     }
     const bool keeps = pass_ == Pass::forward && order.learned;
     if (!order.learned) learn(order);
@@ -18553,7 +18553,7 @@ class UnitsAtHand final : public Residence {
     if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
   }
   /// A gradient of the unit is about to be written.
-  void gradient_comes(std::size_t u) {
+  void gradient_begins(std::size_t u) {
     State& state = states_[u];
     if (std::exchange(state.has_gradients, true)) return;
     on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
@@ -18650,7 +18650,7 @@ class UnitsAtHand final : public Residence {
       start(u);
     }
     arrive(u);
-    give_passed_back(u);
+    release_passed(u);
     if (next_ < order.units.size()) start_next(order);
   }
 
@@ -18693,7 +18693,7 @@ class UnitsAtHand final : public Residence {
     on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
   }
   // Frees units that the pass has finished with and that no running operation can use. `now` is in use.
-  void give_passed_back(std::size_t now) {
+  void release_passed(std::size_t now) {
     for (std::size_t u = 0; u < states_.size(); ++u) {
       State& state = states_[u];
       if (u == now || state.at == At::away || !is_passed(u)) continue;
@@ -18831,7 +18831,7 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   // Backward is about to begin on all ranks.
   void weighed() override {
-    put_aside();
+    keep_averages();
     std::fill(missing_.begin(), missing_.end(), 0);
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       const int gradients = core_.parameter(i).wants_grad() ? 1 : 0;
@@ -18843,7 +18843,7 @@ class ShardedUnits final : public ddp::Extension<D> {
   }
   void gradient_arrived(std::size_t i) override {
     const std::size_t u = unit_of_[i];
-    at_hand_->gradient_comes(u);
+    at_hand_->gradient_begins(u);
     if (--missing_[u] == 0) at_hand_->gradients_complete(u);
     if (!core_.sync) shard_of_[i]->set_grad_local(true);
   }
@@ -18861,7 +18861,7 @@ class ShardedUnits final : public ddp::Extension<D> {
       shard_of_[i]->set_grad_local(false);
     }
     for (std::size_t u = 0; u < at_hand_->units(); ++u) at_hand_->give_gradients_back(u);
-    add_what_was_aside();
+    add_kept_averages();
   }
   void pass_ended() override { core_.template find<ddp::GradientParts<D, Communicator>>()->forget(); }
 
@@ -18878,7 +18878,7 @@ class ShardedUnits final : public ddp::Extension<D> {
     }
   }
   // A pass adds to averages that no optimizer has dropped: they wait, as this pass's gradients are not averaged yet.
-  void put_aside() {
+  void keep_averages() {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
         if (!shard_of_[i]->grad_arrived()) continue;
@@ -18887,7 +18887,7 @@ class ShardedUnits final : public ddp::Extension<D> {
         shard_of_[i]->set_averaged(false);
       }
   }
-  void add_what_was_aside() {
+  void add_kept_averages() {
     for (auto& of_unit : aside_) {
       for (const Aside& aside : of_unit) {
         Shard<D>& shard = *shard_of_[aside.entry];
@@ -20380,13 +20380,13 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     return ones_;
   }
 
-  void bring_together() override { synchronise(); }
-  void rank_joins() override { ended_ = true; }
-  [[gnu::cold]] JoinedPass shadow_pass() override {
+  void synchronize() override { synchronise(); }
+  void run_out_of_batches() override { ended_ = true; }
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (this->throw_early_) this->begin_shadow_pass();  // throws unless all have ended
     return take_mean() ? JoinedPass::passed : JoinedPass::none;
   }
-  [[gnu::cold]] void all_ranks_joined() override { this->end_shadow_passes(); }
+  [[gnu::cold]] void all_have_run_out() override { this->end_shadow_passes(); }
   void end_join() override {
     ended_ = false;
     Base::end_join();
@@ -21415,7 +21415,7 @@ class AnyActivation {
   /// The values, contiguous.
   virtual void* numbers() const = 0;
   /// For an output: memory for its gradient, to be filled before `take_gradient`.
-  virtual void* gradient_to_come() = 0;
+  virtual void* gradient_buffer() = 0;
   /// Adds that gradient to the output's node, from which backward continues; null if there is none.
   virtual Ref<Node> take_gradient() = 0;
   /// For an input: its gradient, contiguous; zeros if none has arrived.
@@ -21443,7 +21443,7 @@ class Activation final : public AnyActivation<typename tensor_of<X>::device_type
   }
   std::size_t bytes() const override { return value_of(value).bytes(); }
   void* numbers() const override { return value_of(value).data(); }
-  void* gradient_to_come() override {
+  void* gradient_buffer() override {
     gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
     return gradient_.data();
   }
@@ -21506,7 +21506,7 @@ class RawActivation final : public AnyActivation<D> {
   Header header() const override { return header_; }
   std::size_t bytes() const override { return header_.bytes(); }
   void* numbers() const override { return numbers_.data(); }
-  void* gradient_to_come() override {
+  void* gradient_buffer() override {
     gradient_ = Storage<D>(numbers_.device(), bytes());
     return gradient_.data();
   }
@@ -22395,7 +22395,7 @@ class Wires {
     return {reinterpret_cast<const std::uint8_t*>(&header), sizeof header};
   }
   static void* room(Direction direction, AnyActivation<D>& into) {
-    return direction == Direction::forward ? into.numbers() : into.gradient_to_come();
+    return direction == Direction::forward ? into.numbers() : into.gradient_buffer();
   }
 
   const int rank_, size_;
@@ -23852,7 +23852,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                         "all ranks before a forward pass in evaluation");
       pull();
     }
-    return this->run_aside(pass, model);
+    return this->run_without_grad(pass, model);
   }
 
   /// While it lives, backward accumulates locally; the first backward after it pushes the sum. Each pass is weighted by
@@ -23885,9 +23885,9 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   }
 
  private:
-  void bring_together() override {
+  void synchronize() override {
     if (stepped_) return pull();
-    Base::bring_together();
+    Base::synchronize();
   }
   void begin_join(const detail::JoinFacts& facts) override {
     check<UsageError>(facts.steps || facts.throw_early,
@@ -23895,7 +23895,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
                       "JoinOptions::step, or pass a function after the net");
     Base::begin_join(facts);
   }
-  [[gnu::cold]] JoinedPass shadow_pass() override {
+  [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (!this->begin_shadow_pass()) return JoinedPass::none;
     if (stepped_) pull();
     this->shares_.weigh({});
@@ -23903,7 +23903,7 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     push(/*ended=*/true);
     return JoinedPass::averaged;
   }
-  [[gnu::cold]] void all_ranks_joined() override {
+  [[gnu::cold]] void all_have_run_out() override {
     this->end_shadow_passes();
     if (stepped_) pull();
   }
@@ -29886,7 +29886,7 @@ CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
 namespace chorus::same_bits {
 
 /// Whether a layer of the model needs the whole batch.
-[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
+[[gnu::cold]] bool needs_whole_batch(nn::Module& model);
 
 /// The shares of a device run through the model side by side, and meet where a layer asks for sums over the batch. Each
 /// has its own leaves in place of the parameters, so that gradients of several shares can be incomplete at once.
@@ -29956,7 +29956,7 @@ class SideBySide {
 
 namespace chorus::same_bits {
 
-CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
+CHORUS_INLINE bool needs_whole_batch(nn::Module& model) {
   struct Look final : nn::detail::Walker {
     bool any = false;
     void enter(nn::Module& layer) override {
@@ -30059,7 +30059,7 @@ class DeviceShares {
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
       : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
-    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
+    if (needs_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
   }
 
   const ShareRange& run() const { return run_; }
@@ -31838,7 +31838,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
 
 /// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
 /// now has, or has sent, `value` for them.
-[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
+[[gnu::noinline, gnu::cold]] inline void trace_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
@@ -31897,7 +31897,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
     if (m.to != nobody) c.sent(m.to, bytes);
     if (tells) [[unlikely]]
-      tell_step(*listener, c, m, n, value, begin);
+      trace_step(*listener, c, m, n, value, begin);
     if (in) c.link.release(m.from);
     if (m.mine) m.mine += bytes;
     if (m.store) m.store += bytes;
@@ -34022,11 +34022,8 @@ class Simulation {
 
 }  // namespace detail
 
-/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
-/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
-/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
-template <class Body>
-SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+/// Throws UsageError for options out of range.
+[[gnu::cold]] inline void check_options(const SimulationOptions& options) {
   const int most = options.true_numbers ? max_ranks : most_scheduled_ranks;
   check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
                     most, options.true_numbers ? " with true numbers" : "");
@@ -34048,6 +34045,14 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
   }
   check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
                     "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
+}
+
+/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
+/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
+/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
+template <class Body>
+SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+  check_options(options);
   return detail::Simulation(options).run(body);
 }
 
@@ -34454,6 +34459,255 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
 }  // namespace chorus::simulated
 #endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
 
+// <chorus/simulate/together.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
+/// `RanksTogether`: all ranks of a program that differ only in how fast they compute, call by call, without messages.
+///
+/// In a ring over equal links every rank does the same with its neighbours. Of a call in which each sends J chunks, a
+/// chunk taking S on a port in pieces of up to b, rank r ends when the slowest way to it does: from the start of the
+/// rank i before it over i hops, which a piece takes alpha and b for, while all of a chunk would take S:
+///
+///   ends(r) = max(starts(r) + J S, max over 1 <= i <= J of starts(r - i) + J S + i alpha - (i - 1) (S - b))
+///
+/// So a call takes time by the number of ranks, not by its square. tests/unit/parallel/simulated_together_test.cpp holds
+/// it against the messages, to the femtosecond.
+
+namespace chorus::comm::simulated {
+
+/// Whether ranks of these options can be computed together: over one kind of link, by rings.
+inline bool run_together(const SimulationOptions& options) {
+  constexpr int few = 16;  // for which other algorithms may be faster
+  const auto& links = options.links;
+  const bool one_kind = links.island <= 1 || links.island >= options.ranks;
+  const bool rings = options.all_reduce == Algorithm::automatic || options.all_reduce == Algorithm::ring;
+  return options.ranks > few && one_kind && rings && !links.shared && !options.keep_spans && !options.keep_steps;
+}
+
+/// As a SimulatedRank that is all of them.
+class RanksTogether {
+ public:
+  struct Work {
+    RanksTogether* ranks = nullptr;
+    std::size_t call = 0;
+    void wait() {
+      if (ranks != nullptr) std::exchange(ranks, nullptr)->wait(call);
+    }
+  };
+
+  explicit RanksTogether(const SimulationOptions& options)
+      : options_(options),
+        link_(options.links.island == 0 || options.links.island >= options.ranks ? options.links.inside
+                                                                               : options.links.between),
+        alpha_(link_.latency()),
+        call_(time_of("call", options.links.call)),
+        times_(static_cast<std::size_t>(options.ranks)),
+        free_(times_.size()),
+        under_way_(times_.size()) {}
+
+  int rank() const { return 0; }
+  int size() const { return options_.ranks; }
+  Time clock() const { return times_.front().end; }
+  /// The first `ranks` ranks.
+  void compute(double usual, const char* what, int ranks) {
+    const Time own = time_of(what, usual);
+    for (int rank = 0; rank < ranks; ++rank) {
+      Time& clock = times_[static_cast<std::size_t>(rank)].end;
+      clock = later(clock, options_.computing.time(own, rank, step_));
+    }
+  }
+  void compute(double usual, const char* what = "compute") { compute(usual, what, size()); }
+  void next_step() {
+    ++step_;
+    if (calls_.size() < 2) return;
+    gone_ += calls_.size() - 1;
+    calls_.erase(calls_.begin(), calls_.end() - 1);
+  }
+  void mark(std::string_view, std::string_view, Time, std::size_t = 0, int = -1) {}
+  void hold(trace::Memory, std::int64_t) {}
+
+  Work start(Op op, std::size_t bytes, trace::Traffic = trace::Traffic::gradients, int peer = 0, bool = false, int = -1,
+             int = -1) {
+    auto& call = calls_.emplace_back();
+    auto& at = call.ended;
+    call.came.resize(times_.size());
+    for (std::size_t rank = 0; rank < times_.size(); ++rank) {
+      call.came[rank] = std::max(free_[rank], times_[rank].end);
+      call.last = std::max(call.last, call.came[rank]);
+    }
+    at = call.came;
+    for (auto& each : at) each += call_;
+    const auto ranks = times_.size();
+    if (op == Op::broadcast) {
+      chain(at, bytes, static_cast<std::size_t>(peer));
+    } else if (op == Op::all_gather && bytes * ranks <= most_bruck_bytes) {
+      few_rounds(at, bytes);
+    } else {
+      const bool reduces = op == Op::all_reduce;
+      auto chunk = reduces ? (bytes + ranks * 4 - 1) / (ranks * 4) * 4 : bytes;
+      do {
+        const auto segment = std::min(chunk, longest_chunk);
+        ring(at, segment, static_cast<std::int64_t>((reduces ? 2 : 1) * (ranks - 1)));
+        chunk -= segment;
+      } while (chunk > 0);
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = later(at[rank], {});
+    last_collective_ = at[0];
+    return {this, gone_ + calls_.size() - 1};
+  }
+  void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int = 0, bool = false) {
+    start(op, bytes, traffic).wait();
+  }
+  /// Rank 0 sends to all others, one after another.
+  void from_server(std::size_t bytes) {
+    const auto pieces = pieces_of(bytes);
+    Time sends = begin_message(0);
+    for (std::size_t rank = 1; rank < times_.size(); ++rank) {
+      Time receives{};
+      for (const auto length : pieces) {
+        receives = std::max(receives, sends + alpha_) + length;
+        sends += length;
+      }
+      end_message(rank, std::max(begin_message(rank), receives));
+    }
+    end_message(0, sends);
+  }
+  /// And receives from each in turn.
+  void to_server(std::size_t bytes) {
+    const auto pieces = pieces_of(bytes);
+    Time& receives = server_receives_ = std::max(server_receives_, last_collective_);
+    Time clock = begin_message(0);
+    for (std::size_t rank = 1; rank < times_.size(); ++rank) {
+      Time sends = begin_message(rank);
+      for (const auto length : pieces) {
+        receives = std::max(receives, sends + alpha_) + length;
+        sends += length;
+      }
+      clock = std::max(clock, receives);
+      end_message(rank, sends);
+    }
+    end_message(0, clock);
+  }
+
+  SimulatedTimes take() {
+    if (has_messages_)
+      for (auto& rank : times_) rank.late = {};
+    return {std::move(times_)};
+  }
+
+ private:
+  static constexpr std::size_t longest_chunk = Network::queue_pieces / 2 * Network::piece_bytes;
+
+  struct Call {
+    std::vector<Time> came, ended;  // by rank
+    Time last{};                    // to come
+  };
+
+  /// How long each piece takes a port, into which `relay` cuts so many bytes.
+  std::vector<Time> pieces_of(std::size_t bytes) const {
+    const std::size_t element = bytes % 4 == 0 ? 4 : 1, count = bytes / element, parts = Network::queue_pieces / 2,
+                      most = Network::piece_bytes / element,
+                      each = std::clamp((count + parts - 1) / parts, std::min(most, 32 * 1024 / element), most);
+    std::vector<Time> out;
+    for (std::size_t left = count; left > 0; left -= std::min(left, each))
+      out.push_back(link_.transfer(std::min(left, each) * element));
+    return out;
+  }
+
+  // From when they start to when they end.
+  void ring(std::vector<Time>& at, std::size_t chunk, std::int64_t sends) const {
+    Time whole{}, longest{};
+    for (const auto length : pieces_of(chunk)) whole += length, longest = std::max(longest, length);
+    const auto ranks = static_cast<std::int64_t>(at.size());
+    const Time hop = alpha_ - (whole - longest), all = sends * whole;
+    // The largest start, less the hops to it, of the `sends` ranks before: they lie on a line that goes around twice.
+    const auto before = [&](std::int64_t place) { return at[static_cast<std::size_t>(place % ranks)] - place * hop; };
+    std::deque<std::int64_t> largest;  // places, of falling value
+    std::vector<Time> ends(at.size());
+    for (std::int64_t place = 0; place < 3 * ranks; ++place) {
+      if (place >= 2 * ranks) {
+        while (largest.front() < place - sends) largest.pop_front();
+        const auto rank = static_cast<std::size_t>(place % ranks);
+        ends[rank] = std::max(at[rank] + all, all + (whole - longest) + before(largest.front()) + place * hop);
+      }
+      while (!largest.empty() && before(largest.back()) <= before(place)) largest.pop_back();
+      largest.push_back(place);
+    }
+    at = std::move(ends);
+  }
+  // Bruck's.
+  void few_rounds(std::vector<Time>& at, std::size_t bytes) const {
+    const auto ranks = at.size();
+    auto sends = at;
+    std::vector<Time> heads(ranks);
+    for (std::size_t distance = 1; distance < ranks; distance *= 2) {
+      const Time length = link_.transfer(std::min(distance, ranks - distance) * bytes);
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        const Time leaves = std::max(at[rank], sends[rank]);
+        sends[rank] = leaves + length;
+        heads[(rank + distance) % ranks] = leaves + alpha_;
+      }
+      for (std::size_t rank = 0; rank < ranks; ++rank) at[rank] = std::max(at[rank], heads[rank] + length);
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) at[rank] = std::max(at[rank], sends[rank]);
+  }
+  // From `root` through all ranks behind it.
+  void chain(std::vector<Time>& at, std::size_t bytes, std::size_t root) const {
+    const auto pieces = pieces_of(bytes);
+    std::vector<Time> heads(pieces.size(), Time::min());  // of the pieces that come to a rank
+    for (std::size_t hop = 0; hop < at.size(); ++hop) {
+      Time& clock = at[(root + hop) % at.size()];
+      Time sends{}, receives = Time::min();
+      for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
+        if (hop > 0) clock = std::max(clock, receives = std::max(receives, heads[piece]) + pieces[piece]);
+        const Time leaves = std::max(clock, sends);
+        sends = leaves + pieces[piece];
+        heads[piece] = leaves + alpha_;
+      }
+      if (hop + 1 < at.size()) clock = std::max(clock, sends);
+    }
+  }
+
+  Time begin_message(std::size_t rank) const { return std::max(free_[rank], times_[rank].end); }
+  void end_message(std::size_t rank, Time ended) {
+    has_messages_ = true;
+    auto& own = times_[rank];
+    own.waited += std::max(Time{}, ended - own.end);
+    free_[rank] = own.end = later(std::max(own.end, ended), {});
+  }
+  // As Simulation counts it: how long, and of it until the last rank had come to the call under way.
+  void wait(std::size_t call) {
+    for (std::size_t rank = 0; rank < times_.size(); ++rank) {
+      auto& own = times_[rank];
+      const Time begun = own.end, ended = calls_[call - gone_].ended[rank];
+      if (ended <= begun) continue;
+      own.end = ended;
+      own.waited += ended - begun;
+      auto& first = under_way_[rank];
+      first = std::max(first, gone_);
+      while (first - gone_ + 1 < calls_.size() && calls_[first - gone_ + 1].came[rank] <= begun) ++first;
+      for (std::size_t i = first - gone_; i < calls_.size() && calls_[i].came[rank] < ended; ++i)
+        own.late += std::max(Time{}, std::min(ended, calls_[i].last) - std::max(begun, calls_[i].came[rank]));
+    }
+  }
+
+  const SimulationOptions options_;
+  const AlphaBeta link_;
+  const Time alpha_, call_;
+  std::vector<RankTimes> times_;
+  std::vector<Time> free_;   // of each: when its calls have ended
+  std::vector<Call> calls_;  // but for the first `gone_`
+  std::size_t gone_ = 0;
+  // Until when the server's port receives: pieces come to it before it asks for them.
+  Time server_receives_{}, last_collective_{};
+  std::vector<std::size_t> under_way_;  // of each: the last call to which it had come when it waited last
+  std::uint32_t step_ = 0;
+  bool has_messages_ = false;
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
+
 // <chorus/simulate/units.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_UNITS_HPP
 #define CHORUS_SINGLE_CHORUS_SIMULATE_UNITS_HPP
@@ -34614,7 +34868,7 @@ class TrainingRank {
         local_sgd(number);
         break;
       case TrainingPolicy::parameter_server:
-        parameter_server(number);
+        parameter_server();
         break;
       case TrainingPolicy::tensor_parallel:
         tensor_parallel();
@@ -34623,8 +34877,12 @@ class TrainingRank {
         break;
     }
     const auto optimizer = rank_.clock();
-    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
-      rank_.compute(training_.optimizer / (training_.has_parts() ? rank_.size() : 1));
+    const double steps = training_.optimizer / (training_.has_parts() ? rank_.size() : 1);
+    const bool one = training_.policy == TrainingPolicy::parameter_server;
+    if constexpr (is_all)
+      rank_.compute(steps, "optimizer", one ? 1 : rank_.size());
+    else if (!one || rank_.rank() == 0)
+      rank_.compute(steps, "optimizer");
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
@@ -34636,6 +34894,7 @@ class TrainingRank {
   using Op = comm::Op;
   using Traffic = trace::Traffic;
   using Work = decltype(std::declval<Rank&>().start(Op::barrier, 0));
+  static constexpr bool is_all = std::is_same_v<Rank, comm::simulated::RanksTogether>;
   static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
   static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
   static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
@@ -34649,13 +34908,13 @@ class TrainingRank {
   void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
     rank_.call(op, bytes, traffic, peer, receives);
   }
-  void tell_shares() {
+  void exchange_shares() {
     if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
   }
 
   void reducing_backward() {
     const auto begun = rank_.clock();
-    tell_shares();
+    exchange_shares();
     std::vector<Work> works;
     double done = 0;
     for (const auto& bucket : training_.buckets) {
@@ -34704,7 +34963,7 @@ class TrainingRank {
   void gathering_forward() {
     const std::size_t count = training_.units.size();
     gathers_.resize(count);
-    tell_shares();
+    exchange_shares();
     gather(0);
     for (std::size_t u = 0; u < count; ++u) {
       arrive(u);
@@ -34716,7 +34975,7 @@ class TrainingRank {
   void scattering_backward() {
     const auto ranks = static_cast<std::size_t>(rank_.size());
     const std::size_t count = training_.units.size(), last = count - 1;
-    tell_shares();
+    exchange_shares();
     std::deque<std::pair<std::size_t, Work>> averages;
     const auto take_back = [&] {
       const auto u = averages.front().first;
@@ -34773,35 +35032,30 @@ class TrainingRank {
     backward();
   }
 
-  void parameter_server(int) {
-    const int size = rank_.size();
-    const auto each_worker = [&](const auto& f) {
-      for (int worker = 1; worker < size; ++worker) f(worker);
-    };
-    const bool serves = rank_.rank() == 0;
-    // The new parameters.
-    if (serves)
-      each_worker([&](int worker) { call(Op::message, training_.bytes(), Traffic::parameters, worker); });
-    else
-      call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
+  // What the server, rank 0, sends each worker, or each worker the server.
+  void exchange(std::size_t bytes, Traffic traffic, bool to_server) {
+    if constexpr (is_all) {
+      to_server ? rank_.to_server(bytes) : rank_.from_server(bytes);
+    } else if (rank_.rank() > 0) {
+      call(Op::message, bytes, traffic, 0, !to_server);
+    } else {
+      for (int worker = 1; worker < rank_.size(); ++worker) call(Op::message, bytes, traffic, worker, to_server);
+    }
+  }
+  void parameter_server() {
+    exchange(training_.bytes(), Traffic::parameters, false);  // the new ones
     forward();
     const auto begun = rank_.clock();
-    tell_shares();
+    exchange_shares();
     rank_.compute(training_.backward);
-    // Which gradients there are, and the gradients.
-    for (const auto& [bytes, traffic] :
-         {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
-      // The server has a place for a worker's.
-      const auto place = serves && traffic == Traffic::gradients && training_.parameter_bytes > 0
-                             ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
-                             : 0;
-      if (place > 0) rank_.hold(trace::Memory::buckets, place);
-      if (serves)
-        each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
-      else
-        call(Op::message, bytes, traffic);
-      if (place > 0) rank_.hold(trace::Memory::buckets, -place);
-    }
+    exchange(training_.parameters, Traffic::control, true);  // which gradients there are
+    // The server has a place for a worker's.
+    const auto place = rank_.rank() == 0 && training_.parameter_bytes > 0
+                           ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
+                           : 0;
+    if (place > 0) rank_.hold(trace::Memory::buckets, place);
+    exchange(training_.bytes(), Traffic::gradients, true);
+    if (place > 0) rank_.hold(trace::Memory::buckets, -place);
     rank_.mark("backward", "backward", begun);
   }
 
@@ -34895,7 +35149,15 @@ struct TrainingTimes {
   return island;
 }
 
-/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all. Throws
+/// Whether all ranks are computed together, without messages: where some are slower than others, or one serves them.
+inline bool trains_together(const comm::simulated::SimulationOptions& options, const Training& training) {
+  const bool differ = options.computing.jitter > 0 || !options.computing.stragglers.empty() ||
+                      training.policy == TrainingPolicy::parameter_server;
+  return options.alike == 0 && differ && comm::simulated::run_together(options);
+}
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all, and
+/// where they only compute at other speeds none sends messages. `options.alike`, as many as there are: all run. Throws
 /// UsageError for times and sizes out of range.
 [[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
                                                      const Training& training, int steps) {
@@ -34923,12 +35185,20 @@ struct TrainingTimes {
     last = bucket.ready;
   }
   options.true_numbers = false;
-  if (options.alike == 0) options.alike = ranks_alike(options, training);
-  TrainingTimes out;
-  out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
+  const auto train = [&](auto& rank) {
     TrainingRank self(rank, training);
     for (int step = 0; step < steps; ++step) self.step(step);
-  });
+  };
+  TrainingTimes out;
+  if (trains_together(options, training)) {
+    comm::simulated::check_options(options);
+    comm::simulated::RanksTogether ranks(options);
+    train(ranks);
+    out.times = ranks.take();
+  } else {
+    if (options.alike == 0) options.alike = ranks_alike(options, training);
+    out.times = comm::simulated::simulate(options, train);
+  }
   count_steps(out, steps);
   return out;
 }
@@ -36145,9 +36415,9 @@ namespace chorus::detail {
 /// pipe or a device. Throws as TraceRecorder does.
 std::shared_ptr<void> record_rank(const TraceOptions& asked, const TracedProcess& process);
 /// Makes one file of what ranks have left that were killed while they recorded. A failure is a warning.
-void merge_what_is_left(const TraceOptions& asked, int ranks);
+void merge_leftovers(const TraceOptions& asked, int ranks);
 
-inline const bool launch_records = (run_listener = {&record_rank, &merge_what_is_left}, true);
+inline const bool launch_records = (run_listener = {&record_rank, &merge_leftovers}, true);
 
 }  // namespace chorus::detail
 
@@ -36803,7 +37073,7 @@ CHORUS_INLINE std::shared_ptr<void> record_rank(const TraceOptions& asked, const
   return {recorder, [](TraceRecorder* ended) { ended->finish(); }};
 }
 
-CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
+CHORUS_INLINE void merge_leftovers(const TraceOptions& asked, int ranks) {
   try {
     merge_traces(asked.path, ranks, true);
   } catch (const FileError& error) {  // the run is worth more than its picture

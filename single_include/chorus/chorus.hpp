@@ -8850,7 +8850,7 @@ constexpr Node::Form form_of() {
 }
 /// Tells the node what LossTerms needs: see Node::form.
 template <int Rank, class Operation>
-void tell_form(Node& node, const Operation& operation) {
+void record_form(Node& node, const Operation& operation) {
   if constexpr (requires { operation.index; } || requires { operation.labels; })
     node.set_operands(true, false, true);  // integers are operands, too
   else
@@ -8872,7 +8872,8 @@ WatchedTensor watched_tensor(const Tensor<T, Rank, D>& x) {
           std::make_shared<Tensor<T, Rank, D>>(x)};
 }
 template <class Operation, class Value, class... Inputs>
-[[gnu::cold, gnu::noinline]] void tell_watch(const Operation& operation, const Value& value, const Inputs&... inputs) {
+[[gnu::cold, gnu::noinline]] void notify_watch(const Operation& operation, const Value& value,
+                                               const Inputs&... inputs) {
   operation_watch->ended({operation_name(operation), &operation, {watched_tensor(value_of(inputs))...},
                           watched_tensor(value)});
 }
@@ -8889,7 +8890,7 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
                 "operands: expected one kind of device; to_device(x, device) copies");
   ++detail::operations_ended;
   if (detail::operation_watch != nullptr) [[unlikely]]
-    detail::tell_watch(operation, value, inputs...);
+    detail::notify_watch(operation, value, inputs...);
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {
@@ -8898,7 +8899,7 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
     auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
                                          node_of(inputs)...);
-    if (result.node()) detail::tell_form<Rank>(*result.node(), operation);
+    if (result.node()) detail::record_form<Rank>(*result.node(), operation);
     return result;
   }
 }
@@ -10523,7 +10524,7 @@ bool is_folder(const std::string& path);
 void require_folder(std::string_view reader, const std::string& path);
 
 /// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
-[[gnu::cold]] std::string what_is_there(const std::string& folder);
+[[gnu::cold]] std::string list_folder(const std::string& folder);
 
 /// A regular file, open for reading.
 class InputFile {
@@ -10622,7 +10623,7 @@ CHORUS_INLINE void require_folder(std::string_view reader, const std::string& pa
   check<FileError>(S_ISDIR(facts.st_mode), reader, ": ", path, " is not a folder");
 }
 
-CHORUS_INLINE std::string what_is_there(const std::string& folder) {
+CHORUS_INLINE std::string list_folder(const std::string& folder) {
   constexpr std::size_t shown = 8, looked_at = 1000;
   std::vector<std::string> names;
   std::error_code trouble;
@@ -10703,7 +10704,7 @@ CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split)
   const std::string place = find(folder), other = advice(folder);
   check<FileError>(!place.empty(), "Cifar10: folder ", folder,
                    " (or cifar-10-batches-bin in it) lacks data_batch_1.bin and test_batch.bin",
-                   other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", what_is_there(folder), other);
+                   other.empty() ? cat("; CIFAR-10 is ", detail::cifar10_source) : "", list_folder(folder), other);
   std::vector<std::uint8_t> pixels, labels;
   if (split == Split::test) {
     read_batch(place + "/test_batch.bin", pixels, labels);
@@ -12544,7 +12545,7 @@ CHORUS_INLINE ImageDataset Mnist::read(const std::string& folder, Split split) {
   const auto require = [&](const char* suffix) {
     std::string path = find(folder, split, suffix);
     check<FileError>(!path.empty(), "Mnist: folder ", folder, " has no ", split == Split::train ? "train" : "t10k",
-                     suffix, ", plain or .gz", what_is_there(folder));
+                     suffix, ", plain or .gz", list_folder(folder));
     return path;
   };
   const std::string image_path = require(images), label_path = require(labels);
@@ -15593,7 +15594,7 @@ inline Transport::Piece receive(const Collective& c, int from, std::size_t bytes
 
 /// Reports a step of this rank to the listener. It began at `begin` with the chunk `m` of `count` numbers; this rank
 /// now has, or has sent, `value` for them.
-[[gnu::noinline, gnu::cold]] inline void tell_step(trace::Listener& listener, const Collective& c, const Step& m,
+[[gnu::noinline, gnu::cold]] inline void trace_step(trace::Listener& listener, const Collective& c, const Step& m,
                                                    std::size_t count, const std::byte* value, std::int64_t begin) {
   chorus::detail::JsonObject args;
   args.field("sequence", c.call.sequence);
@@ -15652,7 +15653,7 @@ inline void relay(const Collective& c, Step m, std::size_t count) {
     if (!slot && m.to != nobody) c.link.send(m.to, c.call, value, bytes);
     if (m.to != nobody) c.sent(m.to, bytes);
     if (tells) [[unlikely]]
-      tell_step(*listener, c, m, n, value, begin);
+      trace_step(*listener, c, m, n, value, begin);
     if (in) c.link.release(m.from);
     if (m.mine) m.mine += bytes;
     if (m.store) m.store += bytes;
@@ -17562,13 +17563,13 @@ class Place {
       if (flag.load() != busy) break;
       const auto now = Clock::now();
       own.pulse.store(now.time_since_epoch().count());
-      tell_job(peer);
-      look_for_trouble(peer, flag, busy, now >= deadline);  // an exception leaves it set, for others' deadlines
+      announce_wait(peer);
+      diagnose(peer, flag, busy, now >= deadline);  // an exception leaves it set, for others' deadlines
       if (meanwhile) meanwhile(name(peer), now - (deadline - timeout_));
       futex_wait(own.bell, bell, std::min<Clock::duration>(deadline - now, nap));
     }
     own.waits.store({});
-    tell_job(nobody);
+    announce_wait(nobody);
   }
 
   /// Throws if `peer` has left and `flag` is unchanged: all data that a rank sent before it left have arrived.
@@ -17646,7 +17647,7 @@ class Place {
   int in_job(int named) const { return in_job_.empty() ? named : in_job_[static_cast<std::size_t>(named)]; }
   int name_in_job(int who) const { return in_job(name(who)); }
 
-  void tell_job(int peer) const {
+  void announce_wait(int peer) const {
     if (in_job_.empty() || among_threads()) return;
     const std::lock_guard lock(OfJob::of_process().mutex);
     const Place* const job = OfJob::of_process().place;
@@ -17665,7 +17666,7 @@ class Place {
       if (who != rank_) ring_bell(who);
   }
 
-  [[gnu::cold]] void look_for_trouble(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
+  [[gnu::cold]] void diagnose(int peer, const std::atomic<std::uint32_t>& flag, std::uint32_t busy, bool late) {
     check_peers();
     check_is_here(peer, flag, busy);
     if (late) fail<LinkTimeout>("waited ", timeout_.count(), " ms for ", chain(peer));
@@ -21774,7 +21775,7 @@ class Supervisor {
     listener_.reset();
   }
 
-  static bool lost_others(const Rank& rank) {
+  static bool lost_peers(const Rank& rank) {
     return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
   }
 
@@ -21799,9 +21800,9 @@ class Supervisor {
 
   /// Names the rank that failed first and stops the others.
   [[gnu::cold]] void judge() {
-    const bool lost_peer = lost_others(*suspect_);
+    const bool lost_peer = lost_peers(*suspect_);
     for (const Rank& rank : ranks_)
-      if (lost_peer && !rank.running && lost_others(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
+      if (lost_peer && !rank.running && lost_peers(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -22182,7 +22183,7 @@ inline std::optional<comm::World> join(LaunchedPolicy policy, std::optional<int>
 /// wait for each other on one core and leave them there. If ranks outnumber cores, neighbours share a core, if all
 /// cores get equally many. Not done if the affinity is set already, or with CHORUS_BIND=0. Later threads inherit the
 /// binding.
-inline void keep_to_own_cores(const comm::World& world) {
+inline void pin_to_own_cores(const comm::World& world) {
   cpu_set_t all, own;
   if (!env_switch("CHORUS_BIND", true) || world.local_size < 2) return;
   if (sched_getaffinity(0, sizeof all, &all) != 0) return;
@@ -22265,7 +22266,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
     world = std::move(*joined);
     check_one_each(world, options);
     if (options.backend != comm::Backend::mpi) warn_of_users(world);
-    keep_to_own_cores(world);
+    pin_to_own_cores(world);
   } else {
     warn_of_strangers(policy);
   }
@@ -30924,7 +30925,7 @@ inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
 /// Memory for `Size` numbers, kept for the thread's lifetime. It is not counted as device memory, so that the amount
 /// does not depend on the number of threads in a team.
 template <class T, Index Size>
-T* kept_memory() {
+T* cached_memory() {
   struct alignas(64) Numbers {
     T all[static_cast<std::size_t>(Size)];
   };
@@ -30933,7 +30934,7 @@ T* kept_memory() {
 }
 template <class T>
 T* left_memory() {
-  return kept_memory<T, left_size(left_rows)>();
+  return cached_memory<T, left_size(left_rows)>();
 }
 
 /// Calls f(first, count) for pieces of `rows` rows that fit into left_memory: whole tiles, except the last.
@@ -31229,21 +31230,21 @@ inline std::string text_of(const ConvolutionProblem& p) {
 
 /// Logs the choice for a problem if requested; `choice()` gives the text.
 template <class Problem, class Choice>
-[[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
+[[gnu::cold]] void log_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
 }
 
 namespace detail {
-inline std::atomic<bool>& direct_convolution_said() {
+inline std::atomic<bool>& direct_convolution_logged() {
   static std::atomic<bool> said = false;
   return said;
 }
 }  // namespace detail
 
 /// Warns, once per process, that a convolution uses a direct kernel.
-inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
-  if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
+inline void log_direct(Cuda device, const ConvolutionProblem& problem) {
+  if (detail::direct_convolution_logged().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
                           CHORUS_USE_CUDNN ? "cuDNN has no engine for it" : "this program was compiled without cuDNN",
@@ -31412,7 +31413,7 @@ struct CublasContext {
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
-    say_plan(device, problem, [&] { return plan->text(); });
+    log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };
@@ -31636,7 +31637,7 @@ void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const 
   constexpr Index w = tile_columns<T>;
   // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
   const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
-  T *const left = left_memory<T>(), *const right = kept_memory<T, gemm_columns * gemm_depth>();
+  T *const left = left_memory<T>(), *const right = cached_memory<T, gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
 
   for_pieces(n, gemm_columns, [&](Index j0, Index width) {
@@ -31922,7 +31923,7 @@ class Segments {
 namespace chorus::kernels::detail {
 
 /// The number of images that together have about a thousand pixels.
-inline Index images_at_once(Index batch, Index plane) {
+inline Index images_per_block(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
@@ -31965,7 +31966,7 @@ struct InputRaster {
     pitch = s.stride_w == 1 ? std::max(s.width + s.padding_w, s.out_width())
                             : (s.width + 2 * s.padding_w + s.stride_w - 1) / s.stride_w;
     plane = rows * pitch;
-    images = images_at_once(s.batch, plane);
+    images = images_per_block(s.batch, plane);
     reach = s.dilation_h * (s.kernel_h - 1) / s.stride_h * pitch + s.dilation_w * (s.kernel_w - 1) / s.stride_w;
   }
 
@@ -32947,7 +32948,7 @@ bool suits_winograd(const Conv2dShape& s) {
 }
 
 template <class T>
-constexpr Index whole_panels(Index n) {
+constexpr Index rounded_to_panels(Index n) {
   return (n + tile_columns<T> - 1) / tile_columns<T> * tile_columns<T>;
 }
 
@@ -33022,7 +33023,7 @@ void winograd_convolve(Cpu device, Index images, const ImageChannels& in, const 
   const WinogradPlan<Way> plan(images, in, out, padding_h, padding_w);
   const TiledImages& tiles = plan.tiles;
   const Kernels<T> kernels{weight, out.channels, in.channels, turned};
-  const Index panels = (out.channels + w - 1) / w, pitch = whole_panels<T>(in.channels), threads = num_threads();
+  const Index panels = (out.channels + w - 1) / w, pitch = rounded_to_panels<T>(in.channels), threads = num_threads();
   // Transformed weights above 8 MiB fit into no cache, so they are made when used, some channels at a time.
   const bool heavy = winograd_points * in.channels * w * panels > (Index{1} << 21);
   const Index depth = heavy ? 128 : 256;
@@ -33110,8 +33111,8 @@ void winograd_backward_weight(Cpu device, Index images, const ImageChannels& in,
   const Index slices = std::min<Index>(groups, size <= (Index{1} << 16) ? 8 : 2);
   // A product's input is stored in reading order: w channels, or filters_at_once filters, of one tile after the other.
   const Index room = std::min(at_once, plan.strips) * tiles.strip_tiles();
-  const TilePanels x_panels{whole_panels<T>(channels), w, room};
-  const Index dy_width = std::min(filters_at_once, whole_panels<T>(filters));
+  const TilePanels x_panels{rounded_to_panels<T>(channels), w, room};
+  const Index dy_width = std::min(filters_at_once, rounded_to_panels<T>(filters));
   const TilePanels dy_panels{(filters + dy_width - 1) / dy_width * dy_width, dy_width, room};
   const Index v_pitch = plan.template point_pitch<T>(at_once, x_panels.channels);
   const Index m_pitch = plan.template point_pitch<T>(at_once, dy_panels.channels),
@@ -33373,7 +33374,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   }
 
   const GradientRaster<T> raster(s);
-  const Index plane = raster.rows * raster.pitch, images = images_at_once(s.batch, plane);
+  const Index plane = raster.rows * raster.pitch, images = images_per_block(s.batch, plane);
   const Index row = images * plane + tile_columns<T>;
   const bool gather = channels >= gather_rows;
 
@@ -33741,21 +33742,21 @@ inline std::string text_of(const ConvolutionProblem& p) {
 
 /// Logs the choice for a problem if requested; `choice()` gives the text.
 template <class Problem, class Choice>
-[[gnu::cold]] void say_plan(Cuda device, const Problem& problem, const Choice& choice) {
+[[gnu::cold]] void log_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
 }
 
 namespace detail {
-inline std::atomic<bool>& direct_convolution_said() {
+inline std::atomic<bool>& direct_convolution_logged() {
   static std::atomic<bool> said = false;
   return said;
 }
 }  // namespace detail
 
 /// Warns, once per process, that a convolution uses a direct kernel.
-inline void say_direct(Cuda device, const ConvolutionProblem& problem) {
-  if (detail::direct_convolution_said().exchange(true, std::memory_order_relaxed)) [[likely]]
+inline void log_direct(Cuda device, const ConvolutionProblem& problem) {
+  if (detail::direct_convolution_logged().exchange(true, std::memory_order_relaxed)) [[likely]]
     return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ",
                           CHORUS_USE_CUDNN ? "cuDNN has no engine for it" : "this program was compiled without cuDNN",
@@ -34084,7 +34085,7 @@ struct CudnnContext {
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
     plan = std::make_unique<ConvolutionPlan>(handle, problem);
-    say_plan(device, problem, [&] { return plan->text(); });
+    log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };
@@ -34157,8 +34158,8 @@ struct PutConverted {
 inline bool any_empty(const Conv2dShape& s) { return s.x_count() == 0 || s.weight_count() == 0 || s.y_count() == 0; }
 
 template <class T>
-void say_direct(Cuda device, ConvolutionPass pass, const Conv2dShape& s) {
-  if (!any_empty(s)) say_direct(device, {pass, dtype<T>, tf32_allowed(), s});
+void log_direct(Cuda device, ConvolutionPass pass, const Conv2dShape& s) {
+  if (!any_empty(s)) log_direct(device, {pass, dtype<T>, tf32_allowed(), s});
 }
 
 }  // namespace cuda
@@ -34175,7 +34176,7 @@ void conv2d_forward(Cuda device, const Conv2dShape& s, const T* x, const T* weig
   }
 #endif
   if (!done) {
-    cuda::say_direct<T>(device, cuda::ConvolutionPass::forward, s);
+    cuda::log_direct<T>(device, cuda::ConvolutionPass::forward, s);
     cuda::for_each(device, "conv2d", s.y_count(), cuda::DirectForward<T>{cuda::ConvolutionSizes::of(s), x, weight, y});
   }
   if (bias != nullptr)
@@ -34202,7 +34203,7 @@ void conv2d_backward_weight(Cuda device, const Conv2dShape& s, const T* x, const
     }
   }
 #endif
-  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
+  cuda::log_direct<T>(device, cuda::ConvolutionPass::backward_weight, s);
   cuda::reduce<double>(device, "conv2d gradient by the weight", s.weight_count(),
                        s.batch * s.out_height() * s.out_width(), false,
                        cuda::DirectBackwardWeight<T, Out>{cuda::ConvolutionSizes::of(s), x, dy, dweight, accumulate});
@@ -34220,7 +34221,7 @@ void conv2d_backward_input(Cuda device, const Conv2dShape& s, const T* weight, c
     if (done) return;
   }
 #endif
-  cuda::say_direct<T>(device, cuda::ConvolutionPass::backward_input, s);
+  cuda::log_direct<T>(device, cuda::ConvolutionPass::backward_input, s);
   cuda::for_each(device, "conv2d gradient by the input", s.x_count(),
                  cuda::DirectBackwardInput<T>{cuda::ConvolutionSizes::of(s), weight, dy, dx, accumulate});
 }
@@ -36385,7 +36386,7 @@ struct CublasContext {
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
-    say_plan(device, problem, [&] { return plan->text(); });
+    log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
   }
 };
@@ -41673,11 +41674,11 @@ constexpr int batch_axis_of(int dim) {
 
 /// The operand without its declarations.
 template <class X>
-const X& unsaid(const X& x) {
+const X& unmarked(const X& x) {
   return x;
 }
 template <int Axis, class X, bool Exact>
-const X& unsaid(const BatchAxis<Axis, X, Exact>& x) {
+const X& unmarked(const BatchAxis<Axis, X, Exact>& x) {
   return x;
 }
 
@@ -44255,7 +44256,7 @@ class UnlistedParameters final : public ParameterWatch {
   }
   void saw(const void* parameter, Node&, std::span<const Index> extents, bool wants_grad) override;
   /// The pass has ended: prints the warning if there is one.
-  void say_what_was_seen() const;
+  void report_seen() const;
 
  private:
   std::vector<const void*> listed_;  // sorted
@@ -44296,7 +44297,7 @@ CHORUS_INLINE void UnlistedParameters::saw(const void* parameter, Node&, std::sp
   unlisted_.push_back(parameter);
 }
 
-CHORUS_INLINE void UnlistedParameters::say_what_was_seen() const {
+CHORUS_INLINE void UnlistedParameters::report_seen() const {
   if (!unlisted_.empty())
     say(cat("warning: the model's forward pass uses parameters that CHORUS_MODULE does not list, of shape ", shapes_,
             ": the policy does not train, average or save them, and all copies of the model share them"));
@@ -44304,7 +44305,7 @@ CHORUS_INLINE void UnlistedParameters::say_what_was_seen() const {
 
 CHORUS_INLINE WatchScope::~WatchScope() {
   parameter_watch = before_;
-  if (watch_) watch_->say_what_was_seen();
+  if (watch_) watch_->report_seen();
 }
 
 }  // namespace chorus::detail
@@ -45614,7 +45615,7 @@ class BatchShares {
   /// A forward pass without gradients. Other ranks need not know of it, unless it `may_ask` and an operation asks for
   /// this rank's position in the batch: then ranks exchange messages. A backward pass after it belongs to the last pass
   /// given to `begin`.
-  void begin_aside(const ddp::ForwardPass& pass, bool may_ask);
+  void begin_without_grad(const ddp::ForwardPass& pass, bool may_ask);
 
   /// Backward begins, from a loss that is made of these parts: all ranks call it. Returns a factor for the gradient of
   /// each part: multiplied by it and by this rank's `weight`, the gradient counts by its share of its mean, or fully if
@@ -45752,7 +45753,7 @@ void BatchShares<Communicator>::begin_joined() {
 }
 
 template <class Communicator>
-void BatchShares<Communicator>::begin_aside(const ddp::ForwardPass& pass, bool may_ask) {
+void BatchShares<Communicator>::begin_without_grad(const ddp::ForwardPass& pass, bool may_ask) {
   aside_ = true;
   own_aside_ = {.kind = Kind::aside, .pass = pass};
   first_aside_ = may_ask && communicator_.size() > 1 ? not_asked : communicator_.rank() * pass.samples;
@@ -47603,10 +47604,11 @@ class JoiningPolicy {
  public:
   virtual void begin_join(const JoinFacts&) = 0;
   /// This rank has run out of batches.
-  virtual void rank_joins() {}
+  virtual void run_out_of_batches() {}
   /// Shadows a pass of other ranks: takes part in its collectives.
-  virtual JoinedPass shadow_pass() = 0;
-  virtual void all_ranks_joined() = 0;
+  virtual JoinedPass take_part_in_pass() = 0;
+  /// All ranks have run out of batches.
+  virtual void all_have_run_out() = 0;
   virtual void end_join() = 0;
 
  protected:
@@ -47648,8 +47650,8 @@ class JoinScope {
     }
   }
   /// The loop of a rank that has run out of batches, until all ranks have.
-  void take_part_in_passes() const {
-    for_nets(&JoiningPolicy::rank_joins);
+  void shadow_all() const {
+    for_nets(&JoiningPolicy::run_out_of_batches);
     for (bool any = true; any;) {
       any = false;
       bool averaged = false;
@@ -47659,13 +47661,13 @@ class JoinScope {
           if (pass == JoinedPass::averaged) one.function();
           continue;
         }
-        pass = one.net != nullptr ? one.net->shadow_pass() : JoinedPass::none;
+        pass = one.net != nullptr ? one.net->take_part_in_pass() : JoinedPass::none;
         any = any || pass != JoinedPass::none;
         averaged = averaged || pass == JoinedPass::averaged;
       }
       if (averaged && options_.step) options_.step();
     }
-    for_nets(&JoiningPolicy::all_ranks_joined);
+    for_nets(&JoiningPolicy::all_have_run_out);
   }
 
  private:
@@ -47696,7 +47698,7 @@ void join(const Body& body, const JoinOptions& options, Joined&&... joined) {
   detail::JoinScope scope(all, options);
   scope.begin();
   body();
-  scope.take_part_in_passes();
+  scope.shadow_all();
 }
 
 }  // namespace chorus
@@ -47902,7 +47904,8 @@ class StaticGraph final : public Extension<D> {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       if (this->uses(i).anywhere) continue;
       if (memory != nullptr) memory->forget(core_.name(i));
-      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);  // its zeros were for others
+      // Its zeros were for the other ranks.
+      if (core_.contribution == Contribution::zeros) core_.parameter(i).set_grad_arrived(false);
     }
     core_.buckets.complete();
   }
@@ -48095,10 +48098,10 @@ class UnusedParameters final : public Extension<D> {
     core_.ranks.all_reduce(std::span(came), comm::ReduceOp::max, {});
     came_.assign(core_.entries(), 0);
     std::copy(came.begin(), came.end() - 1, came_.begin());
-    warn_if_all_came(came.back() == 0);
+    warn_if_all_used(came.back() == 0);
   }
   // Says once that this option is not needed (as PyTorch does after the first pass).
-  void warn_if_all_came(bool all) {
+  void warn_if_all_used(bool all) {
     constexpr int passes = 10;
     found_ = found_ || !all;
     if (found_ || ++complete_ != passes || core_.ranks.rank() != 0) return;
@@ -48177,7 +48180,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   void eval() {
     if (!joining_) {
       if (buffers_apart_ || passes_together_) meet();
-      bring_together();
+      synchronize();
     }
     PolicyOn<D>::eval();
   }
@@ -48291,7 +48294,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     if (!joining_) shares_.meet();
   }
   /// See eval().
-  virtual void bring_together() {
+  virtual void synchronize() {
     if (buffers_apart_) broadcast_buffers(0);
   }
 
@@ -48401,10 +48404,10 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// A forward pass without gradients is local to this rank, unless an operation asks for its position in the batch.
   template <class Call>
-  auto run_aside(const ddp::ForwardPass& pass, const Call& call) {
+  auto run_without_grad(const ddp::ForwardPass& pass, const Call& call) {
     if (buffers_apart_ && !joining_ && communicator_.rank() > 0 && !this->any_model_.training())
       check_evaluates_rank_0s();
-    shares_.begin_aside(pass, !joining_);
+    shares_.begin_without_grad(pass, !joining_);
     return run_forward(!joining_, call);
   }
   /// Backward reaches one of this net's last passes: ranks compute weights for their losses, given by all these nodes.
@@ -48691,12 +48694,12 @@ class PolicyWithOptions : public PolicyOfRanks<D, Communicator>, protected Core<
 
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override;
   void begin_join(const detail::JoinFacts& facts) override;
-  void rank_joins() override;
-  [[gnu::cold]] JoinedPass shadow_pass() override;
-  [[gnu::cold]] void all_ranks_joined() override;
+  void run_out_of_batches() override;
+  [[gnu::cold]] JoinedPass take_part_in_pass() override;
+  [[gnu::cold]] void all_have_run_out() override;
   Core& core() { return *this; }
   /// Averages parameters under a hook that lets ranks have different ones.
-  void bring_together() override;
+  void synchronize() override;
   bool shares_buffers() const override { return Core::options.broadcast_buffers; }
 
   HookCalls<D, Hook, Communicator> calls_;
@@ -48777,23 +48780,23 @@ void PolicyWithOptions<D, Hook, Communicator>::begin_join(const detail::JoinFact
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::rank_joins() {
+void PolicyWithOptions<D, Hook, Communicator>::run_out_of_batches() {
   shadow_passes()->begin();
 }
 
 template <Device D, class Hook, class Communicator>
-JoinedPass PolicyWithOptions<D, Hook, Communicator>::shadow_pass() {
+JoinedPass PolicyWithOptions<D, Hook, Communicator>::take_part_in_pass() {
   return this->begin_shadow_pass() ? shadow_passes()->run() : JoinedPass::none;
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::all_ranks_joined() {
+void PolicyWithOptions<D, Hook, Communicator>::all_have_run_out() {
   shadow_passes()->end();
   if (const int root = this->end_shadow_passes(); root >= 0) take_state(root);
 }
 
 template <Device D, class Hook, class Communicator>
-void PolicyWithOptions<D, Hook, Communicator>::bring_together() {
+void PolicyWithOptions<D, Hook, Communicator>::synchronize() {
   if constexpr (Traits::averages_parameters) hook().synchronise(this->flat_, this->communicator_);
   if (this->buffers_apart_ && shares_buffers()) this->broadcast_buffers(0);
   this->buffers_apart_ = false;
@@ -49553,7 +49556,7 @@ class NcclCalls {
   }
 
   /// The compute stream waits for a call; the host does not.
-  void let_compute_wait(std::uint64_t ticket) {
+  void wait_on_compute_stream(std::uint64_t ticket) {
     const auto found = [ticket](const Call& call) { return call.ticket == ticket; };
     const auto captured = std::find_if(captured_.begin(), captured_.end(), found);
     const auto flying = std::find_if(in_flight_.begin(), in_flight_.end(), found);
@@ -49747,7 +49750,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// Makes the compute stream wait for a call; the host does not wait.
   void wait(std::uint64_t ticket) override {
     const std::lock_guard lock(mutex_);
-    this->let_compute_wait(ticket);
+    this->wait_on_compute_stream(ticket);
   }
 
   bool done(std::uint64_t ticket) override {
@@ -50645,7 +50648,7 @@ class DistributedPolicy : public Policy<Model, Base> {
   }
   template <class... Inputs>
   auto forward_aside(const ddp::ForwardPass& pass, const Inputs&... inputs) {
-    return this->run_aside(pass, [&] { return call_model(inputs...); });
+    return this->run_without_grad(pass, [&] { return call_model(inputs...); });
   }
 };
 
@@ -50823,7 +50826,7 @@ class DistributedDataParallel
     ddp::ForwardPass pass{.samples = detail::samples_of(this->options().dim, inputs...), .sync = this->sync};
     pass.number = this->begin_forward(pass.samples).step;
     const auto model = [&] { return this->call_model(inputs...); };
-    if (!grad_enabled()) return this->run_aside(pass, model);
+    if (!grad_enabled()) return this->run_without_grad(pass, model);
     this->forward_begins(pass);
     auto output = this->run_recorded(model);
     this->forward_ended();
@@ -52303,9 +52306,9 @@ namespace chorus::detail {
 /// pipe or a device. Throws as TraceRecorder does.
 std::shared_ptr<void> record_rank(const TraceOptions& asked, const TracedProcess& process);
 /// Makes one file of what ranks have left that were killed while they recorded. A failure is a warning.
-void merge_what_is_left(const TraceOptions& asked, int ranks);
+void merge_leftovers(const TraceOptions& asked, int ranks);
 
-inline const bool launch_records = (run_listener = {&record_rank, &merge_what_is_left}, true);
+inline const bool launch_records = (run_listener = {&record_rank, &merge_leftovers}, true);
 
 }  // namespace chorus::detail
 
@@ -53727,7 +53730,7 @@ CHORUS_INLINE std::shared_ptr<void> record_rank(const TraceOptions& asked, const
   return {recorder, [](TraceRecorder* ended) { ended->finish(); }};
 }
 
-CHORUS_INLINE void merge_what_is_left(const TraceOptions& asked, int ranks) {
+CHORUS_INLINE void merge_leftovers(const TraceOptions& asked, int ranks) {
   try {
     merge_traces(asked.path, ranks, true);
   } catch (const FileError& error) {  // the run is worth more than its picture
@@ -55949,7 +55952,7 @@ W taken_weights(const W& weights) {
 /// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
 /// applies the mask.
 template <Operand Q, Operand K, Operand V, class Masked>
-auto attention_as_a_whole(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+auto unblocked_attention(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
   const auto features = static_cast<double>(value_of(q).size(-1));
   auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
   if (options.causal)
@@ -56079,7 +56082,7 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       }
     }
   }
-  return attention_as_a_whole(q, k, v, masked, options);
+  return unblocked_attention(q, k, v, masked, options);
 }
 
 }  // namespace detail
@@ -56142,7 +56145,7 @@ AttentionMask<Q> mask_of_scores(const Shape<4>& scores, const Mask&... mask) {
 
 /// Whether attention with scores [batch, heads, queries, keys] uses strided kernels.
 template <class Q, class K, class V>
-bool goes_by_strides(const Shape<4>& scores) {
+bool can_stride(const Shape<4>& scores) {
   if constexpr (has_stacked_attention<Q, K, V>)
     return numel(scores) > 0 && kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores)) &&
            !takes_attention_weights<Q>();
@@ -56199,7 +56202,7 @@ auto attention_of_places(const Q& q, const K& k, const V& v, const AttentionOpti
     const Shape<4> scores{queries[0], queries[2], queries[1], keys[1]};
     const bool fits = keys == Shape<4>{queries[0], keys[1], queries[2], queries[3]} &&
                       values == Shape<4>{queries[0], keys[1], queries[2], values[3]};
-    if (fits && queries[3] > 0 && values[3] > 0 && goes_by_strides<Q, K, V>(scores))
+    if (fits && queries[3] > 0 && values[3] > 0 && can_stride<Q, K, V>(scores))
       return attention_in_blocks<true>(q, k, v, mask_of_scores<Q>(scores, mask...), options);
   }
   const auto heads_first = [](const auto& x) { return permute(x, {0, 2, 1, 3}); };
@@ -56219,7 +56222,7 @@ auto attention_packed(const X& qkv, const AttentionOptions& options, const Mask&
                     options.dropout);
   if constexpr (has_stacked_attention<X, X, X>) {
     const Shape<4> scores{batch, heads, length, length};
-    if (features > 0 && goes_by_strides<X, X, X>(scores))
+    if (features > 0 && can_stride<X, X, X>(scores))
       return attention_in_packed_blocks(qkv, mask_of_scores<X>(scores, mask...), options);
   }
   const auto parts = permute(qkv, {2, 0, 3, 1, 4});
@@ -61792,7 +61795,7 @@ CHORUS_INLINE void ShareTurns::pass_on(std::size_t i) {
 namespace chorus::same_bits {
 
 /// Whether a layer of the model needs the whole batch.
-[[gnu::cold]] bool looks_at_whole_batch(nn::Module& model);
+[[gnu::cold]] bool needs_whole_batch(nn::Module& model);
 
 /// The shares of a device run through the model side by side, and meet where a layer asks for sums over the batch. Each
 /// has its own leaves in place of the parameters, so that gradients of several shares can be incomplete at once.
@@ -61862,7 +61865,7 @@ class SideBySide {
 
 namespace chorus::same_bits {
 
-CHORUS_INLINE bool looks_at_whole_batch(nn::Module& model) {
+CHORUS_INLINE bool needs_whole_batch(nn::Module& model) {
   struct Look final : nn::detail::Walker {
     bool any = false;
     void enter(nn::Module& layer) override {
@@ -61965,7 +61968,7 @@ class DeviceShares {
   DeviceShares(nn::Module& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
                std::size_t shares, ShareRange run)
       : model_(model), flat_(flat), shares_(shares), run_(run), buffers_(buffers), tree_(flat) {
-    if (looks_at_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
+    if (needs_whole_batch(model)) side_by_side_.emplace(flat, buffers_, shares, run);
   }
 
   const ShareRange& run() const { return run_; }
