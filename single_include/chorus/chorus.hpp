@@ -48930,30 +48930,101 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 
 #include <nccl.h>
 
-// <chorus/comm/nccl/nccl_device_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
-/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of NCCL's functions.
+// <chorus/comm/meeting/rendezvous_messages.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
+/// The messages between ranks and rank 0 at their meeting.
+///
+/// Each message is a struct of fixed size, without padding, in this machine's byte order: Challenge (rank 0 to rank),
+/// Hello (back), Answer (a refusal with its reason, or the transport), then for TCP the addresses of all ranks, and for
+/// shared memory an Ack (rank to rank 0: whether it could open the region) and a Verdict (back: the transport for all).
+///
+/// If the job has a token, Hello holds an HMAC of rank 0's challenge and of itself, and Answer one of the rank's own
+/// challenge and of itself. The connections of TcpTransport begin in the same way, see mesh.hpp. Each side proves that
+/// it knows the token, which is never sent; a proof is valid for one connection. Outside of loopback a token is
+/// obligatory, and everything after the Challenge is TLS 1.3 (tls.hpp): an attacker who can read and change packets
+/// learns and changes nothing, but can end connections. CHORUS_TLS=0 on all ranks switches it off; CHORUS_TLS=1
+/// switches it on for loopback, too.
 
-// <chorus/comm/nccl/nccl_queue.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
-/// `NcclQueue`: makes one rank's NCCL calls, and watches them in a thread.
+#include <fcntl.h>
 
-// <chorus/comm/nccl/nccl_calls.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
-/// `NcclCalls`: one rank's place in a group of NCCL, and its calls.
+// <chorus/comm/meeting/acceptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+/// `Acceptor`: accepts connections from anyone and keeps only the wanted ones.
 
-// <chorus/comm/engine/flight_recorder.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
-/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
+#include <sys/resource.h>
 
-// <chorus/comm/transport/envelope.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
-/// `Envelope`: the call to which a piece of data belongs.
+// <chorus/comm/meeting/hmac.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
+/// launcher can be proved, by sending it: it serves one job on loopback, and the launcher held the job's port before
+/// the ranks existed.
+
+#include <sys/random.h>
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#endif
+
+namespace chorus::comm {
+
+inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
+
+using Nonce = std::array<std::byte, 16>;
+using Mac = std::array<std::byte, 32>;
+
+inline void fill_random(std::span<std::byte> bytes) {
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+}
+
+/// A random number, not 0.
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
+}
+
+/// The beginning of the launcher's own tokens; 64 random digits follow.
+inline constexpr std::string_view launched = "launched-";
+
+/// Whether this program can prove that it knows the token.
+inline bool provable(std::string_view token) {
+  return can_authenticate || token.empty() ||
+         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
+}
+
+/// The proof for `parts`, concatenated, each of a fixed size. Zeros if there is no token.
+[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
+                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
+  Mac mac{};
+#if CHORUS_USE_OPENSSL
+  if (token.empty()) return mac;
+  std::vector<unsigned char> message;
+  for (const auto part : parts)
+    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
+  unsigned length = 0;
+  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
+                          reinterpret_cast<unsigned char*>(mac.data()), &length);
+  check<CommError>(made != nullptr && length == mac.size(), "OpenSSL: HMAC-SHA256 failed");
+#else
+  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
+#endif
+  return mac;
+}
+
+/// Compares in a time that does not depend on the position of a difference.
+inline bool same(const Mac& a, const Mac& b) {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
 
 // <chorus/comm/transport/fixed_text.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
@@ -48985,74 +49056,144 @@ inline constexpr bool is_message =
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
 
+// <chorus/comm/transport/socket.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+/// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+// <chorus/comm/transport/name_lookup.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+/// `look_up`: the address of a name, with a deadline. getaddrinfo has none: if name servers don't answer, it takes as
+/// long as the system's settings allow, usually half a minute.
+
+namespace chorus::comm::detail {
+
+/// The result of getaddrinfo.
+struct Found {
+  int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+inline Found ask_system(const std::string& name, int flags) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  Found found;
+  found.code = getaddrinfo(name.c_str(), nullptr, &hints, &list);
+  if (found.code != 0 || list == nullptr) return found;
+  std::memcpy(&found.storage, list->ai_addr, list->ai_addrlen);
+  found.length = list->ai_addrlen;
+  freeaddrinfo(list);
+  return found;
+}
+
+/// Removes the brackets of an IPv6 address, as in `[::1]`; returns other names unchanged.
+inline std::string without_brackets(std::string name) {
+  const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
+  return six ? name.substr(1, name.size() - 2) : name;
+}
+
+/// Returns nothing at the deadline. A numeric address is parsed at once. A name is looked up in a thread, which lives
+/// until the system has answered, as getaddrinfo can't be cancelled. Throws CommError if there can be no thread.
+[[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
+  if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Found> found;
+  };
+  const auto shared = std::make_shared<Shared>();
+  chorus::detail::start_thread(cat("address '", printable(name), "'"), [shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
+  return shared->found;
+}
+
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+
+// <chorus/comm/transport/tls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+/// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
+///
+/// In the handshake both sides prove that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that a later leak of the token does not reveal earlier traffic. One suite, no
+/// certificates, no tickets, no early data: a downgrade is impossible.
+
+struct ssl_st;  // OpenSSL's
+
 namespace chorus::comm {
 
-/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
-/// different collectives get an error that names both, not a hang or wrong numbers.
-struct Envelope {
-  Op op = Op::barrier;
-  DType dtype = DType::u8;
-  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
-  std::uint8_t reserved = 0;
-  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
-  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
-  friend bool operator==(const Envelope&, const Envelope&) = default;
-};
-static_assert(is_message<Envelope, 16>);
+/// Any thread may send and receive.
+class Tls {
+ public:
+  enum class Side { server, client };
 
-/// `all_reduce #7 (sum of 1024 F32)`
-[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
-  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
-  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
-  out += name(call.op);
-  out += " #";
-  chorus::append(out, call.sequence);
-  if (call.op >= Op::barrier || !known) return;
-  out += " (";
-  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
-  chorus::append(out, call.count);
-  out.append(" ").append(name(call.dtype));
-  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
-  out += ')';
-}
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError if the program was built without
+  /// OpenSSL, CommError if OpenSSL fails.
+  Tls(int fd, Side side, const std::string& token);
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+  ~Tls();
+
+  /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
+  /// the other side's proof fails. After a partial `send` the caller must pass the rest again.
+  std::ptrdiff_t send(std::span<const std::byte> bytes);
+  std::ptrdiff_t receive(std::span<std::byte> bytes);
+  /// The event that the last call without progress waits for: POLLIN or POLLOUT.
+  short awaits() const;
+  /// Whether bytes have been read from the socket but not received yet.
+  bool holds_bytes() const;
+  /// OpenSSL's text of the error; empty without one, and if the connection has just ended.
+  std::string trouble() const;
+
+ private:
+  struct Socket;
+
+  bool shake_hands();
+  bool succeeded(int code);
+  bool flush();
+
+  mutable std::mutex mutex_;
+  const int fd_;
+  ssl_st* ssl_ = nullptr;
+  std::array<unsigned char, 32> key_{};
+  std::vector<char> out_;   ///< encrypted, several records: a system call for each would cost more than they do
+  std::size_t gone_ = 0;    ///< of `out_`
+  std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
+  std::uint64_t sent_ = 0;  ///< under the present key
+  bool proven_ = false;
+  short awaits_ = 0;
+  std::string trouble_;
+};
 
 }  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Environment variables.
-
-namespace chorus::detail {
-
-/// The value of an environment variable; null if it is unset or empty.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
-                    printable(value), "'");
-  return value == "1";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
 
 // <chorus/core/standard_streams.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 #define CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
 /// Descriptors 0, 1 and 2 are the standard streams. The parent process may have closed them (`2>&-`, daemons). The next
 /// file or socket would then get such a number, and all printed text.
-
-#include <fcntl.h>
-#include <poll.h>
 
 namespace chorus::detail {
 
@@ -49088,6 +49229,648 @@ inline std::FILE* open_to_write(const char* path, bool keeps = false) {
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_STANDARD_STREAMS_HPP
+
+namespace chorus::comm {
+
+/// A timeout for poll; at most 1000 s.
+inline int milliseconds_until(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
+}
+
+/// An address of a socket, IPv4 or IPv6.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(sockaddr_storage);
+
+  sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  int port() const {
+    return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                                               : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  }
+  Address with_port(int port) const {
+    auto other = *this;
+    const auto value = htons(static_cast<std::uint16_t>(port));
+    if (storage.ss_family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&other.storage)->sin6_port = value;
+    } else {
+      reinterpret_cast<sockaddr_in*>(&other.storage)->sin_port = value;
+    }
+    return other;
+  }
+
+  /// Whether it is a valid address: a peer may have sent any bytes.
+  bool sound() const {
+    return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
+           (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
+  }
+  /// Whether only this machine can reach it.
+  bool loopback() const {
+    if (storage.ss_family == AF_INET6) {
+      const auto& address = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+      return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
+    }
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
+  }
+
+  /// The numeric address without the port.
+  std::string host() const {
+    char text[NI_MAXHOST] = "?";
+    getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    return text;
+  }
+
+  /// From a numeric address, also `[::1]`; nothing for a name.
+  [[gnu::cold]] static std::optional<Address> in_numbers(const std::string& text) {
+    const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
+    if (found.code != 0) return std::nullopt;
+    Address address;
+    address.storage = found.storage;
+    address.length = found.length;
+    return address;
+  }
+
+  /// Looks `name` up; it may be a numeric address, `::1` or `[::1]`, too. Throws CommError if there is no such name,
+  /// TimeoutError if there is no answer by the deadline.
+  static Address resolve(const std::string& name, int port,
+                         Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
+    const auto found = detail::look_up(detail::without_brackets(name), deadline);
+    check<TimeoutError>(found.has_value(), "address '", printable(name),
+                        "': the system did not resolve the name in time: check the name server");
+    check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
+    Address address;
+    address.storage = found->storage;
+    address.length = found->length;
+    return address.with_port(port);
+  }
+  /// Whether other machines resolve this name to another address: Debian's /etc/hosts maps a machine's own name to
+  /// 127.0.1.1.
+  bool misleads(const std::string& name) const {
+    return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
+  }
+};
+
+/// `127.0.0.1:29500`
+inline void append(std::string& out, const Address& address) {
+  const bool six = address.storage.ss_family == AF_INET6;
+  out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
+}
+
+/// Owns a socket. Its descriptor is above those of the standard streams.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
+  /// Takes ownership of a socket that was made elsewhere.
+  static Socket adopt(int fd) {
+    if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return Socket(fd);
+  }
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(tls_, other.tls_);
+    return *this;
+  }
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
+
+  int fd() const { return fd_; }
+  /// Releases ownership: the caller closes the socket.
+  int release() { return std::exchange(fd_, -1); }
+  explicit operator bool() const { return fd_ >= 0; }
+
+  /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.
+  static Socket listen(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    if (socket) setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (!socket || bind(socket.fd_, address.data(), address.length) != 0 || ::listen(socket.fd_, SOMAXCONN) != 0) {
+      const int error = errno;
+      const auto hint = error == EADDRINUSE      ? " (another job or program listens there; choose another port)"
+                        : error == EADDRNOTAVAIL ? " (it is not an address of this machine)"
+                                                 : "";
+      fail<CommError>("cannot listen on ", address, ": ", std::strerror(error), hint);
+    }
+    return socket;
+  }
+
+  /// Begins a connection; returns an empty socket with errno set on failure.
+  static Socket begin_connect(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
+    return Socket();
+  }
+  /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
+  /// listener can be connected to itself, which is not accepted.
+  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
+    auto socket = begin_connect(address);
+    if (!socket) return socket;
+    int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
+    if (error == 0 && socket.local().port() == address.port()) error = ECONNREFUSED;
+    if (error == 0) return socket;
+    errno = error;
+    return Socket();
+  }
+  /// The socket's error, which is then cleared.
+  int error() const {
+    int error = 0;
+    socklen_t length = sizeof error;
+    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+  }
+
+  Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
+
+  void no_delay() const {
+    const int yes = 1;
+    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  }
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace data (BBR, the
+  /// default of some distributions): nothing is lost there, and pacing costs a third of the speed.
+  void no_pacing() const {
+    constexpr std::string_view plain = "reno";  // every kernel has it and allows it to everyone
+    if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
+  }
+  Address local() const {
+    Address address;
+    getsockname(fd_, address.data(), &address.length);
+    return address;
+  }
+  Address remote() const {
+    Address address;
+    getpeername(fd_, address.data(), &address.length);
+    return address;
+  }
+
+  /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
+  /// bytes. Throws as Tls does.
+  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
+  std::string trouble() const {
+    const auto why = tls_ ? tls_->trouble() : std::string();
+    return why.empty() ? why : cat(": the data were damaged on the way, or the tokens differ (TLS: ", why, ")");
+  }
+  /// The events to poll for.
+  short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
+
+  /// Moves as many bytes as possible without waiting; -1 if the connection is closed or broken.
+  std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(bytes);
+    const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  /// The same with two ranges, one after the other.
+  std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(
+          first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
+    iovec ranges[2] = {{const_cast<std::byte*>(first.data()), first.size()},
+                       {const_cast<std::byte*>(second.data()), second.size()}};
+    msghdr message{};
+    message.msg_iov = ranges;
+    message.msg_iovlen = 2;
+    const auto n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->receive(bytes);
+    const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
+  }
+
+  /// Moves all bytes; returns false if the connection ends or the deadline comes first.
+  bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_send(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLOUT, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+  bool receive_all(std::span<std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_receive(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLIN, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+
+  /// Returns false at the deadline.
+  bool wait(short event, Deadline deadline) const {
+    if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
+    pollfd entry{fd_, needs(event), 0};
+    while (Clock::now() < deadline)
+      if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
+    return false;
+  }
+  /// Whether the other end has closed and all its data have been read, or the connection is broken.
+  bool ended() const {
+    char byte;
+    const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !would_wait());
+  }
+  /// The same, even if some data have not been read.
+  bool hung_up() const {
+    pollfd entry{fd_, POLLRDHUP, 0};
+    return poll(&entry, 1, 0) > 0;
+  }
+
+ private:
+  static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+  int fd_ = -1;
+  std::unique_ptr<Tls> tls_;
+};
+
+/// The bytes of a struct that is sent unchanged.
+template <class T>
+requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
+  return {reinterpret_cast<std::byte*>(&value), sizeof value};
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+
+namespace chorus::comm {
+
+/// The first message of the accepting side: a random number for the other side's proof. Each connection has a new one,
+/// so that an overheard proof is useless.
+struct Challenge {
+  std::uint64_t magic = 0;
+  std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
+  std::array<std::uint8_t, 7> reserved{};
+  Nonce nonce{};
+};
+static_assert(is_message<Challenge, 32>);
+
+/// A connection and its first bytes.
+struct Accepted {
+  Socket socket;
+  Nonce nonce{};
+  std::array<std::byte, 192> hello{};
+  std::size_t got = 0;
+  Deadline came{};
+
+  template <class Message>
+  Message hello_as() const {
+    Message message;
+    std::memcpy(&message, hello.data(), sizeof message);
+    return message;
+  }
+};
+
+/// A connecting peer must send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy machine
+/// time. All peers are served concurrently, and nothing is allocated before their hello: a peer that sends garbage,
+/// nothing or a byte per second delays no other. At most 1024 connections, and half of this process's limit of
+/// descriptors, are served at once. At that limit connections older than a quarter of a second are closed; until then
+/// no new ones are accepted.
+class Acceptor {
+ public:
+  /// With `challenge_magic` each connection gets a Challenge; if `encrypted`, `token` is the key.
+  explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
+                    bool encrypted = false, std::string token = {})
+      : listener_(listener),
+        hello_bytes_(hello_bytes),
+        challenge_magic_(challenge_magic),
+        encrypted_(encrypted),
+        token_(std::move(token)),
+        patience_(encrypted ? 30 : 5) {
+    rlimit most{};
+    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
+      most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
+  }
+
+  /// Waits for the next connection with a complete hello. Returns one without a socket at the deadline, and if one of
+  /// the `others` has an event.
+  [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
+    while (true) {
+      while (!readable_.empty()) {
+        auto& from = waiting_[readable_.back()];
+        readable_.pop_back();
+        if (hear(from)) return std::exchange(from, {});
+      }
+      std::erase_if(waiting_, [](const Accepted& one) { return !one.socket; });
+      const bool room = accept_all();
+      if (sleep(deadline, room, others)) return {};
+    }
+  }
+
+  /// The number of connections that ended, or were closed, without a complete hello.
+  std::size_t strangers() const { return strangers_; }
+  /// The reason of the last such end, if known.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  void close(Accepted& one) {
+    if (auto why = one.socket.trouble(); !why.empty()) trouble_ = cat(one.socket.remote(), std::move(why));
+    one = {};
+    ++strangers_;
+  }
+
+  bool hear(Accepted& from) {
+    std::ptrdiff_t n = 1;
+    while (n > 0 && from.got < hello_bytes_) {
+      n = from.socket.try_receive(std::span(from.hello).subspan(from.got, hello_bytes_ - from.got));
+      if (n > 0) from.got += static_cast<std::size_t>(n);
+    }
+    if (n < 0) close(from);
+    return from.socket && from.got == hello_bytes_;
+  }
+
+  /// Accepts all connections that wait at the listener. Returns false if some may be left.
+  [[gnu::cold]] bool accept_all() {
+    while (true) {
+      if (waiting_.size() >= most_ && !make_room()) return false;
+      auto socket = listener_.accept();
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: like a full acceptor
+        if (!make_room()) return false;
+        continue;
+      }
+      if (!socket && errno == ECONNABORTED) continue;
+      if (!socket) return true;
+      Challenge challenge{.magic = challenge_magic_, .encrypts = encrypted_};
+      if (challenge_magic_ != 0) {
+        fill_random(challenge.nonce);
+        socket.try_send(bytes_of(challenge));
+      }
+      if (encrypted_) socket.encrypt(Tls::Side::server, token_);
+      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
+    }
+  }
+
+  /// Closes the connections whose time is over; they are in order of arrival.
+  [[gnu::cold]] bool make_room() {
+    const auto before = Clock::now() - std::chrono::milliseconds(250);
+    const auto late =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
+    for (auto old = waiting_.begin(); old != late; ++old) close(*old);
+    const bool some = late != waiting_.begin();
+    waiting_.erase(waiting_.begin(), late);
+    return some;
+  }
+
+  /// Waits until a connection has data. Returns true if `next` must return.
+  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+    const auto over = Clock::now();
+    if (over >= deadline) return true;
+    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
+    events_.assign(others.begin(), others.end());
+    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
+    for (auto& one : waiting_) {
+      if (over >= one.came + patience_) close(one);
+      events_.push_back({one.socket.fd(), one.socket.needs(POLLIN), 0});
+      if (one.socket) until = std::min(until, one.came + patience_);
+    }
+    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
+    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
+    for (std::size_t i = 0; i < waiting_.size(); ++i)
+      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) readable_.push_back(i);
+    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
+  }
+
+  const Socket& listener_;
+  std::size_t hello_bytes_, most_ = 1024;
+  std::uint64_t challenge_magic_;
+  bool encrypted_;
+  std::string token_;
+  std::chrono::seconds patience_;
+  std::vector<Accepted> waiting_;      ///< in the order of arrival
+  std::vector<std::size_t> readable_;  ///< those of them that have sent something
+  std::vector<pollfd> events_;
+  std::size_t strangers_ = 0;
+  std::string trouble_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
+namespace chorus::comm::detail {
+
+inline constexpr std::uint64_t magic = 0x0005'7375'726f'6863;  // "chorus", then the protocol's version
+
+struct Hello {
+  std::uint64_t magic = detail::magic;
+  Nonce nonce{};  ///< this rank's challenge to rank 0
+  std::int32_t rank = 0, size = 0, pid = 0, port = 0;
+  std::uint64_t machine = 0;
+  Backend kind = Backend::automatic;
+  Algorithm all_reduce = Algorithm::automatic;
+  std::array<std::uint8_t, 6> reserved{};
+  FixedText<64> purpose{};
+  Mac proof{};
+};
+static_assert(is_message<Hello, 152>);
+
+struct Answer {
+  std::uint64_t magic = detail::magic;
+  std::uint64_t key = 0;
+  std::int32_t welcome = 0, pid = 0, fd = -1, port = 0;
+  Backend kind = Backend::tcp;
+  std::array<std::uint8_t, 7> reserved{};
+  FixedText<1024> refusal{};
+  Mac proof{};
+};
+static_assert(is_message<Answer, 1096>);
+
+/// A message without its proof, which comes last.
+template <class Message>
+std::span<const std::byte> proven(const Message& message) {
+  return std::as_bytes(std::span(&message, 1)).first(offsetof(Message, proof));
+}
+
+/// The proof that the sender of `message` knows the token, for the other side's challenge.
+template <class Message>
+Mac proof_of(const Message& message, const Nonce& challenge, const std::string& token) {
+  return prove(token, {std::as_bytes(std::span(challenge)), proven(message)});
+}
+template <class Message>
+bool proves(const Message& message, const Nonce& challenge, const std::string& token) {
+  return same(message.proof, proof_of(message, challenge, token));
+}
+
+/// The rules of a meeting: its address, and whether it is encrypted. Throws UsageError.
+[[gnu::cold]] inline bool check_token(const std::string& token, const Address& address) {
+  check<UsageError>(token.empty() || token.size() >= 16, "connect: the job's token has ", token.size(),
+                    " characters, expected at least 16");
+  check<UsageError>(provable(token),
+                    "connect: CHORUS_TOKEN is set, but this program was built without OpenSSL, which checks it: build "
+                    "it with OpenSSL, or unset CHORUS_TOKEN");
+  const bool encrypted = chorus::detail::env_switch("CHORUS_TLS", !address.loopback());
+  check<UsageError>(!encrypted || can_authenticate || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, but this program was built without OpenSSL");
+  check<UsageError>(!encrypted || !token.empty() || !address.loopback(),
+                    "connect: CHORUS_TLS is 1, but CHORUS_TOKEN, the source of the key, is not set");
+  if (address.loopback()) return encrypted;
+  check<UsageError>(can_authenticate, "connect: ", address,
+                    " is not on loopback, but this program was built without OpenSSL, which authenticates ranks");
+  check<UsageError>(!token.empty(), "connect: ", address,
+                    " is not on loopback, so ranks need a token: set CHORUS_TOKEN on all ranks to one secret of at "
+                    "least 16 characters");
+  return encrypted;
+}
+
+/// The connecting side answers the other side's challenge. Throws CommError, naming `who` and `there`, if the other
+/// side requires no encryption although it is obligatory.
+[[gnu::cold]] inline void follow(const Challenge& challenge, Socket& socket, bool encrypted, const std::string& token,
+                                 std::string_view who, const Address& there) {
+  check<CommError>(challenge.encrypts != 0 || !encrypted, who, ": the process at ", there,
+                   " does not encrypt, and this rank does: set the same CHORUS_TLS on all ranks");
+  check<CommError>(challenge.encrypts == 0 || !token.empty(), who, ": the process at ", there,
+                   " encrypts with CHORUS_TOKEN, which is not set for this rank");
+  if (challenge.encrypts != 0) socket.encrypt(Tls::Side::client, token);
+}
+
+/// The address at which the other ranks reach this one: its machine's address towards rank 0. Throws CommError.
+inline Address own_address(const World& world) {
+  const auto master = Address::resolve(world.master_addr, world.master_port, Clock::now() + world.timeout);
+  if (world.rank == 0) return master;
+  const Socket probe(::socket(master.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));  // sends nothing
+  return ::connect(probe.fd(), master.data(), master.length) == 0 ? probe.local() : master;
+}
+
+inline std::uint64_t fnv_1a(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ull;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+/// An id that is equal for processes that can open each other's memory: one boot of one kernel, one pid namespace.
+inline std::uint64_t machine_id() {
+  char text[256] = {};
+  if (const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC); fd >= 0) {
+    [[maybe_unused]] const auto n = read(fd, text, 64);
+    close(fd);
+  }
+  [[maybe_unused]] const auto n = readlink("/proc/self/ns/pid", text + 64, 128);
+  return fnv_1a({text, sizeof text});
+}
+
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_RENDEZVOUS_MESSAGES_HPP
+
+// <chorus/comm/nccl/gpu_seats.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_GPU_SEATS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_GPU_SEATS_HPP
+/// Which ranks hold the same GPU.
+
+namespace chorus::comm {
+
+/// A rank's GPU. Its number would not do: a launcher may show each process one GPU alone, which is then number 0.
+struct GpuSeat {
+  std::uint64_t machine = 0;
+  std::array<std::uint8_t, 16> uuid{};
+
+  bool operator==(const GpuSeat&) const = default;
+};
+
+/// What the ranks' GPUs mean for NCCL.
+struct GpuSharing {
+  bool shared = false;      ///< another rank holds this rank's GPU
+  bool one_machine = true;  ///< all ranks are on one machine
+};
+
+/// All ranks call it, each with its own GPU.
+template <class Communicator>
+[[gnu::cold]] GpuSharing gpu_sharing(Communicator& ranks, const GpuSeat& own) {
+  const auto seats = all_gather_structs(ranks, own);
+  return {.shared = std::count(seats.begin(), seats.end(), own) > 1,
+          .one_machine = std::all_of(seats.begin(), seats.end(),
+                                     [&](const GpuSeat& seat) { return seat.machine == own.machine; })};
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_GPU_SEATS_HPP
+
+// <chorus/comm/nccl/nccl_device_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_DEVICE_GROUP_HPP
+/// `NcclDeviceGroup`: NCCL as a DeviceGroup, over any table of NCCL's functions.
+
+// <chorus/comm/nccl/nccl_queue.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_QUEUE_HPP
+/// `NcclQueue`: makes one rank's NCCL calls, and watches them in a thread.
+
+// <chorus/comm/nccl/nccl_calls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_CALLS_HPP
+/// `NcclCalls`: one rank's place in a group of NCCL, and its calls.
+
+// <chorus/comm/engine/flight_recorder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
+/// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
+
+// <chorus/comm/transport/envelope.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
+/// `Envelope`: the call to which a piece of data belongs.
+
+namespace chorus::comm {
+
+/// The call to which a piece of data belongs. Every piece carries one, and both ends compare them: ranks that call
+/// different collectives get an error that names both, not a hang or wrong numbers.
+struct Envelope {
+  Op op = Op::barrier;
+  DType dtype = DType::u8;
+  std::uint8_t detail = 0;  ///< a ReduceOp, or the root's rank
+  std::uint8_t reserved = 0;
+  std::uint32_t sequence = 0;  ///< the number of this collective, or of this message between two ranks
+  std::uint64_t count = 0;     ///< numbers of type `dtype` in this rank's call
+  friend bool operator==(const Envelope&, const Envelope&) = default;
+};
+static_assert(is_message<Envelope, 16>);
+
+/// `all_reduce #7 (sum of 1024 F32)`
+[[gnu::cold]] inline void append(std::string& out, const Envelope& call) {
+  const bool reduces = call.op == Op::all_reduce || call.op == Op::reduce_scatter;
+  const bool known = call.dtype <= DType::f64 && (!reduces || call.detail <= static_cast<std::uint8_t>(ReduceOp::max));
+  out += name(call.op);
+  out += " #";
+  chorus::append(out, call.sequence);
+  if (call.op >= Op::barrier || !known) return;
+  out += " (";
+  if (reduces) out.append(name(static_cast<ReduceOp>(call.detail))).append(" of ");
+  chorus::append(out, call.count);
+  out.append(" ").append(name(call.dtype));
+  if (call.op == Op::broadcast) chorus::append(out.append(" from rank "), call.detail);
+  out += ')';
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_ENVELOPE_HPP
 
 namespace chorus::comm {
 
@@ -50524,13 +51307,24 @@ struct NcclApi {
 };
 
 /// Lets several ranks, each a process of its own, share one GPU, for tests on a machine with only one: NCCL then takes
-/// each for another host and uses sockets on loopback, slowly. Call it before the process's first call of NCCL. It sets
-/// NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE unless they are set.
-inline void share_gpu(int rank) {
+/// each for another host and uses sockets, slowly; on loopback if all ranks are on `one_machine`. Call it before the
+/// process's first call of NCCL. It sets NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE unless they are
+/// set.
+inline void share_gpu(int rank, bool one_machine = true) {
   setenv("NCCL_HOSTID", cat("chorus-rank-", rank).c_str(), 0);
   setenv("NCCL_NET", "Socket", 0);
-  setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  if (one_machine) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   setenv("NCCL_IB_DISABLE", "1", 0);
+}
+
+/// Calls share_gpu on the ranks whose GPU another rank holds, too. All ranks call it, each with its own GPU, before
+/// NCCL's first call. Throws DeviceError if there is no such GPU.
+inline void settle_gpus(AnyCommunicator& ranks, int device) {
+  cudaDeviceProp facts{};
+  check<DeviceError>(cudaGetDeviceProperties(&facts, device) == cudaSuccess, "nccl: this machine has no GPU ", device);
+  GpuSeat own{.machine = detail::machine_id()};
+  std::memcpy(own.uuid.data(), facts.uuid.bytes, own.uuid.size());
+  if (const auto found = gpu_sharing(ranks, own); found.shared) share_gpu(ranks.rank(), found.one_machine);
 }
 
 static_assert(Communicator<NcclCommunicator<>>);
@@ -50543,11 +51337,12 @@ struct NcclRank {
   NcclEngine<NcclApi> engine;
 
   explicit NcclRank(const World& world)
-      : control(connect(world)), engine(control, world.local_rank % devices(), world.timeout, {}) {}
-  static int devices() {
+      : control(connect(world)), engine(control, settled(control, world.local_rank), world.timeout, {}) {}
+  static int settled(AnyCommunicator& ranks, int local_rank) {
     int count = 0;
     check<DeviceError>(cudaGetDeviceCount(&count) == cudaSuccess && count > 0, "nccl: this machine has no GPU");
-    return count;
+    settle_gpus(ranks, local_rank % count);
+    return local_rank % count;
   }
 };
 inline std::shared_ptr<Engine> nccl_engine(const World& world) {
@@ -50587,8 +51382,8 @@ class RankDevice {
 };
 
 #if CHORUS_USE_NCCL
-/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. If there are more ranks
-/// than GPUs, ranks share them (see comm::share_gpu), which is for tests.
+/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
+/// share it (see comm::settle_gpus), which is for tests.
 template <>
 class RankDevice<Cuda> {
  public:
@@ -50596,7 +51391,7 @@ class RankDevice<Cuda> {
   explicit RankDevice(Run& run) {
     cuda::require(Cuda{0});
     device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
-    if (run.world().local_size > cuda::device_count()) comm::share_gpu(run.rank());
+    comm::settle_gpus(run.communicator(), device_.index);
     communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
   }
   template <class Model>

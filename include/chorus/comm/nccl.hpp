@@ -5,11 +5,14 @@
 #include <nccl.h>
 
 #include <chorus/comm/connect.hpp>
+#include <chorus/comm/meeting/rendezvous_messages.hpp>
+#include <chorus/comm/nccl/gpu_seats.hpp>
 #include <chorus/comm/nccl/nccl_device_group.hpp>
 #include <chorus/comm/nccl/nccl_engine.hpp>
 #include <chorus/core/cuda/stream.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -146,13 +149,24 @@ struct NcclApi {
 };
 
 /// Lets several ranks, each a process of its own, share one GPU, for tests on a machine with only one: NCCL then takes
-/// each for another host and uses sockets on loopback, slowly. Call it before the process's first call of NCCL. It sets
-/// NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE unless they are set.
-inline void share_gpu(int rank) {
+/// each for another host and uses sockets, slowly; on loopback if all ranks are on `one_machine`. Call it before the
+/// process's first call of NCCL. It sets NCCL_HOSTID, NCCL_NET, NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE unless they are
+/// set.
+inline void share_gpu(int rank, bool one_machine = true) {
   setenv("NCCL_HOSTID", cat("chorus-rank-", rank).c_str(), 0);
   setenv("NCCL_NET", "Socket", 0);
-  setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  if (one_machine) setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   setenv("NCCL_IB_DISABLE", "1", 0);
+}
+
+/// Calls share_gpu on the ranks whose GPU another rank holds, too. All ranks call it, each with its own GPU, before
+/// NCCL's first call. Throws DeviceError if there is no such GPU.
+inline void settle_gpus(AnyCommunicator& ranks, int device) {
+  cudaDeviceProp facts{};
+  check<DeviceError>(cudaGetDeviceProperties(&facts, device) == cudaSuccess, "nccl: this machine has no GPU ", device);
+  GpuSeat own{.machine = detail::machine_id()};
+  std::memcpy(own.uuid.data(), facts.uuid.bytes, own.uuid.size());
+  if (const auto found = gpu_sharing(ranks, own); found.shared) share_gpu(ranks.rank(), found.one_machine);
 }
 
 static_assert(Communicator<NcclCommunicator<>>);
@@ -165,11 +179,12 @@ struct NcclRank {
   NcclEngine<NcclApi> engine;
 
   explicit NcclRank(const World& world)
-      : control(connect(world)), engine(control, world.local_rank % devices(), world.timeout, {}) {}
-  static int devices() {
+      : control(connect(world)), engine(control, settled(control, world.local_rank), world.timeout, {}) {}
+  static int settled(AnyCommunicator& ranks, int local_rank) {
     int count = 0;
     check<DeviceError>(cudaGetDeviceCount(&count) == cudaSuccess && count > 0, "nccl: this machine has no GPU");
-    return count;
+    settle_gpus(ranks, local_rank % count);
+    return local_rank % count;
   }
 };
 inline std::shared_ptr<Engine> nccl_engine(const World& world) {

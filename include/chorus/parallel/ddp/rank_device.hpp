@@ -31,8 +31,8 @@ class RankDevice {
 };
 
 #if CHORUS_USE_NCCL
-/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. If there are more ranks
-/// than GPUs, ranks share them (see comm::share_gpu), which is for tests.
+/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
+/// share it (see comm::settle_gpus), which is for tests.
 template <>
 class RankDevice<Cuda> {
  public:
@@ -40,7 +40,7 @@ class RankDevice<Cuda> {
   explicit RankDevice(Run& run) {
     cuda::require(Cuda{0});
     device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
-    if (run.world().local_size > cuda::device_count()) comm::share_gpu(run.rank());
+    comm::settle_gpus(run.communicator(), device_.index);
     communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
   }
   template <class Model>
