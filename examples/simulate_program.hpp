@@ -143,7 +143,7 @@ class Program {
                         .by_nccl = wishes.nccl};
     ch::check<ch::UsageError>(!wishes.nccl || wishes.copies(), "--nccl: of --policy dp alone");
     ch::check<ch::UsageError>(!wishes.keep_parameters || wishes.sharded() || wishes.axes().shard > 1,
-                              "--keep-parameters: of --policy fsdp, and of mesh with shard, alone");
+                              "--keep-parameters: of --policy fsdp alone, or of mesh with shard");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.trace.empty(), "--trace-ring: without --trace");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.copies(), "--trace-ring: dp makes no collective calls");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.meshed(), "--trace-ring: not of --policy mesh");

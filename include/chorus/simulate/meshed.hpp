@@ -41,8 +41,8 @@ struct MeshAxes {
   int ranks() const { return pipe * shares() * tensor; }
 };
 
-/// Of `pipe=2,data=4,tensor=2`: axes that are left out have one rank. Throws UsageError for other words, for axes twice,
-/// for data and shard together, and for more ranks than can be simulated.
+/// Of `pipe=2,data=4,tensor=2`: axes that are left out have one rank. Throws UsageError for other words, for axes
+/// twice, for data and shard together, and for more ranks than can be simulated.
 [[gnu::cold]] inline MeshAxes mesh_axes(std::string_view text) {
   const auto refuse = [&](const auto&... why) { fail<UsageError>("mesh ", printable(text), ": ", why...); };
   MeshAxes axes;
@@ -67,8 +67,8 @@ struct MeshAxes {
   return axes;
 }
 
-/// What a step takes one device that has the whole model and a share of the batch, in seconds. Stages are equal parts of
-/// it, and of a transformer's layers; tensor ranks have equal parts of all of its parameters.
+/// What a step takes one device that has the whole model and a share of the batch, in seconds. Stages are equal parts
+/// of it, and of a transformer's layers; tensor ranks have equal parts of all of its parameters.
 struct MeshTraining {
   MeshAxes axes = {};
   ModelSizes model = {};
@@ -93,8 +93,8 @@ struct MeshTimes : TrainingTimes {
   std::size_t held = 0;  ///< bytes that a rank holds at most, but for activations
 };
 
-/// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to the
-/// first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
+/// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to
+/// the first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
 [[gnu::cold]] inline std::vector<ModelSizes> cut_in_stages(const ModelSizes& model, int stages, int tensor) {
   check<UsageError>(model.layers > 0 || tensor == 1, "mesh: tensor=", tensor, ": ", printable(model.name),
                     " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
