@@ -409,6 +409,8 @@ class MeshWalk final : public PipelineWalk {
       const bool tensor = axis == MeshRank::rank_tensor;
       const int size = tensor ? axes_.tensor : axes_.shares(), step = tensor ? 1 : axes_.tensor;
       const int here = rank / step % size, like_it = here % static_cast<int>(cost->spans.size());
+      for (int member = 0; member < size && size < axes_.ranks(); ++member)
+        call.members.push_back(rank + (member - here) * step);
       for (const auto& [to, bytes] : cost->spans[static_cast<std::size_t>(like_it)].sent)
         call.sent[rank + ((to + here - like_it) % size - here) * step] = bytes;
     }
