@@ -31113,10 +31113,13 @@ class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
 /// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. What is in
 /// it: simulate/README.md.
 
-// <chorus/simulate/pipelined.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
-#define CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
-/// `simulate_pipeline`: steps of Pipeline by a schedule's table, for any number of ranks, in virtual time.
+// <chorus/simulate/meshed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_MESHED_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_MESHED_HPP
+/// `simulate_mesh`: steps of Mesh, with axes pipe, data or shard, and tensor, in virtual time.
+///
+/// The ranks of a stage do the same at the same time: one of them is computed, call by call. What a call of the ranks
+/// along an axis takes is simulated once, message by message, for each operation and size.
 
 // <chorus/simulate/links.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_LINKS_HPP
@@ -31455,6 +31458,183 @@ inline double take_number(std::string_view& text) {
 
 }  // namespace chorus::comm::simulated
 #endif  // CHORUS_SINGLE_CHORUS_SIMULATE_LINKS_HPP
+
+// <chorus/simulate/models.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+/// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
+
+namespace chorus::simulated {
+
+/// A parameter, in the order of the forward pass. Its gradient takes its part of backward's time by its operations.
+struct ParameterSize {
+  std::size_t count = 0;
+  double operations = 0;
+  bool begins_layer = true;  ///< else it belongs to the layer of the one before
+};
+struct ModelSizes {
+  std::string name = {};
+  std::vector<ParameterSize> parameters = {};
+  std::vector<std::size_t> buffers = {};  ///< bytes of each
+  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
+  int layers = 0;                         ///< a transformer's, of which each has `of_layer` parameters, from `first` on
+  std::size_t first = 0, of_layer = 0;
+  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
+
+  std::size_t count() const {
+    std::size_t sum = 0;
+    for (const auto& parameter : parameters) sum += parameter.count;
+    return sum;
+  }
+
+  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
+  std::size_t flat_bytes() const {
+    std::size_t end = 0;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      const auto count = parameters[i].count;
+      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
+    }
+    return end * sizeof(float);
+  }
+
+  /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
+  void add(std::size_t weight, std::size_t bias, double uses) {
+    parameters.push_back({weight, static_cast<double>(weight) * uses});
+    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
+  }
+};
+
+/// An image of 224 x 224, and what is said of 1000 classes.
+inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
+
+/// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
+[[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
+  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
+  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
+    model.add(in * out * kernel * kernel, 0, side * side);
+    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
+    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
+      model.buffers.push_back(bytes);
+  };
+  convolution(3, 64, 7, 112);
+  std::size_t in = 64;
+  double side = 56;
+  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
+    const auto width = std::size_t{64} << stage;
+    for (std::size_t block = 0; block < blocks[stage]; ++block) {
+      const bool halves = block == 0 && stage > 0;
+      convolution(in, width, 1, halves ? 2 * side : side);
+      convolution(width, width, 3, side);
+      convolution(width, 4 * width, 1, side);
+      if (block == 0) convolution(in, 4 * width, 1, side);
+      in = 4 * width;
+    }
+    side /= 2;
+  }
+  model.add(in * 1000, 1000, 1);
+  return model;
+}
+/// VGG-16 (Simonyan and Zisserman, ICLR 2015).
+[[gnu::cold]] inline ModelSizes vgg16_sizes() {
+  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
+  std::size_t in = 3;
+  double side = 224;
+  for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
+    for (int layer = 0; layer < layers; ++layer) {
+      model.add(in * width * 9, width, side * side);
+      in = width;
+    }
+    side /= 2;
+  }
+  model.add(in * 49 * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 1000, 1000, 1);
+  return model;
+}
+/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
+/// is 512 tokens, each with its segment and mask.
+[[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = 3 * 512 * sizeof(std::int64_t),
+                   .output = width * sizeof(float),
+                   .layers = static_cast<int>(layers),
+                   .activation = 512 * width * sizeof(float)};
+  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
+  model.add(width, width, 1);
+  model.first = model.parameters.size();
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
+    model.add(width, width, 1);
+    model.add(4 * width * width, 4 * width, 1);
+    model.add(4 * width * width, width, 1);
+    model.add(width, width, 1);
+  }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
+  model.add(width * width, width, 0);
+  return model;
+}
+
+/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
+/// is the table of tokens again. A sample is its tokens; the model returns its loss.
+[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
+                                          std::size_t tokens) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = tokens * sizeof(std::int64_t),
+                   .layers = static_cast<int>(layers),
+                   .activation = tokens * width * sizeof(float)};
+  const auto uses = static_cast<double>(tokens);
+  model.add(50257 * width, 0, uses);
+  model.add(tokens * width, 0, 0);
+  model.first = model.parameters.size();
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    model.add(width, width, uses);
+    model.add(3 * width * width, 3 * width, uses);
+    model.add(width * width, width, uses);
+    model.add(width, width, uses);
+    model.add(4 * width * width, 4 * width, uses);
+    model.add(4 * width * width, width, uses);
+  }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
+  model.add(width, width, uses);
+  return model;
+}
+
+/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
+/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
+/// make a loss. Throws UsageError for other names.
+[[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
+  if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
+  if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
+  if (name == "resnet152") return resnet_sizes(name, {3, 8, 36, 3});
+  if (name == "vgg16") return vgg16_sizes();
+  if (name == "bert_base") return bert_sizes(name, 12, 768);
+  if (name == "bert_large") return bert_sizes(name, 24, 1024);
+  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
+  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
+  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
+  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
+  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
+  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
+  std::size_t bytes = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
+  check<UsageError>(
+      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
+      printable(name),
+      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
+      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
+  ModelSizes model{.name = cat(bytes, " bytes")};
+  const auto numbers = bytes / 4;
+  for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
+  return model;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+
+// <chorus/simulate/pipelined.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+/// `simulate_pipeline`: steps of Pipeline by a schedule's table, for any number of ranks, in virtual time.
 
 // <chorus/simulate/simulate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATE_HPP
@@ -33634,6 +33814,7 @@ struct Span {
   std::size_t bytes = 0;
   Time begun{}, ended{};
   std::map<int, std::size_t> sent = {};  ///< bytes, by the rank they went to
+  std::vector<int> members = {};         ///< of a call of some ranks
 };
 
 class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
@@ -34073,11 +34254,8 @@ class Simulation {
 
 }  // namespace detail
 
-/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
-/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
-/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
-template <class Body>
-SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+/// Throws UsageError for options out of range.
+[[gnu::cold]] inline void check_options(const SimulationOptions& options) {
   const int most = options.true_numbers ? max_ranks : most_scheduled_ranks;
   check<UsageError>(options.ranks >= 1 && options.ranks <= most, "simulate: ", options.ranks, " ranks, expected 1 to ",
                     most, options.true_numbers ? " with true numbers" : "");
@@ -34099,6 +34277,14 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
   }
   check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
                     "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
+}
+
+/// Runs `body(rank)`, with a SimulatedRank, as each rank, and returns when all have ended. The times are the same in
+/// every run and on every machine. Throws what a rank's program throws first; where no rank can go on, their calls
+/// throw CommError, which tells what each of them waits for. Throws UsageError for options out of range.
+template <class Body>
+SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
+  check_options(options);
   return detail::Simulation(options).run(body);
 }
 
@@ -34110,7 +34296,7 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
 #define CHORUS_SINGLE_CHORUS_SIMULATE_TRAINING_HPP
 /// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
 /// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves. For
-/// pipelines see pipelined.hpp.
+/// pipelines see pipelined.hpp, for meshes meshed.hpp.
 
 // <chorus/simulate/device_copies.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_DEVICE_COPIES_HPP
@@ -34333,172 +34519,254 @@ class DeviceStreams {
 }  // namespace chorus::simulated
 #endif  // CHORUS_SINGLE_CHORUS_SIMULATE_DEVICE_COPIES_HPP
 
-// <chorus/simulate/models.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
-#define CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
-/// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
+// <chorus/simulate/together.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
+/// `RanksTogether`: all ranks of a program that differ only in how fast they compute, call by call, without messages.
+///
+/// In a ring over equal links every rank does the same with its neighbours. Of a call in which each sends J chunks, a
+/// chunk taking S on a port in pieces of up to b, rank r ends when the slowest way to it does: from the start of the
+/// rank i before it over i hops, which a piece takes alpha and b for, while all of a chunk would take S:
+///
+///   ends(r) = max(starts(r) + J S, max over 1 <= i <= J of starts(r - i) + J S + i alpha - (i - 1) (S - b))
+///
+/// So a call takes time by the number of ranks, not by its square.
+/// tests/unit/parallel/simulated_together_test.cpp holds it against the messages, to the femtosecond.
 
-namespace chorus::simulated {
+namespace chorus::comm::simulated {
 
-/// A parameter, in the order of the forward pass. Its gradient takes its part of backward's time by its operations.
-struct ParameterSize {
-  std::size_t count = 0;
-  double operations = 0;
-  bool begins_layer = true;  ///< else it belongs to the layer of the one before
-};
-struct ModelSizes {
-  std::string name = {};
-  std::vector<ParameterSize> parameters = {};
-  std::vector<std::size_t> buffers = {};  ///< bytes of each
-  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
-  int layers = 0;                         ///< a transformer's
-  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
+/// Whether ranks of these options can be computed together: over one kind of link, by rings.
+inline bool run_together(const SimulationOptions& options) {
+  constexpr int few = 16;  // for which other algorithms may be faster
+  const auto& links = options.links;
+  const bool one_kind = links.island <= 1 || links.island >= options.ranks;
+  const bool rings = options.all_reduce == Algorithm::automatic || options.all_reduce == Algorithm::ring;
+  return options.ranks > few && one_kind && rings && !links.shared && !options.keep_spans && !options.keep_steps;
+}
 
-  std::size_t count() const {
-    std::size_t sum = 0;
-    for (const auto& parameter : parameters) sum += parameter.count;
-    return sum;
-  }
-
-  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
-  std::size_t flat_bytes() const {
-    std::size_t end = 0;
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-      const auto count = parameters[i].count;
-      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
+/// As a SimulatedRank that is all of them.
+class RanksTogether {
+ public:
+  struct Work {
+    RanksTogether* ranks = nullptr;
+    std::size_t call = 0;
+    void wait() {
+      if (ranks != nullptr) std::exchange(ranks, nullptr)->wait(call);
     }
-    return end * sizeof(float);
-  }
-
-  /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
-  void add(std::size_t weight, std::size_t bias, double uses) {
-    parameters.push_back({weight, static_cast<double>(weight) * uses});
-    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
-  }
-};
-
-/// An image of 224 x 224, and what is said of 1000 classes.
-inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
-
-/// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
-[[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
-  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
-  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
-    model.add(in * out * kernel * kernel, 0, side * side);
-    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
-    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
-      model.buffers.push_back(bytes);
   };
-  convolution(3, 64, 7, 112);
-  std::size_t in = 64;
-  double side = 56;
-  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
-    const auto width = std::size_t{64} << stage;
-    for (std::size_t block = 0; block < blocks[stage]; ++block) {
-      const bool halves = block == 0 && stage > 0;
-      convolution(in, width, 1, halves ? 2 * side : side);
-      convolution(width, width, 3, side);
-      convolution(width, 4 * width, 1, side);
-      if (block == 0) convolution(in, 4 * width, 1, side);
-      in = 4 * width;
+
+  explicit RanksTogether(const SimulationOptions& options)
+      : options_(options),
+        link_(options.links.island == 0 || options.links.island >= options.ranks ? options.links.inside
+                                                                               : options.links.between),
+        alpha_(link_.latency()),
+        call_(time_of("call", options.links.call)),
+        times_(static_cast<std::size_t>(options.ranks)),
+        free_(times_.size()),
+        under_way_(times_.size()) {}
+
+  int rank() const { return 0; }
+  int size() const { return options_.ranks; }
+  Time clock() const { return times_.front().end; }
+  /// The first `ranks` ranks.
+  void compute(double usual, const char* what, int ranks) {
+    const Time own = time_of(what, usual);
+    for (int rank = 0; rank < ranks; ++rank) {
+      Time& clock = times_[static_cast<std::size_t>(rank)].end;
+      clock = later(clock, options_.computing.time(own, rank, step_));
     }
-    side /= 2;
   }
-  model.add(in * 1000, 1000, 1);
-  return model;
-}
-/// VGG-16 (Simonyan and Zisserman, ICLR 2015).
-[[gnu::cold]] inline ModelSizes vgg16_sizes() {
-  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
-  std::size_t in = 3;
-  double side = 224;
-  for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
-    for (int layer = 0; layer < layers; ++layer) {
-      model.add(in * width * 9, width, side * side);
-      in = width;
+  void compute(double usual, const char* what = "compute") { compute(usual, what, size()); }
+  void next_step() {
+    ++step_;
+    if (calls_.size() < 2) return;
+    gone_ += calls_.size() - 1;
+    calls_.erase(calls_.begin(), calls_.end() - 1);
+  }
+  void mark(std::string_view, std::string_view, Time, std::size_t = 0, int = -1) {}
+  void hold(trace::Memory, std::int64_t) {}
+
+  Work start(Op op, std::size_t bytes, trace::Traffic = trace::Traffic::gradients, int peer = 0, bool = false, int = -1,
+             int = -1) {
+    auto& call = calls_.emplace_back();
+    auto& at = call.ended;
+    call.came.resize(times_.size());
+    for (std::size_t rank = 0; rank < times_.size(); ++rank) {
+      call.came[rank] = std::max(free_[rank], times_[rank].end);
+      call.last = std::max(call.last, call.came[rank]);
     }
-    side /= 2;
+    at = call.came;
+    for (auto& each : at) each += call_;
+    const auto ranks = times_.size();
+    if (op == Op::broadcast) {
+      chain(at, bytes, static_cast<std::size_t>(peer));
+    } else if (op == Op::all_gather && bytes * ranks <= most_bruck_bytes) {
+      few_rounds(at, bytes);
+    } else {
+      const bool reduces = op == Op::all_reduce;
+      auto chunk = reduces ? (bytes + ranks * 4 - 1) / (ranks * 4) * 4 : bytes;
+      do {
+        const auto segment = std::min(chunk, longest_chunk);
+        ring(at, segment, static_cast<std::int64_t>((reduces ? 2 : 1) * (ranks - 1)));
+        chunk -= segment;
+      } while (chunk > 0);
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = later(at[rank], {});
+    last_collective_ = at[0];
+    return {this, gone_ + calls_.size() - 1};
   }
-  model.add(in * 49 * 4096, 4096, 1);
-  model.add(std::size_t{4096} * 4096, 4096, 1);
-  model.add(std::size_t{4096} * 1000, 1000, 1);
-  return model;
-}
-/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
-/// is 512 tokens, each with its segment and mask.
-[[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
-  ModelSizes model{.name = std::string(name),
-                   .sample = 3 * 512 * sizeof(std::int64_t),
-                   .output = width * sizeof(float),
-                   .layers = static_cast<int>(layers),
-                   .activation = 512 * width * sizeof(float)};
-  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
-  model.add(width, width, 1);
-  for (std::size_t layer = 0; layer < layers; ++layer) {
-    for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
-    model.add(width, width, 1);
-    model.add(4 * width * width, 4 * width, 1);
-    model.add(4 * width * width, width, 1);
-    model.add(width, width, 1);
+  void call(Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int = 0, bool = false) {
+    start(op, bytes, traffic).wait();
   }
-  model.add(width * width, width, 0);
-  return model;
-}
-
-/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
-/// is the table of tokens again. A sample is its tokens; the model returns its loss.
-[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
-                                          std::size_t tokens) {
-  ModelSizes model{.name = std::string(name),
-                   .sample = tokens * sizeof(std::int64_t),
-                   .layers = static_cast<int>(layers),
-                   .activation = tokens * width * sizeof(float)};
-  const auto uses = static_cast<double>(tokens);
-  model.add(50257 * width, 0, uses);
-  model.add(tokens * width, 0, 0);
-  for (std::size_t layer = 0; layer < layers; ++layer) {
-    model.add(width, width, uses);
-    model.add(3 * width * width, 3 * width, uses);
-    model.add(width * width, width, uses);
-    model.add(width, width, uses);
-    model.add(4 * width * width, 4 * width, uses);
-    model.add(4 * width * width, width, uses);
+  /// Rank 0 sends to all others, one after another.
+  void from_server(std::size_t bytes) {
+    const auto pieces = pieces_of(bytes);
+    Time sends = begin_message(0);
+    for (std::size_t rank = 1; rank < times_.size(); ++rank) {
+      Time receives{};
+      for (const auto length : pieces) {
+        receives = std::max(receives, sends + alpha_) + length;
+        sends += length;
+      }
+      end_message(rank, std::max(begin_message(rank), receives));
+    }
+    end_message(0, sends);
   }
-  model.add(width, width, uses);
-  return model;
-}
+  /// And receives from each in turn.
+  void to_server(std::size_t bytes) {
+    const auto pieces = pieces_of(bytes);
+    Time& receives = server_receives_ = std::max(server_receives_, last_collective_);
+    Time clock = begin_message(0);
+    for (std::size_t rank = 1; rank < times_.size(); ++rank) {
+      Time sends = begin_message(rank);
+      for (const auto length : pieces) {
+        receives = std::max(receives, sends + alpha_) + length;
+        sends += length;
+      }
+      clock = std::max(clock, receives);
+      end_message(rank, sends);
+    }
+    end_message(0, clock);
+  }
 
-/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
-/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
-/// make a loss. Throws UsageError for other names.
-[[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
-  if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
-  if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
-  if (name == "resnet152") return resnet_sizes(name, {3, 8, 36, 3});
-  if (name == "vgg16") return vgg16_sizes();
-  if (name == "bert_base") return bert_sizes(name, 12, 768);
-  if (name == "bert_large") return bert_sizes(name, 24, 1024);
-  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
-  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
-  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
-  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
-  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
-  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
-  std::size_t bytes = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
-  check<UsageError>(
-      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
-      printable(name),
-      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
-      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
-  ModelSizes model{.name = cat(bytes, " bytes")};
-  const auto numbers = bytes / 4;
-  for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
-  return model;
-}
+  SimulatedTimes take() {
+    if (has_messages_)
+      for (auto& rank : times_) rank.late = {};
+    return {std::move(times_)};
+  }
 
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+ private:
+  static constexpr std::size_t longest_chunk = Network::queue_pieces / 2 * Network::piece_bytes;
+
+  struct Call {
+    std::vector<Time> came, ended;  // by rank
+    Time last{};                    // to come
+  };
+
+  /// How long each piece takes a port, into which `relay` cuts so many bytes.
+  std::vector<Time> pieces_of(std::size_t bytes) const {
+    const std::size_t element = bytes % 4 == 0 ? 4 : 1, count = bytes / element, parts = Network::queue_pieces / 2,
+                      most = Network::piece_bytes / element,
+                      each = std::clamp((count + parts - 1) / parts, std::min(most, 32 * 1024 / element), most);
+    std::vector<Time> out;
+    for (std::size_t left = count; left > 0; left -= std::min(left, each))
+      out.push_back(link_.transfer(std::min(left, each) * element));
+    return out;
+  }
+
+  // From when they start to when they end.
+  void ring(std::vector<Time>& at, std::size_t chunk, std::int64_t sends) const {
+    Time whole{}, longest{};
+    for (const auto length : pieces_of(chunk)) whole += length, longest = std::max(longest, length);
+    const auto ranks = static_cast<std::int64_t>(at.size());
+    const Time hop = alpha_ - (whole - longest), all = sends * whole;
+    // The largest start, less the hops to it, of the `sends` ranks before: they lie on a line that goes around twice.
+    const auto before = [&](std::int64_t place) { return at[static_cast<std::size_t>(place % ranks)] - place * hop; };
+    std::deque<std::int64_t> largest;  // places, of falling value
+    std::vector<Time> ends(at.size());
+    for (std::int64_t place = 0; place < 3 * ranks; ++place) {
+      if (place >= 2 * ranks) {
+        while (largest.front() < place - sends) largest.pop_front();
+        const auto rank = static_cast<std::size_t>(place % ranks);
+        ends[rank] = std::max(at[rank] + all, all + (whole - longest) + before(largest.front()) + place * hop);
+      }
+      while (!largest.empty() && before(largest.back()) <= before(place)) largest.pop_back();
+      largest.push_back(place);
+    }
+    at = std::move(ends);
+  }
+  // Bruck's.
+  void few_rounds(std::vector<Time>& at, std::size_t bytes) const {
+    const auto ranks = at.size();
+    auto sends = at;
+    std::vector<Time> heads(ranks);
+    for (std::size_t distance = 1; distance < ranks; distance *= 2) {
+      const Time length = link_.transfer(std::min(distance, ranks - distance) * bytes);
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        const Time leaves = std::max(at[rank], sends[rank]);
+        sends[rank] = leaves + length;
+        heads[(rank + distance) % ranks] = leaves + alpha_;
+      }
+      for (std::size_t rank = 0; rank < ranks; ++rank) at[rank] = std::max(at[rank], heads[rank] + length);
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) at[rank] = std::max(at[rank], sends[rank]);
+  }
+  // From `root` through all ranks behind it.
+  void chain(std::vector<Time>& at, std::size_t bytes, std::size_t root) const {
+    const auto pieces = pieces_of(bytes);
+    std::vector<Time> heads(pieces.size(), Time::min());  // of the pieces that come to a rank
+    for (std::size_t hop = 0; hop < at.size(); ++hop) {
+      Time& clock = at[(root + hop) % at.size()];
+      Time sends{}, receives = Time::min();
+      for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
+        if (hop > 0) clock = std::max(clock, receives = std::max(receives, heads[piece]) + pieces[piece]);
+        const Time leaves = std::max(clock, sends);
+        sends = leaves + pieces[piece];
+        heads[piece] = leaves + alpha_;
+      }
+      if (hop + 1 < at.size()) clock = std::max(clock, sends);
+    }
+  }
+
+  Time begin_message(std::size_t rank) const { return std::max(free_[rank], times_[rank].end); }
+  void end_message(std::size_t rank, Time ended) {
+    has_messages_ = true;
+    auto& own = times_[rank];
+    own.waited += std::max(Time{}, ended - own.end);
+    free_[rank] = own.end = later(std::max(own.end, ended), {});
+  }
+  // As Simulation counts it: how long, and of it until the last rank had come to the call under way.
+  void wait(std::size_t call) {
+    for (std::size_t rank = 0; rank < times_.size(); ++rank) {
+      auto& own = times_[rank];
+      const Time begun = own.end, ended = calls_[call - gone_].ended[rank];
+      if (ended <= begun) continue;
+      own.end = ended;
+      own.waited += ended - begun;
+      auto& first = under_way_[rank];
+      first = std::max(first, gone_);
+      while (first - gone_ + 1 < calls_.size() && calls_[first - gone_ + 1].came[rank] <= begun) ++first;
+      for (std::size_t i = first - gone_; i < calls_.size() && calls_[i].came[rank] < ended; ++i)
+        own.late += std::max(Time{}, std::min(ended, calls_[i].last) - std::max(begun, calls_[i].came[rank]));
+    }
+  }
+
+  const SimulationOptions options_;
+  const AlphaBeta link_;
+  const Time alpha_, call_;
+  std::vector<RankTimes> times_;
+  std::vector<Time> free_;   // of each: when its calls have ended
+  std::vector<Call> calls_;  // but for the first `gone_`
+  std::size_t gone_ = 0;
+  // Until when the server's port receives: pieces come to it before it asks for them.
+  Time server_receives_{}, last_collective_{};
+  std::vector<std::size_t> under_way_;  // of each: the last call to which it had come when it waited last
+  std::uint32_t step_ = 0;
+  bool has_messages_ = false;
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
 
 // <chorus/simulate/units.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_UNITS_HPP
@@ -34635,10 +34903,12 @@ inline std::array<std::size_t, trace::memory_kinds> held_by(const Training& trai
   return held;
 }
 
-/// A step of one rank. Each does what the policy of that name does, call by call.
+/// A step of one rank. Each does what the policy of that name does, call by call. `Rank`: a SimulatedRank, or what has
+/// its functions.
+template <class Rank = comm::simulated::SimulatedRank>
 class TrainingRank {
  public:
-  TrainingRank(comm::simulated::SimulatedRank& rank, const Training& training) : rank_(rank), training_(training) {
+  TrainingRank(Rank& rank, const Training& training) : rank_(rank), training_(training) {
     if (training.parameter_bytes == 0) return;
     const auto held = held_by(training, true, rank.size());
     for (std::size_t kind = 0; kind < held.size(); ++kind)
@@ -34650,16 +34920,15 @@ class TrainingRank {
     rank_.next_step();
     switch (training_.policy) {
       case TrainingPolicy::ddp:
-        ddp();
+      case TrainingPolicy::fully_sharded:
+        forward_pass();
+        backward_pass();
         break;
       case TrainingPolicy::local_sgd:
         local_sgd(number);
         break;
       case TrainingPolicy::parameter_server:
-        parameter_server(number);
-        break;
-      case TrainingPolicy::fully_sharded:
-        fully_sharded();
+        parameter_server();
         break;
       case TrainingPolicy::tensor_parallel:
         tensor_parallel();
@@ -34668,22 +34937,32 @@ class TrainingRank {
         break;
     }
     const auto optimizer = rank_.clock();
-    if (training_.policy != TrainingPolicy::parameter_server || rank_.rank() == 0)
-      rank_.compute(training_.optimizer / (training_.has_parts() ? rank_.size() : 1));
+    const double steps = training_.optimizer / (training_.has_parts() ? rank_.size() : 1);
+    const bool one = training_.policy == TrainingPolicy::parameter_server;
+    if constexpr (is_all)
+      rank_.compute(steps, "optimizer", one ? 1 : rank_.size());
+    else if (!one || rank_.rank() == 0)
+      rank_.compute(steps, "optimizer");
     rank_.mark("optimizer", "optimizer step", optimizer);
     rank_.mark("step", cat("step ", number), begun, 0, number);
   }
+  /// The two parts of a step of ddp and fsdp.
+  void forward_pass() { sharded() ? gathering_forward() : forward(); }
+  void backward_pass() { sharded() ? scattering_backward() : reducing_backward(); }
 
  private:
   using Op = comm::Op;
   using Traffic = trace::Traffic;
+  using Work = decltype(std::declval<Rank&>().start(Op::barrier, 0));
+  static constexpr bool is_all = std::is_same_v<Rank, comm::simulated::RanksTogether>;
   static constexpr std::size_t share_bytes = 120;   // what ranks tell each other in BatchShares
   static constexpr std::size_t count_bytes = 88;    // and in LocalSgd
   static constexpr std::size_t program_bytes = 56;  // what they compare where they tell each other nothing else
 
+  bool sharded() const { return training_.policy == TrainingPolicy::fully_sharded; }
   void forward() {
     const auto begun = rank_.clock();
-    rank_.compute(training_.forward);
+    rank_.compute(training_.forward, "forward");
     rank_.mark("forward", "forward", begun);
   }
   void call(Op op, std::size_t bytes, Traffic traffic, int peer = 0, bool receives = false) {
@@ -34693,69 +34972,71 @@ class TrainingRank {
     if (rank_.size() > 1) call(Op::all_gather, share_bytes, Traffic::control);
   }
 
-  void ddp() {
-    forward();
+  void reducing_backward() {
     const auto begun = rank_.clock();
     tell_shares();
-    std::vector<comm::Work> works;
+    std::vector<Work> works;
     double done = 0;
     for (const auto& bucket : training_.buckets) {
       const auto index = static_cast<int>(works.size());
-      rank_.compute(bucket.ready - std::exchange(done, bucket.ready));
+      rank_.compute(bucket.ready - std::exchange(done, bucket.ready), "backward");
       rank_.mark("bucket", cat("bucket full: ", index), rank_.clock(), bucket.bytes, index);
       works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
     }
-    rank_.compute(training_.backward - done);
+    rank_.compute(training_.backward - done, "backward");
     for (auto& work : works) work.wait();
     rank_.mark("backward", "backward", begun);
   }
 
   // FullyShardedDataParallel's, once its order is learned. Gathers and averages take turns in one queue.
-  void fully_sharded() {
-    const auto& units = training_.units;
+  std::size_t numbers(std::size_t u) const { return training_.units[u].bytes / sizeof(float); }
+  std::int64_t others(std::size_t u) const {
+    const auto bytes = training_.units[u].bytes;
+    return static_cast<std::int64_t>(bytes - bytes / static_cast<std::size_t>(rank_.size()));
+  }
+  void holds(trace::Memory kind, std::int64_t bytes) {
+    if (training_.parameter_bytes > 0 && rank_.size() > 1) rank_.hold(kind, bytes);
+  }
+  void gather(std::size_t u) {
     const auto ranks = static_cast<std::size_t>(rank_.size());
-    const std::size_t count = units.size(), last = count - 1;
-    const auto numbers = [&](std::size_t u) { return units[u].bytes / sizeof(float); };
-    const auto others = [&](std::size_t u) {
-      return static_cast<std::int64_t>(units[u].bytes - units[u].bytes / ranks);
+    if (ranks == 1) return;
+    holds(trace::Memory::parameters, others(u));
+    const auto start = [&](Op op, std::size_t n, int peer) {
+      if (n > 0)
+        gathers_[u].push_back(
+            rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
     };
-    const auto holds = [&](trace::Memory kind, std::int64_t bytes) {
-      if (training_.parameter_bytes > 0 && ranks > 1) rank_.hold(kind, bytes);
-    };
-    std::vector<std::vector<comm::Work>> gathers(count);
-    const auto gather = [&](std::size_t u) {
-      if (ranks == 1) return;
-      holds(trace::Memory::parameters, others(u));
-      const auto start = [&](Op op, std::size_t n, int peer) {
-        if (n > 0)
-          gathers[u].push_back(
-              rank_.start(op, n * sizeof(float), Traffic::parameters, peer, false, -1, static_cast<int>(u)));
-      };
-      start(Op::all_gather, numbers(u) / ranks, 0);
-      start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
-    };
-    const auto arrive = [&](std::size_t u) {
-      for (auto& work : gathers[u]) work.wait();
-      gathers[u].clear();
-    };
-    const auto give_back = [&](std::size_t u) { holds(trace::Memory::parameters, -others(u)); };
-    const auto compute = [&](double usual, std::string_view pass, std::size_t u) {
-      const auto begun = rank_.clock();
-      rank_.compute(usual);
-      rank_.mark(pass, cat(pass, ", unit ", u), begun);
-    };
+    start(Op::all_gather, numbers(u) / ranks, 0);
+    start(Op::broadcast, numbers(u) % ranks, rank_.size() - 1);
+  }
+  void arrive(std::size_t u) {
+    for (auto& work : gathers_[u]) work.wait();
+    gathers_[u].clear();
+  }
+  void give_back(std::size_t u) { holds(trace::Memory::parameters, -others(u)); }
+  void compute(double usual, const char* pass, std::size_t u) {
+    const auto begun = rank_.clock();
+    rank_.compute(usual, pass);
+    rank_.mark(pass, cat(pass, ", unit ", u), begun);
+  }
 
+  void gathering_forward() {
+    const std::size_t count = training_.units.size();
+    gathers_.resize(count);
     tell_shares();
     gather(0);
     for (std::size_t u = 0; u < count; ++u) {
       arrive(u);
       if (u > 0 && !training_.keeps_parameters) give_back(u - 1);
-      if (u < last) gather(u + 1);
-      compute(units[u].forward, "forward", u);
+      if (u + 1 < count) gather(u + 1);
+      compute(training_.units[u].forward, "forward", u);
     }
-
+  }
+  void scattering_backward() {
+    const auto ranks = static_cast<std::size_t>(rank_.size());
+    const std::size_t count = training_.units.size(), last = count - 1;
     tell_shares();
-    std::deque<std::pair<std::size_t, comm::Work>> averages;
+    std::deque<std::pair<std::size_t, Work>> averages;
     const auto take_back = [&] {
       const auto u = averages.front().first;
       averages.front().second.wait();
@@ -34772,7 +35053,7 @@ class TrainingRank {
         if (u > 0) gather(u - 1);
       }
       holds(trace::Memory::gradients, others(u));
-      compute(units[u].backward, "backward", u);
+      compute(training_.units[u].backward, "backward", u);
       give_back(u);
       if (ranks == 1) continue;
       while (averages.size() > 1) take_back();
@@ -34811,40 +35092,36 @@ class TrainingRank {
     backward();
   }
 
-  void parameter_server(int) {
-    const int size = rank_.size();
-    const auto each_worker = [&](const auto& f) {
-      for (int worker = 1; worker < size; ++worker) f(worker);
-    };
-    const bool serves = rank_.rank() == 0;
-    // The new parameters.
-    if (serves)
-      each_worker([&](int worker) { call(Op::message, training_.bytes(), Traffic::parameters, worker); });
-    else
-      call(Op::message, training_.bytes(), Traffic::parameters, 0, true);
+  // What the server, rank 0, sends each worker, or each worker the server.
+  void exchange(std::size_t bytes, Traffic traffic, bool to_server) {
+    if constexpr (is_all) {
+      to_server ? rank_.to_server(bytes) : rank_.from_server(bytes);
+    } else if (rank_.rank() > 0) {
+      call(Op::message, bytes, traffic, 0, !to_server);
+    } else {
+      for (int worker = 1; worker < rank_.size(); ++worker) call(Op::message, bytes, traffic, worker, to_server);
+    }
+  }
+  void parameter_server() {
+    exchange(training_.bytes(), Traffic::parameters, false);  // the new ones
     forward();
     const auto begun = rank_.clock();
     tell_shares();
     rank_.compute(training_.backward);
-    // Which gradients there are, and the gradients.
-    for (const auto& [bytes, traffic] :
-         {std::pair(training_.parameters, Traffic::control), std::pair(training_.bytes(), Traffic::gradients)}) {
-      // The server has a place for a worker's.
-      const auto place = serves && traffic == Traffic::gradients && training_.parameter_bytes > 0
-                             ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
-                             : 0;
-      if (place > 0) rank_.hold(trace::Memory::buckets, place);
-      if (serves)
-        each_worker([&, b = bytes, t = traffic](int worker) { call(Op::message, b, t, worker, true); });
-      else
-        call(Op::message, bytes, traffic);
-      if (place > 0) rank_.hold(trace::Memory::buckets, -place);
-    }
+    exchange(training_.parameters, Traffic::control, true);  // which gradients there are
+    // The server has a place for a worker's.
+    const auto place = rank_.rank() == 0 && training_.parameter_bytes > 0
+                           ? static_cast<std::int64_t>(size_class<64>(training_.parameter_bytes).bytes)
+                           : 0;
+    if (place > 0) rank_.hold(trace::Memory::buckets, place);
+    exchange(training_.bytes(), Traffic::gradients, true);
+    if (place > 0) rank_.hold(trace::Memory::buckets, -place);
     rank_.mark("backward", "backward", begun);
   }
 
-  comm::simulated::SimulatedRank& rank_;
+  Rank& rank_;
   const Training& training_;
+  std::vector<std::vector<Work>> gathers_;  // of each unit, under way
 };
 
 /// How long a simulated step takes, and of what that is made.
@@ -34854,6 +35131,15 @@ struct TrainingTimes {
   double late = 0;     ///< of those: until the last rank had come to the call; DataParallel and pipelines don't tell
   comm::simulated::SimulatedTimes times = {};
 };
+/// What so many steps have taken, of `out.times`.
+[[gnu::cold]] inline void count_steps(TrainingTimes& out, int steps) {
+  const auto ranks = static_cast<double>(out.times.ranks.size());
+  out.step = out.times.seconds() / steps;
+  for (const auto& rank : out.times.ranks) {
+    out.exposed += comm::simulated::seconds(rank.waited) / ranks / steps;
+    out.late += comm::simulated::seconds(rank.late) / ranks / steps;
+  }
+}
 
 /// Steps of DataParallel on `options.ranks` devices of one machine, with those copies: of `data_parallel_copies`, or as
 /// a DeviceCopyListener has heard them. Devices go on as their streams do; the program never waits for one. The loss of
@@ -34923,7 +35209,15 @@ struct TrainingTimes {
   return island;
 }
 
-/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all. Throws
+/// Whether all ranks are computed together, without messages: where some are slower than others, or one serves them.
+inline bool trains_together(const comm::simulated::SimulationOptions& options, const Training& training) {
+  const bool differ = options.computing.jitter > 0 || !options.computing.stragglers.empty() ||
+                      training.policy == TrainingPolicy::parameter_server;
+  return options.alike == 0 && differ && comm::simulated::run_together(options);
+}
+
+/// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all, and
+/// where they only compute at other speeds none sends messages. `options.alike`, as many as there are: all run. Throws
 /// UsageError for times and sizes out of range.
 [[gnu::cold]] inline TrainingTimes simulate_training(comm::simulated::SimulationOptions options,
                                                      const Training& training, int steps) {
@@ -34951,17 +35245,21 @@ struct TrainingTimes {
     last = bucket.ready;
   }
   options.true_numbers = false;
-  if (options.alike == 0) options.alike = ranks_alike(options, training);
-  TrainingTimes out;
-  out.times = comm::simulated::simulate(options, [&](comm::simulated::SimulatedRank& rank) {
+  const auto train = [&](auto& rank) {
     TrainingRank self(rank, training);
     for (int step = 0; step < steps; ++step) self.step(step);
-  });
-  out.step = out.times.seconds() / steps;
-  for (const auto& rank : out.times.ranks) {
-    out.exposed += comm::simulated::seconds(rank.waited) / options.ranks / steps;
-    out.late += comm::simulated::seconds(rank.late) / options.ranks / steps;
+  };
+  TrainingTimes out;
+  if (trains_together(options, training)) {
+    comm::simulated::check_options(options);
+    comm::simulated::RanksTogether ranks(options);
+    train(ranks);
+    out.times = ranks.take();
+  } else {
+    if (options.alike == 0) options.alike = ranks_alike(options, training);
+    out.times = comm::simulated::simulate(options, train);
   }
+  count_steps(out, steps);
   return out;
 }
 
@@ -34981,18 +35279,23 @@ struct PipelineTraining {
 namespace detail {
 
 /// Each rank goes through its actions as soon as it has what they need. A rank's port sends one message after another,
-/// and an activation arrives an alpha after its last byte has left. Messages of a few bytes take no time.
+/// and an activation arrives an alpha after its last byte has left. Messages of a few bytes take no time. The ranks of
+/// neighbouring stages are `apart`.
 class PipelineWalk {
  public:
   using Time = comm::simulated::Time;
   using Kind = Schedule::Kind;
   using Action = Schedule::Action;
 
-  PipelineWalk(const comm::simulated::SimulationOptions& options, const PipelineTraining& training)
-      : options_(options), training_(training), splits_(training.schedule.splits_backward()) {
+  PipelineWalk(const comm::simulated::SimulationOptions& options, const PipelineTraining& training, int apart = 1)
+      : options_(options), training_(training), apart_(apart), splits_(training.schedule.splits_backward()) {
     times_.ranks.resize(training.schedule.ranks.size());
     ports_.resize(times_.ranks.size());
+    sent_.resize(times_.ranks.size());
   }
+  PipelineWalk(const PipelineWalk&) = delete;
+  PipelineWalk& operator=(const PipelineWalk&) = delete;
+  virtual ~PipelineWalk() = default;
 
   void step(int number) {
     const auto cells = static_cast<std::size_t>(schedule().stages) * static_cast<std::size_t>(schedule().micro_batches);
@@ -35000,25 +35303,44 @@ class PipelineWalk {
     std::vector<std::size_t> next(times_.ranks.size(), 0);
     std::vector<Time> begun;
     for (const auto& rank : times_.ranks) begun.push_back(rank.end);
+    for (int rank = 0; rank < schedule().size(); ++rank) begin(rank);
     for (bool any = true; std::exchange(any, false);)
       for (std::size_t rank = 0; rank < next.size(); ++rank)
         for (const auto& actions = schedule().ranks[rank];
              next[rank] < actions.size() && carry_out(static_cast<int>(rank), actions[next[rank]], number); any = true)
           ++next[rank];
     for (std::size_t rank = 0; rank < next.size(); ++rank) {
-      compute(static_cast<int>(rank), training_.optimizer / schedule().size(), number, "optimizer", "optimizer step");
+      finish(static_cast<int>(rank));
+      const Time passed = times_.ranks[rank].end;
+      compute(static_cast<int>(rank), training_.optimizer / schedule().size(), number);
+      mark(static_cast<int>(rank), "optimizer", "optimizer step", passed);
       mark(static_cast<int>(rank), "step", cat("step ", number), begun[rank], number);
     }
   }
-  /// Seconds that ranks have waited, all together.
-  double waited() const { return waited_; }
+  /// Bytes that a rank has sent.
+  double sent(int rank) const { return sent_[static_cast<std::size_t>(rank)]; }
   comm::simulated::SimulatedTimes take() { return std::move(times_); }
+
+ protected:
+  comm::simulated::RankTimes& of(int rank) { return times_.ranks[static_cast<std::size_t>(rank)]; }
+  // What a rank does in a step before its actions, in each of them, and after them.
+  virtual void begin(int) {}
+  virtual void act(int rank, const Action& action, double usual, int step) {
+    const Time begun = of(rank).end;
+    compute(rank, usual, step);
+    mark(rank, action, begun);
+  }
+  virtual void finish(int) {}
+  void mark(int rank, const Action& action, Time begun) {
+    if (options_.keep_spans)
+      mark(rank, action.kind == Kind::forward ? "forward" : "backward",
+           cat(name(action.kind), " of micro-batch ", action.micro_batch, " in stage ", action.stage), begun);
+  }
 
  private:
   static constexpr Time never = Time::min();
 
   const Schedule& schedule() const { return training_.schedule; }
-  comm::simulated::RankTimes& of(int rank) { return times_.ranks[static_cast<std::size_t>(rank)]; }
   // When what the action takes from another stage is there.
   Time& there(Kind kind, int micro_batch, int stage) {
     const auto cell = static_cast<std::size_t>(stage * schedule().micro_batches + micro_batch);
@@ -35034,24 +35356,21 @@ class PipelineWalk {
       if (came == never) return false;
       if (came > clock) {
         const Time begun = std::exchange(clock, came);
-        waited_ += comm::simulated::seconds(came - begun);
+        of(rank).waited += came - begun;
         mark(rank, "bubble", cat("bubble before ", name(kind), " of micro-batch ", i), begun);
       }
     }
     const double parts = static_cast<double>(schedule().stages) * schedule().micro_batches;
     const double usual = kind == Kind::forward ? training_.forward : training_.backward / (splits_ ? 2 : 1);
-    compute(rank, usual / parts, step, kind == Kind::forward ? "forward" : "backward",
-            cat(name(kind), " of micro-batch ", i, " in stage ", stage));
+    act(rank, action, usual / parts, step);
     if (kind == Kind::forward && stage + 1 < schedule().stages) send(rank, kind, i, stage + 1);
     if (kind == Kind::backward && stage > 0) send(rank, kind, i, stage - 1);
     return true;
   }
-  void compute(int rank, double usual, int step, std::string_view kind, const std::string& what) {
-    Time& clock = of(rank).end;
-    const Time begun = clock;
+  void compute(int rank, double usual, int step) {
     const auto own = comm::simulated::time_of("compute", usual);
-    clock = comm::simulated::later(clock, options_.computing.time(own, rank, static_cast<std::uint32_t>(step)));
-    mark(rank, kind, what, begun);
+    of(rank).end =
+        comm::simulated::later(of(rank).end, options_.computing.time(own, rank, static_cast<std::uint32_t>(step)));
   }
   void send(int rank, Kind kind, int micro_batch, int stage) {
     const int to = schedule().rank_of(stage);
@@ -35061,23 +35380,24 @@ class PipelineWalk {
       return;
     }
     const auto& links = options_.links;
-    const bool near = links.island == 0 || rank / links.island == to / links.island;
+    const bool near = links.island == 0 || rank * apart_ / links.island == to * apart_ / links.island;
     const auto& link = near ? links.inside : links.between;
     Time& port = ports_[static_cast<std::size_t>(rank)];
     const Time begun = std::max(ready, port);
     port = comm::simulated::later(begun, link.transfer(training_.activation));
     there(kind, micro_batch, stage) = comm::simulated::later(port, link.latency());
+    sent_[static_cast<std::size_t>(rank)] += static_cast<double>(training_.activation);
     if (!options_.keep_spans) return;
     comm::simulated::Span span;
     span.call.envelope.op = comm::Op::message;
     span.call.envelope.sequence = static_cast<std::uint32_t>(of(rank).calls.size());
     span.call.envelope.count = training_.activation;
-    span.call.peer = to;
+    span.call.peer = to * apart_;
     span.traffic = trace::Traffic::activations;
     span.bytes = training_.activation;
     span.begun = begun;
-    span.ended = port;
-    span.sent[to] = training_.activation;
+    span.ended = apart_ == 1 ? port : begun;  // calls along other axes go on meanwhile, in the same lane
+    span.sent[to * apart_] = training_.activation;
     of(rank).calls.push_back(std::move(span));
   }
   void mark(int rank, std::string_view kind, std::string_view what, Time begun, int number = -1) {
@@ -35087,11 +35407,12 @@ class PipelineWalk {
 
   const comm::simulated::SimulationOptions& options_;
   const PipelineTraining& training_;
+  const int apart_;
   const bool splits_;
   comm::simulated::SimulatedTimes times_;
   std::vector<Time> ports_;     // when each is free again
+  std::vector<double> sent_;
   std::vector<Time> there_[3];  // by kind, stage and micro-batch
-  double waited_ = 0;
 };
 
 }  // namespace detail
@@ -35104,14 +35425,441 @@ class PipelineWalk {
   detail::PipelineWalk walk(options, training);
   for (int step = 0; step < steps; ++step) walk.step(step);
   TrainingTimes out;
-  out.exposed = walk.waited() / training.schedule.size() / steps;
   out.times = walk.take();
-  out.step = out.times.seconds() / steps;
+  count_steps(out, steps);
   return out;
 }
 
 }  // namespace chorus::simulated
 #endif  // CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+
+namespace chorus::simulated {
+
+/// How many ranks each axis has, outermost first: ranks are numbered with tensor fastest, as in Mesh.
+struct MeshAxes {
+  int pipe = 1, data = 1, shard = 1, tensor = 1;
+
+  int shares() const { return data * shard; }
+  int ranks() const { return pipe * shares() * tensor; }
+};
+
+/// Of `pipe=2,data=4,tensor=2`: axes that are left out have one rank. Throws UsageError for other words, for axes
+/// twice, for data and shard together, and for more ranks than can be simulated.
+[[gnu::cold]] inline MeshAxes mesh_axes(std::string_view text) {
+  const auto refuse = [&](const auto&... why) { fail<UsageError>("mesh ", printable(text), ": ", why...); };
+  MeshAxes axes;
+  std::map<std::string_view, int*> left = {
+      {"pipe", &axes.pipe}, {"data", &axes.data}, {"shard", &axes.shard}, {"tensor", &axes.tensor}};
+  double ranks = 1;
+  for (auto rest = text; !rest.empty();) {
+    const auto word = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+    const auto axis = left.find(word.substr(0, word.find('=')));
+    const auto number = word.substr(std::min(word.size(), word.find('=') + 1));
+    if (axis == left.end()) refuse("expected pipe, data or shard, and tensor, each once: pipe=2,data=4,tensor=2");
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), *axis->second);
+    if (error != std::errc() || end != number.data() + number.size() || *axis->second < 1)
+      refuse("expected a number of ranks from 1 on for ", axis->first);
+    ranks *= *axis->second;
+    left.erase(axis);
+  }
+  if (axes.data > 1 && axes.shard > 1) refuse("data and shard together are not simulated");
+  if (ranks > comm::simulated::most_scheduled_ranks)
+    refuse(ranks, " ranks, expected at most ", comm::simulated::most_scheduled_ranks);
+  return axes;
+}
+
+/// What a step takes one device that has the whole model and a share of the batch, in seconds. Stages are equal parts
+/// of it, and of a transformer's layers; tensor ranks have equal parts of all of its parameters.
+struct MeshTraining {
+  MeshAxes axes = {};
+  ModelSizes model = {};
+  double forward = 0, backward = 0, optimizer = 0;
+  std::size_t activation = 0;  ///< bytes between two layers: of a micro-batch, without several stages of the batch
+  Schedule schedule = {};      ///< of micro-batches; only if there are several stages
+  BucketOptions caps = {};     ///< data: in a pipeline all buckets are full at its end
+  double unit_cap = 4;         ///< shard: largest size of a unit in MiB
+  bool keeps_parameters = false;  ///< shard: see KeepParameters; in a pipeline they always do
+  int optimizer_slots = 0;
+};
+
+/// An axis' part of a step, the mean over the ranks.
+struct AxisTimes {
+  std::string_view name = {};
+  int ranks = 1;
+  double exposed = 0;  ///< seconds in which a rank waits
+  double bytes = 0;    ///< that a rank sends
+};
+/// How long a step of a mesh takes, and what each axis adds to it.
+struct MeshTimes : TrainingTimes {
+  std::array<AxisTimes, 3> axes = {};
+  std::size_t held = 0;  ///< bytes that a rank holds at most, but for activations
+};
+
+/// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to
+/// the first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
+[[gnu::cold]] inline std::vector<ModelSizes> cut_in_stages(const ModelSizes& model, int stages, int tensor) {
+  check<UsageError>(model.layers > 0 || tensor == 1, "mesh: tensor=", tensor, ": ", printable(model.name),
+                    " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
+  check<UsageError>(model.layers % stages == 0, "mesh: the ", model.layers, " layers of ", printable(model.name),
+                    " in ", stages, " stages: expected as many in each");
+  std::vector<ModelSizes> out(static_cast<std::size_t>(stages));
+  double all = 0, done = 0;
+  for (const auto& parameter : model.parameters) all += parameter.operations;
+  int stage = 0;
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+    auto parameter = model.parameters[i];
+    if (model.layers > 0) {
+      const auto each = model.of_layer * static_cast<std::size_t>(model.layers / stages);
+      stage = std::min(stages - 1, i < model.first ? 0 : static_cast<int>((i - model.first) / each));
+    } else if (parameter.begins_layer) {
+      stage = std::min(stages - 1, static_cast<int>((done + parameter.operations / 2) / all * stages));
+    }
+    done += parameter.operations;
+    out[static_cast<std::size_t>(stage)].parameters.push_back(parameter);
+  }
+  for (const auto& each : out)
+    check<UsageError>(!each.parameters.empty(), "mesh: ", stages, " stages of ", printable(model.name),
+                      ": one of them has no parameters");
+  return out;
+}
+
+namespace detail {
+
+/// What calls of `ranks` ranks take that lie `apart`, and begin together.
+class AxisCalls {
+ public:
+  using Time = comm::simulated::Time;
+  struct Cost {
+    Time time{};
+    double sent = 0;  // bytes of a rank, on average
+    std::vector<comm::simulated::Span> spans;  // of the first ranks; the others are like these
+  };
+
+  AxisCalls(const comm::simulated::SimulationOptions& options, std::string_view name, int ranks, int apart) {
+    options_.ranks = ranks;
+    options_.links = options.links;
+    options_.all_reduce = options.all_reduce;
+    auto& [_, island, inside, between, shared, call] = options_.links;
+    const auto divides = [](int a, int b) { return std::max(a, b) % std::min(a, b) == 0; };
+    if (island > 1 && ranks > 1)
+      check<UsageError>(divides(island, apart) && divides(island, ranks * apart), "mesh: groups of ", ranks,
+                        " ranks along ", name, ", ", apart, " apart, on islands of ", island,
+                        ": expected that one divides the other");
+    if (island > 0) island = ranks * apart <= island ? 0 : std::max(1, island / apart);
+    if (island == 0) between = inside;
+    if (island == 1) inside = between;
+    if (options_.all_reduce == comm::Algorithm::hierarchical && (island <= 1 || island >= ranks))
+      options_.all_reduce = comm::Algorithm::automatic;
+    options_.true_numbers = false;
+    options_.keep_spans = true;
+    options_.alike = ranks_alike(options_, {});
+  }
+  int size() const { return options_.ranks; }
+  const Cost& of(comm::Op op, std::size_t bytes, trace::Traffic traffic, int peer) {
+    auto& cost = costs_[{op, bytes, traffic}];
+    if (!cost.spans.empty()) return cost;
+    auto times = comm::simulated::simulate(options_, [&](comm::simulated::SimulatedRank& rank) {
+      rank.call(op, bytes, traffic, peer);
+    });
+    const auto run = static_cast<std::size_t>(options_.alike > 0 ? options_.alike : options_.ranks);
+    for (std::size_t rank = 0; rank < run; ++rank) {
+      cost.time = std::max(cost.time, times.ranks[rank].end);
+      cost.spans.push_back(std::move(times.ranks[rank].calls.at(0)));
+      for (const auto& [to, count] : cost.spans.back().sent)
+        cost.sent += static_cast<double>(count) / static_cast<double>(run);
+    }
+    return cost;
+  }
+
+ private:
+  comm::simulated::SimulationOptions options_;
+  std::map<std::tuple<comm::Op, std::size_t, trace::Traffic>, Cost> costs_;
+};
+
+/// One rank of a stage, as a SimulatedRank: its calls are those along data or shard; and sums along tensor, which come
+/// while it computes a pass.
+class MeshRank {
+ public:
+  using Time = comm::simulated::Time;
+  /// Usual seconds of a pass, and in how many equal parts sums along tensor cut it.
+  struct Pass {
+    double seconds = 0;
+    int parts = 0;
+    double done = 0;  // parts
+  };
+  struct Work {
+    MeshRank* rank = nullptr;
+    Time ended{};
+    std::size_t span = 0;  // of those kept
+    void wait() {
+      if (rank != nullptr) std::exchange(rank, nullptr)->wait(ended, rank_data, span);
+    }
+  };
+  static constexpr std::size_t rank_data = 1, rank_tensor = 2;  // axes, by their place in MeshTimes
+
+  MeshRank(AxisCalls& data, AxisCalls& tensor, comm::simulated::RankTimes& times, bool keeps_spans)
+      : data_(data), tensor_(tensor), times_(times), keeps_spans_(keeps_spans) {}
+
+  int rank() const { return 0; }
+  int size() const { return data_.size(); }
+  Time clock() const { return times_.end; }
+  void next_step() {
+    constexpr std::size_t program_bytes = 56;
+    sum(comm::Op::all_gather, program_bytes, trace::Traffic::control);
+  }
+  void compute(double usual, std::string_view what = "compute") {
+    Pass* const pass = what == "forward" ? &forward : what == "backward" ? &backward : nullptr;
+    if (pass == nullptr || tensor_.size() == 1 || usual == 0) return move(usual / tensor_.size());
+    constexpr double near = 1e-6;
+    const double end = pass->done + usual / pass->seconds * pass->parts;
+    for (double next = std::floor(pass->done + near) + 1; next <= end + near; ++next) {
+      const double part = next - pass->done;
+      move(pass->seconds / (static_cast<double>(pass->parts) * tensor_.size()) * (part > 1 - near ? 1 : part));
+      sum(comm::Op::all_reduce, activation, trace::Traffic::activations);
+      pass->done = next;
+    }
+    if (end > pass->done + near)
+      move((end - std::exchange(pass->done, end)) * pass->seconds / pass->parts / tensor_.size());
+    if (pass->done > pass->parts - near) pass->done = 0;
+  }
+  void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
+    if (keeps_spans_) times_.marks.push_back({std::string(kind), std::string(name), begun, clock(), bytes, bucket});
+  }
+  void hold(trace::Memory kind, std::int64_t bytes) {
+    held_.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    std::size_t all = 0;
+    for (const auto each : held_.bytes) all += each;
+    most_held = std::max(most_held, all);
+    if (!keeps_spans_) return;
+    if (!times_.memory.empty() && times_.memory.back().at == clock()) times_.memory.pop_back();
+    held_.at = clock();
+    times_.memory.push_back(held_);
+  }
+  Work start(comm::Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+             bool = false, int bucket = -1, int unit = -1) {
+    if (data_.size() == 1) return {};
+    const auto& cost = data_.of(op, bytes, traffic, peer);
+    const Time begun = std::max(free_, clock());
+    free_ = comm::simulated::later(begun, cost.time);
+    return {this, free_, keep(cost, rank_data, begun, bucket, unit)};
+  }
+  void call(comm::Op op, std::size_t bytes, trace::Traffic traffic, int peer = 0, bool = false) {
+    start(op, bytes, traffic, peer).wait();
+  }
+
+  Pass forward, backward;
+  std::size_t activation = 0;                    ///< bytes of what is summed along tensor
+  std::array<Time, 3> waited = {};               ///< by axis
+  std::array<double, 3> sent = {};               ///< likewise, bytes
+  std::size_t most_held = 0;
+  std::map<std::size_t, std::pair<std::size_t, const AxisCalls::Cost*>> kept;  ///< axis, cost: of `times.calls`
+
+ private:
+  void move(double usual) {
+    times_.end = comm::simulated::later(clock(), comm::simulated::Computing{}.time(
+                                                     comm::simulated::time_of("compute", usual), 0, 0));
+  }
+  void sum(comm::Op op, std::size_t bytes, trace::Traffic traffic) {
+    if (tensor_.size() == 1) return;
+    const auto& cost = tensor_.of(op, bytes, traffic, 0);
+    const auto span = keep(cost, rank_tensor, clock(), -1, -1);
+    wait(comm::simulated::later(clock(), cost.time), rank_tensor, span);
+  }
+  std::size_t keep(const AxisCalls::Cost& cost, std::size_t axis, Time begun, int bucket, int unit) {
+    sent[axis] += cost.sent;
+    if (!keeps_spans_) return 0;
+    const auto at = times_.calls.size();
+    auto span = cost.spans.front();
+    span.call.envelope.sequence = static_cast<std::uint32_t>(at);
+    span.call.bucket = bucket;
+    span.call.unit = unit;
+    // Sums along tensor and calls along data go side by side.
+    const bool beside = unit >= 0 || (axis == rank_data && tensor_.size() > 1);
+    span.lane = beside ? trace::Lane::gathers : trace::Lane::communication;
+    span.ended = begun + (span.ended - span.begun);
+    span.begun = begun;
+    kept[at] = {axis, &cost};
+    times_.calls.push_back(std::move(span));
+    return at;
+  }
+  void wait(Time until, std::size_t axis, std::size_t span) {
+    if (until <= clock()) return;
+    if (keeps_spans_) {
+      times_.waits.push_back(times_.calls[span]);
+      times_.waits.back().begun = clock();
+      times_.waits.back().ended = until;
+    }
+    waited[axis] += until - clock();
+    times_.waited += until - clock();
+    times_.end = until;
+  }
+
+  AxisCalls &data_, &tensor_;
+  comm::simulated::RankTimes& times_;
+  const bool keeps_spans_;
+  Time free_{};  // from when on calls along data can begin
+  comm::simulated::Held held_ = {};
+};
+
+/// The ranks of the stages, one of each. Gradients are averaged once a pipeline has made all of them, as under Mesh.
+class MeshWalk final : public PipelineWalk {
+ public:
+  MeshWalk(const comm::simulated::SimulationOptions& options, const MeshTraining& training,
+           const PipelineTraining& pipeline)
+      : PipelineWalk(options, pipeline, training.axes.shares() * training.axes.tensor),
+        axes_(training.axes),
+        data_(options, axes_.shard > 1 ? "shard" : "data", axes_.shares(), axes_.tensor),
+        tensor_(options, "tensor", axes_.tensor, 1),
+        begins_(static_cast<std::size_t>(axes_.pipe)) {
+    const auto& schedule = pipeline.schedule;
+    const double parts = static_cast<double>(schedule.stages) * schedule.micro_batches;
+    const auto stages = cut_in_stages(training.model, schedule.stages, axes_.tensor);
+    for (int rank = 0; rank < axes_.pipe; ++rank) {
+      auto& own = ranks_.emplace_back(data_, tensor_, of(rank), options.keep_spans);
+      const int sums = 2 * training.model.layers / schedule.stages;
+      own.forward = {.seconds = training.forward / parts, .parts = sums};
+      own.backward = {.seconds = training.backward / (schedule.splits_backward() ? 2 : 1) / parts, .parts = sums};
+      own.activation = training.activation;
+      ModelSizes model;
+      for (int stage = rank; stage < schedule.stages; stage += axes_.pipe)
+        for (const auto& parameter : stages[static_cast<std::size_t>(stage)].parameters)
+          model.parameters.push_back(parameter);
+      programs_.emplace_back(own, trainings_.emplace_back(training_of(training, std::move(model), parts)));
+    }
+  }
+
+  /// Of so many steps.
+  MeshTimes times(int steps) {
+    MeshTimes out;
+    out.axes = {AxisTimes{"pipe", axes_.pipe}, {axes_.shard > 1 ? "shard" : "data", axes_.shares()},
+                {"tensor", axes_.tensor}};
+    const auto whole = [&](Time time) { return comm::simulated::seconds(time) / axes_.pipe / steps; };
+    for (int rank = 0; rank < axes_.pipe; ++rank) {
+      auto& own = ranks_[static_cast<std::size_t>(rank)];
+      own.waited[0] = of(rank).waited - own.waited[1] - own.waited[2];
+      own.sent[0] = sent(rank);
+      for (std::size_t axis = 0; axis < out.axes.size(); ++axis) {
+        out.axes[axis].exposed += whole(own.waited[axis]);
+        out.axes[axis].bytes += own.sent[axis] / axes_.pipe / steps;
+      }
+      out.held = std::max(out.held, own.most_held);
+    }
+    for (int rank = 0; rank < axes_.ranks(); ++rank) out.times.ranks.push_back(like(rank));
+    count_steps(out, steps);
+    return out;
+  }
+
+ private:
+  static constexpr int with_spans = 64;  // more are in no trace
+
+  Training training_of(const MeshTraining& of, ModelSizes model, double parts) const {
+    const auto tensor = static_cast<std::size_t>(axes_.tensor);
+    Training own{.policy = axes_.shard > 1                     ? TrainingPolicy::fully_sharded
+                           : axes_.tensor > 1 && axes_.data == 1 ? TrainingPolicy::tensor_parallel
+                                                                 : TrainingPolicy::ddp,
+                 .forward = of.forward / parts,
+                 .backward = axes_.pipe > 1 ? 0 : of.backward,
+                 .keeps_parameters = of.keeps_parameters || axes_.pipe > 1,
+                 .parameter_bytes = model.flat_bytes() / tensor,
+                 .optimizer_slots = of.optimizer_slots};
+    for (auto& parameter : model.parameters) parameter.count = (parameter.count + tensor - 1) / tensor;
+    if (axes_.shard > 1)
+      own.units = unit_times(model, of.unit_cap, own.forward, own.backward);
+    else if (axes_.data > 1)
+      own.buckets = bucket_times(model, of.caps, own.backward);
+    return own;
+  }
+
+  void begin(int rank) override {
+    ranks_[static_cast<std::size_t>(rank)].next_step();
+    begins_[static_cast<std::size_t>(rank)] = true;
+  }
+  void act(int rank, const Action& action, double usual, int) override {
+    auto& own = ranks_[static_cast<std::size_t>(rank)];
+    auto& program = programs_[static_cast<std::size_t>(rank)];
+    const bool first = begins_[static_cast<std::size_t>(rank)] && action.kind == Kind::forward;
+    if (first) begins_[static_cast<std::size_t>(rank)] = false;
+    if (axes_.pipe == 1) return first ? program.forward_pass() : program.backward_pass();
+    if (first && axes_.shard > 1) return program.forward_pass();
+    const Time begun = own.clock();
+    own.compute(usual, name(action.kind));
+    mark(rank, action, begun);
+  }
+  void finish(int rank) override {
+    if (axes_.pipe > 1 && axes_.shares() > 1) programs_[static_cast<std::size_t>(rank)].backward_pass();
+  }
+
+  // What the rank of that number has done: as the one of its stage, but that it has other neighbours.
+  comm::simulated::RankTimes like(int rank) {
+    const int apart = axes_.shares() * axes_.tensor, place = rank % apart;
+    const auto& own = ranks_[static_cast<std::size_t>(rank / apart)];
+    const auto& stage = of(rank / apart);
+    comm::simulated::RankTimes out;
+    out.end = stage.end, out.waited = stage.waited;
+    if (rank >= with_spans) return out;
+    out = stage;
+    for (std::size_t at = 0; at < out.calls.size(); ++at) {
+      auto& call = out.calls[at];
+      const auto sent = std::exchange(call.sent, {});
+      const auto kept = own.kept.find(at);
+      if (kept == own.kept.end()) {
+        call.call.peer += place;
+        for (const auto& [to, bytes] : sent) call.sent[to + place] = bytes;
+        continue;
+      }
+      const auto& [axis, cost] = kept->second;
+      const bool tensor = axis == MeshRank::rank_tensor;
+      const int size = tensor ? axes_.tensor : axes_.shares(), step = tensor ? 1 : axes_.tensor;
+      const int here = rank / step % size, like_it = here % static_cast<int>(cost->spans.size());
+      for (int member = 0; member < size && size < axes_.ranks(); ++member)
+        call.members.push_back(rank + (member - here) * step);
+      for (const auto& [to, bytes] : cost->spans[static_cast<std::size_t>(like_it)].sent)
+        call.sent[rank + ((to + here - like_it) % size - here) * step] = bytes;
+    }
+    return out;
+  }
+
+  const MeshAxes axes_;
+  AxisCalls data_, tensor_;
+  std::vector<bool> begins_;  // ranks whose first action is still to come
+  std::deque<MeshRank> ranks_;
+  std::deque<Training> trainings_;
+  std::deque<TrainingRank<MeshRank>> programs_;
+};
+
+}  // namespace detail
+
+/// Trains for so many steps; a rank that computes alone is as fast as the others. Throws UsageError for axes that don't
+/// fit the model, the schedule or the islands, and for stragglers, jitter and ports that ranks share.
+[[gnu::cold]] inline MeshTimes simulate_mesh(comm::simulated::SimulationOptions options, const MeshTraining& training,
+                                             int steps) {
+  const auto& axes = training.axes;
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_mesh: ", steps, " steps, expected 1 to 100000");
+  for (const int size : {axes.pipe, axes.data, axes.shard, axes.tensor})
+    check<UsageError>(size >= 1, "simulate_mesh: an axis of ", size, " ranks");
+  check<UsageError>(axes.data == 1 || axes.shard == 1, "simulate_mesh: data and shard together are not simulated");
+  check<UsageError>(options.computing.stragglers.empty() && options.computing.jitter == 0,
+                    "mesh: ranks of a stage are computed once, as alike: no stragglers, no jitter");
+  check<UsageError>(!options.links.shared, "mesh: ports that ranks share are not simulated: expected links without ",
+                    ":shared");
+  check<UsageError>(axes.tensor == 1 || training.activation > 0, "mesh: tensor=", axes.tensor, ": no activations");
+  PipelineTraining pipeline{.schedule = axes.pipe > 1 ? training.schedule : GPipe::of(1, 1),
+                            .forward = training.forward,
+                            .backward = training.backward,
+                            .optimizer = training.optimizer / axes.tensor / axes.shard,
+                            .activation = training.activation};
+  check_schedule(pipeline.schedule);
+  check<UsageError>(pipeline.schedule.size() == axes.pipe, "mesh: pipe=", axes.pipe, ": a schedule of ",
+                    pipeline.schedule.size(), " ranks");
+  options.ranks = axes.ranks();
+  detail::MeshWalk walk(options, training, pipeline);
+  for (int step = 0; step < steps; ++step) walk.step(step);
+  return walk.times(steps);
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MESHED_HPP
 
 // <chorus/simulate/recorded.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_RECORDED_HPP
@@ -36046,7 +36794,7 @@ class RankLines {
          mark.kind == "step" ? cat(R"("step":)", mark.bucket) : ""});
   }
   void put_call(Lane lane, const char* category, const Span& span) {
-    TracedCall call(span.call, span.traffic, span.bytes);
+    TracedCall call(span.call, span.traffic, span.bytes, span.members);
     add({'X', rank_ + 1, number(lane), ns(span.begun), ns(span.ended), category, std::move(call.name),
          std::move(call.args)});
   }

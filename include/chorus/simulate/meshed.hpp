@@ -88,6 +88,7 @@ struct AxisTimes {
   double exposed = 0;  ///< seconds in which a rank waits
   double bytes = 0;    ///< that a rank sends
 };
+/// How long a step of a mesh takes, and what each axis adds to it.
 struct MeshTimes : TrainingTimes {
   std::array<AxisTimes, 3> axes = {};
   std::size_t held = 0;  ///< bytes that a rank holds at most, but for activations
