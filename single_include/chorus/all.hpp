@@ -34611,7 +34611,7 @@ class RanksTogether {
         chunk -= segment;
       } while (chunk > 0);
     }
-    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = later(at[rank], {});
+    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = at[rank];
     last_collective_ = at[0];
     return {this, gone_ + calls_.size() - 1};
   }
@@ -34626,7 +34626,7 @@ class RanksTogether {
       Time receives{};
       for (const auto length : pieces) {
         receives = std::max(receives, sends + alpha_) + length;
-        sends += length;
+        sends = later(sends, length);
       }
       end_message(rank, std::max(begin_message(rank), receives));
     }
@@ -34641,7 +34641,7 @@ class RanksTogether {
       Time sends = begin_message(rank);
       for (const auto length : pieces) {
         receives = std::max(receives, sends + alpha_) + length;
-        sends += length;
+        sends = later(sends, length);
       }
       clock = std::max(clock, receives);
       end_message(rank, sends);
@@ -34677,8 +34677,13 @@ class RanksTogether {
   // From when they start to when they end.
   void ring(std::vector<Time>& at, std::size_t chunk, std::int64_t sends) const {
     Time whole{}, longest{};
-    for (const auto length : pieces_of(chunk)) whole += length, longest = std::max(longest, length);
+    for (const auto length : pieces_of(chunk)) whole = later(whole, length), longest = std::max(longest, length);
     const auto ranks = static_cast<std::int64_t>(at.size());
+    const auto [first, last] = std::minmax_element(at.begin(), at.end());
+    const Time begun = *first;
+    check<UsageError>(seconds(*last - begun) + 3 * static_cast<double>(ranks) * seconds(whole + alpha_) < 9000,
+                      "simulation: more than 9000 s of virtual time");
+    for (auto& each : at) each -= begun;
     const Time hop = alpha_ - (whole - longest), all = sends * whole;
     // The largest start, less the hops to it, of the `sends` ranks before: they lie on a line that goes around twice.
     const auto before = [&](std::int64_t place) { return at[static_cast<std::size_t>(place % ranks)] - place * hop; };
@@ -34693,6 +34698,7 @@ class RanksTogether {
       while (!largest.empty() && before(largest.back()) <= before(place)) largest.pop_back();
       largest.push_back(place);
     }
+    for (auto& each : ends) each = later(begun, each);
     at = std::move(ends);
   }
   // Bruck's.
@@ -35441,33 +35447,8 @@ struct MeshAxes {
 
   int shares() const { return data * shard; }
   int ranks() const { return pipe * shares() * tensor; }
+  double count() const { return static_cast<double>(pipe) * data * shard * tensor; }  ///< of any size
 };
-
-/// Of `pipe=2,data=4,tensor=2`: axes that are left out have one rank. Throws UsageError for other words, for axes
-/// twice, for data and shard together, and for more ranks than can be simulated.
-[[gnu::cold]] inline MeshAxes mesh_axes(std::string_view text) {
-  const auto refuse = [&](const auto&... why) { fail<UsageError>("mesh ", printable(text), ": ", why...); };
-  MeshAxes axes;
-  std::map<std::string_view, int*> left = {
-      {"pipe", &axes.pipe}, {"data", &axes.data}, {"shard", &axes.shard}, {"tensor", &axes.tensor}};
-  double ranks = 1;
-  for (auto rest = text; !rest.empty();) {
-    const auto word = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), word.size() + 1));
-    const auto axis = left.find(word.substr(0, word.find('=')));
-    const auto number = word.substr(std::min(word.size(), word.find('=') + 1));
-    if (axis == left.end()) refuse("expected pipe, data or shard, and tensor, each once: pipe=2,data=4,tensor=2");
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), *axis->second);
-    if (error != std::errc() || end != number.data() + number.size() || *axis->second < 1)
-      refuse("expected a number of ranks from 1 on for ", axis->first);
-    ranks *= *axis->second;
-    left.erase(axis);
-  }
-  if (axes.data > 1 && axes.shard > 1) refuse("data and shard together are not simulated");
-  if (ranks > comm::simulated::most_scheduled_ranks)
-    refuse(ranks, " ranks, expected at most ", comm::simulated::most_scheduled_ranks);
-  return axes;
-}
 
 /// What a step takes one device that has the whole model and a share of the batch, in seconds. Stages are equal parts
 /// of it, and of a transformer's layers; tensor ranks have equal parts of all of its parameters.
@@ -35838,7 +35819,9 @@ class MeshWalk final : public PipelineWalk {
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_mesh: ", steps, " steps, expected 1 to 100000");
   for (const int size : {axes.pipe, axes.data, axes.shard, axes.tensor})
     check<UsageError>(size >= 1, "simulate_mesh: an axis of ", size, " ranks");
-  check<UsageError>(axes.data == 1 || axes.shard == 1, "simulate_mesh: data and shard together are not simulated");
+  check<UsageError>(axes.data == 1 || axes.shard == 1, "mesh: data and shard together are not simulated");
+  constexpr int most = comm::simulated::most_scheduled_ranks;
+  check<UsageError>(axes.count() <= most, "mesh: ", axes.count(), " ranks, expected up to ", most);
   check<UsageError>(options.computing.stragglers.empty() && options.computing.jitter == 0,
                     "mesh: ranks of a stage are computed once, as alike: no stragglers, no jitter");
   check<UsageError>(!options.links.shared, "mesh: ports that ranks share are not simulated: expected links without ",
