@@ -7,7 +7,7 @@
 ///
 ///   ends(r) = max(starts(r) + J S, max over 1 <= i <= J of starts(r - i) + J S + i alpha - (i - 1) (S - b))
 ///
-/// So a call takes time by the number of ranks, not by its square.
+/// So a call takes time by the number of ranks, not by its square. Chunks are as long as the longest one.
 /// tests/unit/parallel/simulated_together_test.cpp holds it against the messages, to the femtosecond.
 
 #include <algorithm>
