@@ -2,6 +2,7 @@
 /// What chorus-simulate does: simulates what was wished for, and prints tables of it.
 
 #include <algorithm>
+#include <charconv>
 #include <chorus/core/atomic_file.hpp>
 #include <chorus/simulate/meshed.hpp>
 #include <chorus/simulate/pipelined.hpp>
@@ -12,15 +13,41 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ch = chorus;
 namespace sim = chorus::simulated;
 namespace cs = chorus::comm::simulated;
 using ch::comm::Algorithm;
+
+/// Of `pipe=2,data=4,tensor=2`: axes that are left out have one rank.
+inline sim::MeshAxes mesh_axes(std::string_view text) {
+  sim::MeshAxes axes;
+  std::map<std::string_view, int*> left = {
+      {"pipe", &axes.pipe}, {"data", &axes.data}, {"shard", &axes.shard}, {"tensor", &axes.tensor}};
+  for (auto rest = text; !rest.empty();) {
+    const auto word = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+    const auto equals = std::min(word.size(), word.find('=')), begin = std::min(word.size(), equals + 1);
+    const auto axis = left.find(word.substr(0, equals));
+    ch::check<ch::UsageError>(axis != left.end(), "--mesh ", ch::printable(text),
+                              ": expected pipe, data or shard, and tensor, each once: pipe=2,data=4,tensor=2");
+    const auto [end, error] = std::from_chars(word.data() + begin, word.data() + word.size(), *axis->second);
+    ch::check<ch::UsageError>(error == std::errc() && end == word.data() + word.size() && *axis->second >= 1 &&
+                                  *axis->second <= cs::most_scheduled_ranks,
+                              "--mesh ", ch::printable(text), ": expected 1 to ", cs::most_scheduled_ranks,
+                              " ranks for ", axis->first);
+    left.erase(axis);
+  }
+  ch::check<ch::UsageError>(axes.count() <= cs::most_scheduled_ranks, "--mesh ", ch::printable(text), ": ",
+                            axes.count(), " ranks, expected up to ", cs::most_scheduled_ranks);
+  return axes;
+}
 
 struct Wishes {
   std::string model = "resnet50", policy = "ddp", all_reduce = "auto", recorded, trace, optimizer = "sgd";
@@ -41,7 +68,7 @@ struct Wishes {
   bool tensors() const { return policy == sim::name(sim::TrainingPolicy::tensor_parallel); }
   bool pipelined() const { return policy == "pp"; }
   bool meshed() const { return policy == "mesh"; }
-  sim::MeshAxes axes() const { return meshed() ? sim::mesh_axes(mesh) : sim::MeshAxes{}; }
+  sim::MeshAxes axes() const { return meshed() ? mesh_axes(mesh) : sim::MeshAxes{}; }
   /// So many ranks have the same batch.
   int sharing_batch(int ranks) const {
     return meshed() ? std::min(ranks, axes().pipe * axes().tensor) : tensors() || pipelined() ? ranks : 1;
@@ -143,7 +170,7 @@ class Program {
                         .by_nccl = wishes.nccl};
     ch::check<ch::UsageError>(!wishes.nccl || wishes.copies(), "--nccl: of --policy dp alone");
     ch::check<ch::UsageError>(!wishes.keep_parameters || wishes.sharded() || wishes.axes().shard > 1,
-                              "--keep-parameters: of --policy fsdp, and of mesh with shard, alone");
+                              "--keep-parameters: of --policy fsdp alone, or of mesh with shard");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.trace.empty(), "--trace-ring: without --trace");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.copies(), "--trace-ring: dp makes no collective calls");
     ch::check<ch::UsageError>(!wishes.trace_ring || !wishes.meshed(), "--trace-ring: not of --policy mesh");

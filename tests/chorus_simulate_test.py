@@ -191,6 +191,32 @@ def parts():
         expect(any(event.get("cat") == "bubble" for event in events), schedule)
 
 
+def meshes():
+    """Of one axis a mesh is that axis' policy; of several each adds its part."""
+    words = ["--links", "25gbit", "--model", "gpt2", "--compute", 1000, "--batch", 16, "--brief"]
+    for axis, policy, ranks, more in (("data", "ddp", 32, ()), ("shard", "fsdp", 32, ()), ("tensor", "tp", 4, ()), ("pipe", "pp", 4, ("--micro-batches", 8))):
+        _, one, err = run("--policy", policy, "--ranks", ranks, *words, *more)
+        status, all_axes, _ = run("--policy", "mesh", "--mesh", f"{axis}={ranks}", *words, *more)
+        expect(status == 0 and err == "" and table(one)[ranks] == table(all_axes)[ranks], one, all_axes)
+        axes = {row[0]: row[1:] for row in map(str.split, all_axes.split("\n\n")[2].splitlines()[1:4])}
+        expect(abs(float(axes[axis][1]) - table(one)[ranks][1]) < 0.002 and float(axes[axis][2]) > 0, axes)
+        expect(all(row[0] == "1" and float(row[1]) == 0 for name, row in axes.items() if name != axis), axes)
+    file = FOLDER / "mesh.json"
+    words = ["--policy", "mesh", "--links", "nvlink4+100gbit", *words[2:]]
+    for axes in ("pipe=2,data=4,tensor=4", "data=4,tensor=2", "pipe=2,shard=4"):
+        status, out, err = run(*words, "--mesh", axes, "--trace", file)
+        events = json.loads(file.read_text())["traceEvents"]
+        expect(status == 0 and err == "" and trace_rules.broken(events) == [], axes, err, trace_rules.broken(events)[:3])
+        ranks = max(table(out))
+        expect({event["pid"] for event in events} == set(range(1, ranks + 1)), ranks)
+        exposed = sum(float(row.split()[2]) for row in out.split("\n\n")[2].splitlines()[1:4])
+        expect(abs(exposed - table(out)[ranks][1]) < 0.003 and "A rank holds" in out, out)
+    # 1024 ranks of a model that one device doesn't hold.
+    status, out, _ = run("--policy", "mesh", "--mesh", "pipe=8,data=16,tensor=8", "--links", "nvlink8+200gbit", "--model", "gpt3_175b", "--compute", 600000, "--optimizer", "adam")
+    held = float(out.split("A rank holds ")[1].split()[0])
+    expect(status == 0 and 175e9 * 16 / 64 * 1e-6 < held < 175e9 * 16 / 64 * 1e-6 * 1.3, out)
+
+
 def many_ranks():
     # Ranks that behave alike are simulated once.
     status, out, err = run("--ranks", 65536, "--brief", "--steps", 1)
@@ -198,6 +224,12 @@ def many_ranks():
     expect("Weak scaling" in out and "Strong scaling" in run("--policy", "tp", "--model", "gpt2", "--ranks", 2, "--links", "nvlink", "--brief")[1], out)
     status, out, _ = run("--policy", "fsdp", "--ranks", 4096, "--model", "bert_large", "--links", "nvlink8+100gbit", "--brief", "--steps", 1)
     expect(status == 0 and table(out)[4096][0] > 100, out)
+    # Where some are slow, or one serves the others, no message is simulated, unless links differ.
+    for words in (["--straggler", "5:1.3"], ["--jitter", 0.1], ["--policy", "parameter_server", "--model", 400000]):
+        status, out, err = run("--ranks", 65536, "--steps", 1, "--brief", *words, limit=30)
+        expect(status == 0 and err == "" and table(out)[65536][0] > 1000, words, out, err)
+    status, out, err = run("--ranks", 65536, "--links", "nvlink8+25gbit", "--straggler", "5:1.3")
+    expect(status == 2 and out == "" and "message by message" in err, out, err)
     status, out, _ = run("--ranks", 1024, "--links", "100gbit", "--model", "4000000", "--bucket-cap", 25, "--first-bucket-cap", 25, "--brief", "--steps", 1)
     expect(status == 0 and table(out)[1024][1] > 1, out)
 
@@ -227,12 +259,21 @@ def refuses():
                         (["--policy", "pp"], "expected --activation BYTES"), (["--policy", "tp", "--model", "vgg16", "--activation", 4], "is no transformer"), (["--model", "gpt4"], "gpt3_175b"),
                         (["--policy", "pp", "--model", "bert_base", "--micro-batches", 64], "--micro-batches 64 of 32 samples"), (["--schedule", "dualpipe"], "zb-h1"),
                         (["--keep-parameters"], "--keep-parameters: of --policy fsdp alone"), (["--unit-cap", -1], "expected a"), (["--activation", 0], "expected a"),
+                        (["--policy", "mesh"], "expected --mesh pipe=2"), (["--mesh", "data=2"], "--mesh: of --policy mesh alone"),
+                        (["--policy", "mesh", "--mesh", "pipe=2,data=4,tensor=2", "--ranks", 8, "--model", "gpt2"], "16 ranks, --ranks 8"),
+                        (["--policy", "mesh", "--mesh", "pipe=2,rows=4"], "pipe, data or shard, and tensor"), (["--policy", "mesh", "--mesh", "data=x"], "65536 ranks for data"),
+                        *((["--policy", "mesh", "--mesh", axes], part) for axes, part in (("pipe=2,pipe=2", "each once"), ("pipe", "ranks for pipe"), ("data=0", "ranks for data"),
+                                                                                          ("data=2x", "ranks for data"), ("data=99999999999", "ranks for data"), ("data=65536,tensor=2", "131072 ranks"), ("", "expected --mesh"))),
+                        (["--policy", "mesh", "--mesh", "pipe=5", "--model", "gpt2"], "12 layers of gpt2 in 5 stages"), (["--policy", "mesh", "--mesh", "data=2,shard=2"], "together"),
+                        (["--policy", "mesh", "--mesh", "tensor=2", "--activation", 4], "is no transformer"), (["--policy", "mesh", "--mesh", "data=4", "--straggler", "1:2"], "no stragglers"),
+                        (["--policy", "mesh", "--mesh", "pipe=2", "--model", "gpt2", "--micro-batches", 64], "--micro-batches 64 of 32 samples"),
+                        (["--policy", "mesh", "--mesh", "data=2", "--trace-ring", "--trace", "x"], "not of --policy mesh"),
                         (["stray"], "stray")):
         status, out, err = run(*words)
         expect(status == 2 and part in err and out == "", words, status, out, err)
     expect(run("--recorded", FOLDER / "none")[0] == 1, "a file that isn't there")
 
 
-for check in (scales, policies, islands, traces, data_parallel, parts, many_ranks, refuses):
+for check in (scales, policies, islands, traces, data_parallel, parts, meshes, many_ranks, refuses):
     check()
     say(f"{check.__name__}: right")

@@ -241,6 +241,8 @@ TRACES = {
     "sim_tp": [SIMULATE, "--policy", "tp", "--ranks", "4", *BERT],
     "sim_pp": [SIMULATE, "--policy", "pp", "--ranks", "4", *BERT],
     "sim_zb": [SIMULATE, "--policy", "pp", "--ranks", "4", "--schedule", "zb-h1", *BERT],
+    "sim_mesh": [SIMULATE, "--policy", "mesh", "--mesh", "pipe=2,data=2,tensor=2", *BERT],
+    "sim_mesh_flat": [SIMULATE, "--policy", "mesh", "--mesh", "shard=4,tensor=2", *BERT],
     "sim_many": [SIMULATE, "--ranks", "1024", "--model", "400000", "--steps", "1", "--brief"],
     "sim_local": [SIMULATE, "--policy", "local_sgd", "--ranks", "4", "--period", "2", "--brief"],
     "sim_server": [SIMULATE, "--policy", "parameter_server", "--ranks", "4", "--brief"],

@@ -105,6 +105,7 @@
 #include <chorus/quantization.hpp>
 #include <chorus/same_bits.hpp>
 #include <chorus/simulate.hpp>
+#include <chorus/simulate/meshed.hpp>
 #include <chorus/simulate/pipelined.hpp>
 #include <chorus/simulate/recorded.hpp>
 #include <chorus/simulate/simulate.hpp>

@@ -2,6 +2,7 @@
 /// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. Contents:
 /// simulate/README.md.
 
+#include <chorus/simulate/meshed.hpp>
 #include <chorus/simulate/pipelined.hpp>
 #include <chorus/simulate/recorded.hpp>
 #include <chorus/simulate/simulate.hpp>

@@ -31063,10 +31063,13 @@ class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
 /// Ranks in virtual time: whole programs with true numbers, and steps of the policies on thousands of ranks. Contents:
 /// simulate/README.md.
 
-// <chorus/simulate/pipelined.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
-#define CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
-/// `simulate_pipeline`: steps of Pipeline by a schedule's table, for any number of ranks, in virtual time.
+// <chorus/simulate/meshed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_MESHED_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_MESHED_HPP
+/// `simulate_mesh`: steps of Mesh, with axes pipe, data or shard, and tensor, in virtual time.
+///
+/// The ranks of a stage do the same at the same time: one of them is computed, call by call. What a call of the ranks
+/// along an axis takes is simulated once, message by message, for each operation and size.
 
 // <chorus/simulate/links.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_LINKS_HPP
@@ -31405,6 +31408,183 @@ inline double take_number(std::string_view& text) {
 
 }  // namespace chorus::comm::simulated
 #endif  // CHORUS_SINGLE_CHORUS_SIMULATE_LINKS_HPP
+
+// <chorus/simulate/models.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+/// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
+
+namespace chorus::simulated {
+
+/// A parameter, in the order of the forward pass. Its gradient takes its part of backward's time by its operations.
+struct ParameterSize {
+  std::size_t count = 0;
+  double operations = 0;
+  bool begins_layer = true;  ///< else it belongs to the layer of the one before
+};
+struct ModelSizes {
+  std::string name = {};
+  std::vector<ParameterSize> parameters = {};
+  std::vector<std::size_t> buffers = {};  ///< bytes of each
+  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
+  int layers = 0;                         ///< a transformer's, of which each has `of_layer` parameters, from `first` on
+  std::size_t first = 0, of_layer = 0;
+  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
+
+  std::size_t count() const {
+    std::size_t sum = 0;
+    for (const auto& parameter : parameters) sum += parameter.count;
+    return sum;
+  }
+
+  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
+  std::size_t flat_bytes() const {
+    std::size_t end = 0;
+    for (std::size_t i = parameters.size(); i-- > 0;) {
+      const auto count = parameters[i].count;
+      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
+    }
+    return end * sizeof(float);
+  }
+
+  /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
+  void add(std::size_t weight, std::size_t bias, double uses) {
+    parameters.push_back({weight, static_cast<double>(weight) * uses});
+    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
+  }
+};
+
+/// An image of 224 x 224, and what is said of 1000 classes.
+inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
+
+/// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
+[[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
+  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
+  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
+    model.add(in * out * kernel * kernel, 0, side * side);
+    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
+    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
+      model.buffers.push_back(bytes);
+  };
+  convolution(3, 64, 7, 112);
+  std::size_t in = 64;
+  double side = 56;
+  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
+    const auto width = std::size_t{64} << stage;
+    for (std::size_t block = 0; block < blocks[stage]; ++block) {
+      const bool halves = block == 0 && stage > 0;
+      convolution(in, width, 1, halves ? 2 * side : side);
+      convolution(width, width, 3, side);
+      convolution(width, 4 * width, 1, side);
+      if (block == 0) convolution(in, 4 * width, 1, side);
+      in = 4 * width;
+    }
+    side /= 2;
+  }
+  model.add(in * 1000, 1000, 1);
+  return model;
+}
+/// VGG-16 (Simonyan and Zisserman, ICLR 2015).
+[[gnu::cold]] inline ModelSizes vgg16_sizes() {
+  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
+  std::size_t in = 3;
+  double side = 224;
+  for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
+    for (int layer = 0; layer < layers; ++layer) {
+      model.add(in * width * 9, width, side * side);
+      in = width;
+    }
+    side /= 2;
+  }
+  model.add(in * 49 * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 4096, 4096, 1);
+  model.add(std::size_t{4096} * 1000, 1000, 1);
+  return model;
+}
+/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
+/// is 512 tokens, each with its segment and mask.
+[[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = 3 * 512 * sizeof(std::int64_t),
+                   .output = width * sizeof(float),
+                   .layers = static_cast<int>(layers),
+                   .activation = 512 * width * sizeof(float)};
+  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
+  model.add(width, width, 1);
+  model.first = model.parameters.size();
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
+    model.add(width, width, 1);
+    model.add(4 * width * width, 4 * width, 1);
+    model.add(4 * width * width, width, 1);
+    model.add(width, width, 1);
+  }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
+  model.add(width * width, width, 0);
+  return model;
+}
+
+/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
+/// is the table of tokens again. A sample is its tokens; the model returns its loss.
+[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
+                                          std::size_t tokens) {
+  ModelSizes model{.name = std::string(name),
+                   .sample = tokens * sizeof(std::int64_t),
+                   .layers = static_cast<int>(layers),
+                   .activation = tokens * width * sizeof(float)};
+  const auto uses = static_cast<double>(tokens);
+  model.add(50257 * width, 0, uses);
+  model.add(tokens * width, 0, 0);
+  model.first = model.parameters.size();
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    model.add(width, width, uses);
+    model.add(3 * width * width, 3 * width, uses);
+    model.add(width * width, width, uses);
+    model.add(width, width, uses);
+    model.add(4 * width * width, 4 * width, uses);
+    model.add(4 * width * width, width, uses);
+  }
+  model.of_layer = (model.parameters.size() - model.first) / layers;
+  model.add(width, width, uses);
+  return model;
+}
+
+/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
+/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
+/// make a loss. Throws UsageError for other names.
+[[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
+  if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
+  if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
+  if (name == "resnet152") return resnet_sizes(name, {3, 8, 36, 3});
+  if (name == "vgg16") return vgg16_sizes();
+  if (name == "bert_base") return bert_sizes(name, 12, 768);
+  if (name == "bert_large") return bert_sizes(name, 24, 1024);
+  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
+  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
+  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
+  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
+  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
+  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
+  std::size_t bytes = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
+  check<UsageError>(
+      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
+      printable(name),
+      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
+      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
+  ModelSizes model{.name = cat(bytes, " bytes")};
+  const auto numbers = bytes / 4;
+  for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
+  return model;
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
+
+// <chorus/simulate/pipelined.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+/// `simulate_pipeline`: steps of Pipeline by a schedule's table, for any number of ranks, in virtual time.
 
 // <chorus/simulate/simulate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATE_HPP
@@ -33583,6 +33763,7 @@ struct Span {
   std::size_t bytes = 0;
   Time begun{}, ended{};
   std::map<int, std::size_t> sent = {};  ///< bytes, by the rank they went to
+  std::vector<int> members = {};         ///< of a call of some ranks
 };
 
 class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
@@ -34064,7 +34245,7 @@ SimulatedTimes simulate(const SimulationOptions& options, const Body& body) {
 #define CHORUS_SINGLE_CHORUS_SIMULATE_TRAINING_HPP
 /// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
 /// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves. For
-/// pipelines see pipelined.hpp.
+/// pipelines see pipelined.hpp, for meshes meshed.hpp.
 
 // <chorus/simulate/device_copies.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_DEVICE_COPIES_HPP
@@ -34287,178 +34468,6 @@ class DeviceStreams {
 }  // namespace chorus::simulated
 #endif  // CHORUS_SINGLE_CHORUS_SIMULATE_DEVICE_COPIES_HPP
 
-// <chorus/simulate/models.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
-#define CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
-/// What a simulation has to know of a model: how large its parameters are, and how its time falls to them.
-
-namespace chorus::simulated {
-
-/// A parameter, in the order of the forward pass. Its gradient takes its part of backward's time by its operations.
-struct ParameterSize {
-  std::size_t count = 0;
-  double operations = 0;
-  bool begins_layer = true;  ///< else it belongs to the layer of the one before
-};
-struct ModelSizes {
-  std::string name = {};
-  std::vector<ParameterSize> parameters = {};
-  std::vector<std::size_t> buffers = {};  ///< bytes of each
-  std::size_t sample = 0, output = 0;     ///< bytes of a sample's input, and of what the model makes of it; 0: a loss
-  int layers = 0;                         ///< a transformer's, of which each has `of_layer` parameters, from `first` on
-  std::size_t first = 0, of_layer = 0;
-  std::size_t activation = 0;             ///< bytes of a sample between them; 0: they differ from place to place
-
-  std::size_t count() const {
-    std::size_t sum = 0;
-    for (const auto& parameter : parameters) sum += parameter.count;
-    return sum;
-  }
-
-  /// Bytes that its parameters take together, as nn::FlatParameters lays them out in the host's memory: the last first.
-  std::size_t flat_bytes() const {
-    std::size_t end = 0;
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-      const auto count = parameters[i].count;
-      end = parameter_place<Cpu>(end, count, sizeof(float)) + padded_count<Cpu>(count, sizeof(float));
-    }
-    return end * sizeof(float);
-  }
-
-  /// A weight that is used `uses` times for each sample, and a bias of as many numbers as it has outputs.
-  void add(std::size_t weight, std::size_t bias, double uses) {
-    parameters.push_back({weight, static_cast<double>(weight) * uses});
-    if (bias > 0) parameters.push_back({bias, static_cast<double>(bias) * uses, false});
-  }
-};
-
-/// An image of 224 x 224, and what is said of 1000 classes.
-inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_bytes = 1000 * sizeof(float);
-
-/// ResNet of bottlenecks (He et al., CVPR 2016) for 224 x 224 images and 1000 classes: 50, 101 or 152 layers.
-[[gnu::cold]] inline ModelSizes resnet_sizes(std::string_view name, const std::vector<std::size_t>& blocks) {
-  ModelSizes model{.name = std::string(name), .sample = image_bytes, .output = class_bytes};
-  const auto convolution = [&](std::size_t in, std::size_t out, std::size_t kernel, double side) {
-    model.add(in * out * kernel * kernel, 0, side * side);
-    model.add(out, out, side * side);  // batch norm, with its mean, variance and count
-    for (const std::size_t bytes : {out * sizeof(float), out * sizeof(float), sizeof(std::int64_t)})
-      model.buffers.push_back(bytes);
-  };
-  convolution(3, 64, 7, 112);
-  std::size_t in = 64;
-  double side = 56;
-  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
-    const auto width = std::size_t{64} << stage;
-    for (std::size_t block = 0; block < blocks[stage]; ++block) {
-      const bool halves = block == 0 && stage > 0;
-      convolution(in, width, 1, halves ? 2 * side : side);
-      convolution(width, width, 3, side);
-      convolution(width, 4 * width, 1, side);
-      if (block == 0) convolution(in, 4 * width, 1, side);
-      in = 4 * width;
-    }
-    side /= 2;
-  }
-  model.add(in * 1000, 1000, 1);
-  return model;
-}
-/// VGG-16 (Simonyan and Zisserman, ICLR 2015).
-[[gnu::cold]] inline ModelSizes vgg16_sizes() {
-  ModelSizes model{.name = "vgg16", .sample = image_bytes, .output = class_bytes};
-  std::size_t in = 3;
-  double side = 224;
-  for (const auto& [width, layers] : {std::pair<std::size_t, int>{64, 2}, {128, 2}, {256, 3}, {512, 3}, {512, 3}}) {
-    for (int layer = 0; layer < layers; ++layer) {
-      model.add(in * width * 9, width, side * side);
-      in = width;
-    }
-    side /= 2;
-  }
-  model.add(in * 49 * 4096, 4096, 1);
-  model.add(std::size_t{4096} * 4096, 4096, 1);
-  model.add(std::size_t{4096} * 1000, 1000, 1);
-  return model;
-}
-/// BERT (Devlin et al., NAACL 2019): encoder and pooler. Embeddings are looked up, which takes no operations. A sample
-/// is 512 tokens, each with its segment and mask.
-[[gnu::cold]] inline ModelSizes bert_sizes(std::string_view name, std::size_t layers, std::size_t width) {
-  ModelSizes model{.name = std::string(name),
-                   .sample = 3 * 512 * sizeof(std::int64_t),
-                   .output = width * sizeof(float),
-                   .layers = static_cast<int>(layers),
-                   .activation = 512 * width * sizeof(float)};
-  for (const std::size_t rows : {std::size_t{30522}, std::size_t{512}, std::size_t{2}}) model.add(rows * width, 0, 0);
-  model.add(width, width, 1);
-  model.first = model.parameters.size();
-  for (std::size_t layer = 0; layer < layers; ++layer) {
-    for (int projection = 0; projection < 4; ++projection) model.add(width * width, width, 1);
-    model.add(width, width, 1);
-    model.add(4 * width * width, 4 * width, 1);
-    model.add(4 * width * width, width, 1);
-    model.add(width, width, 1);
-  }
-  model.of_layer = (model.parameters.size() - model.first) / layers;
-  model.add(width * width, width, 0);
-  return model;
-}
-
-/// GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., NeurIPS 2020): a decoder of that many layers, whose last one
-/// is the table of tokens again. A sample is its tokens; the model returns its loss.
-[[gnu::cold]] inline ModelSizes gpt_sizes(std::string_view name, std::size_t layers, std::size_t width,
-                                          std::size_t tokens) {
-  ModelSizes model{.name = std::string(name),
-                   .sample = tokens * sizeof(std::int64_t),
-                   .layers = static_cast<int>(layers),
-                   .activation = tokens * width * sizeof(float)};
-  const auto uses = static_cast<double>(tokens);
-  model.add(50257 * width, 0, uses);
-  model.add(tokens * width, 0, 0);
-  model.first = model.parameters.size();
-  for (std::size_t layer = 0; layer < layers; ++layer) {
-    model.add(width, width, uses);
-    model.add(3 * width * width, 3 * width, uses);
-    model.add(width * width, width, uses);
-    model.add(width, width, uses);
-    model.add(4 * width * width, 4 * width, uses);
-    model.add(4 * width * width, width, uses);
-  }
-  model.of_layer = (model.parameters.size() - model.first) / layers;
-  model.add(width, width, uses);
-  return model;
-}
-
-/// `resnet50`, `resnet101`, `resnet152`, `vgg16`, `bert_base`, `bert_large`, `gpt2`, `gpt2_medium`, `gpt2_large`,
-/// `gpt2_xl`, `gpt3_6.7b`, `gpt3_175b`; or a number of bytes of f32, as 64 parameters of one size, without inputs, that
-/// make a loss. Throws UsageError for other names.
-[[gnu::cold]] inline ModelSizes model_named(std::string_view name) {
-  if (name == "resnet50") return resnet_sizes(name, {3, 4, 6, 3});
-  if (name == "resnet101") return resnet_sizes(name, {3, 4, 23, 3});
-  if (name == "resnet152") return resnet_sizes(name, {3, 8, 36, 3});
-  if (name == "vgg16") return vgg16_sizes();
-  if (name == "bert_base") return bert_sizes(name, 12, 768);
-  if (name == "bert_large") return bert_sizes(name, 24, 1024);
-  if (name == "gpt2") return gpt_sizes(name, 12, 768, 1024);
-  if (name == "gpt2_medium") return gpt_sizes(name, 24, 1024, 1024);
-  if (name == "gpt2_large") return gpt_sizes(name, 36, 1280, 1024);
-  if (name == "gpt2_xl") return gpt_sizes(name, 48, 1600, 1024);
-  if (name == "gpt3_6.7b") return gpt_sizes(name, 32, 4096, 2048);
-  if (name == "gpt3_175b") return gpt_sizes(name, 96, 12288, 2048);
-  std::size_t bytes = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
-  check<UsageError>(
-      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
-      printable(name),
-      ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
-      "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
-  ModelSizes model{.name = cat(bytes, " bytes")};
-  const auto numbers = bytes / 4;
-  for (std::size_t i = 0; i < 64; ++i) model.add(numbers * (i + 1) / 64 - numbers * i / 64, 0, 1);
-  return model;
-}
-
-}  // namespace chorus::simulated
-#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MODELS_HPP
-
 // <chorus/simulate/together.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
 #define CHORUS_SINGLE_CHORUS_SIMULATE_TOGETHER_HPP
@@ -34470,8 +34479,8 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
 ///
 ///   ends(r) = max(starts(r) + J S, max over 1 <= i <= J of starts(r - i) + J S + i alpha - (i - 1) (S - b))
 ///
-/// So a call takes time by the number of ranks, not by its square. tests/unit/parallel/simulated_together_test.cpp holds
-/// it against the messages, to the femtosecond.
+/// So a call takes time by the number of ranks, not by its square. Chunks are as long as the longest one.
+/// tests/unit/parallel/simulated_together_test.cpp holds it against the messages, to the femtosecond.
 
 namespace chorus::comm::simulated {
 
@@ -34551,7 +34560,7 @@ class RanksTogether {
         chunk -= segment;
       } while (chunk > 0);
     }
-    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = later(at[rank], {});
+    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = at[rank];
     last_collective_ = at[0];
     return {this, gone_ + calls_.size() - 1};
   }
@@ -34566,7 +34575,7 @@ class RanksTogether {
       Time receives{};
       for (const auto length : pieces) {
         receives = std::max(receives, sends + alpha_) + length;
-        sends += length;
+        sends = later(sends, length);
       }
       end_message(rank, std::max(begin_message(rank), receives));
     }
@@ -34581,7 +34590,7 @@ class RanksTogether {
       Time sends = begin_message(rank);
       for (const auto length : pieces) {
         receives = std::max(receives, sends + alpha_) + length;
-        sends += length;
+        sends = later(sends, length);
       }
       clock = std::max(clock, receives);
       end_message(rank, sends);
@@ -34617,8 +34626,13 @@ class RanksTogether {
   // From when they start to when they end.
   void ring(std::vector<Time>& at, std::size_t chunk, std::int64_t sends) const {
     Time whole{}, longest{};
-    for (const auto length : pieces_of(chunk)) whole += length, longest = std::max(longest, length);
+    for (const auto length : pieces_of(chunk)) whole = later(whole, length), longest = std::max(longest, length);
     const auto ranks = static_cast<std::int64_t>(at.size());
+    const auto [first, last] = std::minmax_element(at.begin(), at.end());
+    const Time begun = *first;
+    check<UsageError>(seconds(*last - begun) + 3 * static_cast<double>(ranks) * seconds(whole + alpha_) < 9000,
+                      "simulation: more than 9000 s of virtual time");
+    for (auto& each : at) each -= begun;
     const Time hop = alpha_ - (whole - longest), all = sends * whole;
     // The largest start, less the hops to it, of the `sends` ranks before: they lie on a line that goes around twice.
     const auto before = [&](std::int64_t place) { return at[static_cast<std::size_t>(place % ranks)] - place * hop; };
@@ -34633,6 +34647,7 @@ class RanksTogether {
       while (!largest.empty() && before(largest.back()) <= before(place)) largest.pop_back();
       largest.push_back(place);
     }
+    for (auto& each : ends) each = later(begun, each);
     at = std::move(ends);
   }
   // Bruck's.
@@ -35372,6 +35387,411 @@ class PipelineWalk {
 
 }  // namespace chorus::simulated
 #endif  // CHORUS_SINGLE_CHORUS_SIMULATE_PIPELINED_HPP
+
+namespace chorus::simulated {
+
+/// How many ranks each axis has, outermost first: ranks are numbered with tensor fastest, as in Mesh.
+struct MeshAxes {
+  int pipe = 1, data = 1, shard = 1, tensor = 1;
+
+  int shares() const { return data * shard; }
+  int ranks() const { return pipe * shares() * tensor; }
+  double count() const { return static_cast<double>(pipe) * data * shard * tensor; }  ///< of any size
+};
+
+/// What a step takes one device that has the whole model and a share of the batch, in seconds. Stages are equal parts
+/// of it, and of a transformer's layers; tensor ranks have equal parts of all of its parameters.
+struct MeshTraining {
+  MeshAxes axes = {};
+  ModelSizes model = {};
+  double forward = 0, backward = 0, optimizer = 0;
+  std::size_t activation = 0;  ///< bytes between two layers: of a micro-batch, without several stages of the batch
+  Schedule schedule = {};      ///< of micro-batches; only if there are several stages
+  BucketOptions caps = {};     ///< data: in a pipeline all buckets are full at its end
+  double unit_cap = 4;         ///< shard: largest size of a unit in MiB
+  bool keeps_parameters = false;  ///< shard: see KeepParameters; in a pipeline they always do
+  int optimizer_slots = 0;
+};
+
+/// An axis' part of a step, the mean over the ranks.
+struct AxisTimes {
+  std::string_view name = {};
+  int ranks = 1;
+  double exposed = 0;  ///< seconds in which a rank waits
+  double bytes = 0;    ///< that a rank sends
+};
+/// How long a step of a mesh takes, and what each axis adds to it.
+struct MeshTimes : TrainingTimes {
+  std::array<AxisTimes, 3> axes = {};
+  std::size_t held = 0;  ///< bytes that a rank holds at most, but for activations
+};
+
+/// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to
+/// the first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
+[[gnu::cold]] inline std::vector<ModelSizes> cut_in_stages(const ModelSizes& model, int stages, int tensor) {
+  check<UsageError>(model.layers > 0 || tensor == 1, "mesh: tensor=", tensor, ": ", printable(model.name),
+                    " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
+  check<UsageError>(model.layers % stages == 0, "mesh: the ", model.layers, " layers of ", printable(model.name),
+                    " in ", stages, " stages: expected as many in each");
+  std::vector<ModelSizes> out(static_cast<std::size_t>(stages));
+  double all = 0, done = 0;
+  for (const auto& parameter : model.parameters) all += parameter.operations;
+  int stage = 0;
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+    auto parameter = model.parameters[i];
+    if (model.layers > 0) {
+      const auto each = model.of_layer * static_cast<std::size_t>(model.layers / stages);
+      stage = std::min(stages - 1, i < model.first ? 0 : static_cast<int>((i - model.first) / each));
+    } else if (parameter.begins_layer) {
+      stage = std::min(stages - 1, static_cast<int>((done + parameter.operations / 2) / all * stages));
+    }
+    done += parameter.operations;
+    out[static_cast<std::size_t>(stage)].parameters.push_back(parameter);
+  }
+  for (const auto& each : out)
+    check<UsageError>(!each.parameters.empty(), "mesh: ", stages, " stages of ", printable(model.name),
+                      ": one of them has no parameters");
+  return out;
+}
+
+namespace detail {
+
+/// What calls of `ranks` ranks take that lie `apart`, and begin together.
+class AxisCalls {
+ public:
+  using Time = comm::simulated::Time;
+  struct Cost {
+    Time time{};
+    double sent = 0;  // bytes of a rank, on average
+    std::vector<comm::simulated::Span> spans;  // of the first ranks; the others are like these
+  };
+
+  AxisCalls(const comm::simulated::SimulationOptions& options, std::string_view name, int ranks, int apart) {
+    options_.ranks = ranks;
+    options_.links = options.links;
+    options_.all_reduce = options.all_reduce;
+    auto& [_, island, inside, between, shared, call] = options_.links;
+    const auto divides = [](int a, int b) { return std::max(a, b) % std::min(a, b) == 0; };
+    if (island > 1 && ranks > 1)
+      check<UsageError>(divides(island, apart) && divides(island, ranks * apart), "mesh: groups of ", ranks,
+                        " ranks along ", name, ", ", apart, " apart, on islands of ", island,
+                        ": expected that one divides the other");
+    if (island > 0) island = ranks * apart <= island ? 0 : std::max(1, island / apart);
+    if (island == 0) between = inside;
+    if (island == 1) inside = between;
+    if (options_.all_reduce == comm::Algorithm::hierarchical && (island <= 1 || island >= ranks))
+      options_.all_reduce = comm::Algorithm::automatic;
+    options_.true_numbers = false;
+    options_.keep_spans = true;
+    options_.alike = ranks_alike(options_, {});
+  }
+  int size() const { return options_.ranks; }
+  const Cost& of(comm::Op op, std::size_t bytes, trace::Traffic traffic, int peer) {
+    auto& cost = costs_[{op, bytes, traffic}];
+    if (!cost.spans.empty()) return cost;
+    auto times = comm::simulated::simulate(options_, [&](comm::simulated::SimulatedRank& rank) {
+      rank.call(op, bytes, traffic, peer);
+    });
+    const auto run = static_cast<std::size_t>(options_.alike > 0 ? options_.alike : options_.ranks);
+    for (std::size_t rank = 0; rank < run; ++rank) {
+      cost.time = std::max(cost.time, times.ranks[rank].end);
+      cost.spans.push_back(std::move(times.ranks[rank].calls.at(0)));
+      for (const auto& [to, count] : cost.spans.back().sent)
+        cost.sent += static_cast<double>(count) / static_cast<double>(run);
+    }
+    return cost;
+  }
+
+ private:
+  comm::simulated::SimulationOptions options_;
+  std::map<std::tuple<comm::Op, std::size_t, trace::Traffic>, Cost> costs_;
+};
+
+/// One rank of a stage, as a SimulatedRank: its calls are those along data or shard; and sums along tensor, which come
+/// while it computes a pass.
+class MeshRank {
+ public:
+  using Time = comm::simulated::Time;
+  /// Usual seconds of a pass, and in how many equal parts sums along tensor cut it.
+  struct Pass {
+    double seconds = 0;
+    int parts = 0;
+    double done = 0;  // parts
+  };
+  struct Work {
+    MeshRank* rank = nullptr;
+    Time ended{};
+    std::size_t span = 0;  // of those kept
+    void wait() {
+      if (rank != nullptr) std::exchange(rank, nullptr)->wait(ended, rank_data, span);
+    }
+  };
+  static constexpr std::size_t rank_data = 1, rank_tensor = 2;  // axes, by their place in MeshTimes
+
+  MeshRank(AxisCalls& data, AxisCalls& tensor, comm::simulated::RankTimes& times, bool keeps_spans)
+      : data_(data), tensor_(tensor), times_(times), keeps_spans_(keeps_spans) {}
+
+  int rank() const { return 0; }
+  int size() const { return data_.size(); }
+  Time clock() const { return times_.end; }
+  void next_step() {
+    constexpr std::size_t program_bytes = 56;
+    sum(comm::Op::all_gather, program_bytes, trace::Traffic::control);
+  }
+  void compute(double usual, std::string_view what = "compute") {
+    Pass* const pass = what == "forward" ? &forward : what == "backward" ? &backward : nullptr;
+    if (pass == nullptr || tensor_.size() == 1 || usual == 0) return move(usual / tensor_.size());
+    constexpr double near = 1e-6;
+    const double end = pass->done + usual / pass->seconds * pass->parts;
+    for (double next = std::floor(pass->done + near) + 1; next <= end + near; ++next) {
+      const double part = next - pass->done;
+      move(pass->seconds / (static_cast<double>(pass->parts) * tensor_.size()) * (part > 1 - near ? 1 : part));
+      sum(comm::Op::all_reduce, activation, trace::Traffic::activations);
+      pass->done = next;
+    }
+    if (end > pass->done + near)
+      move((end - std::exchange(pass->done, end)) * pass->seconds / pass->parts / tensor_.size());
+    if (pass->done > pass->parts - near) pass->done = 0;
+  }
+  void mark(std::string_view kind, std::string_view name, Time begun, std::size_t bytes = 0, int bucket = -1) {
+    if (keeps_spans_) times_.marks.push_back({std::string(kind), std::string(name), begun, clock(), bytes, bucket});
+  }
+  void hold(trace::Memory kind, std::int64_t bytes) {
+    held_.bytes[static_cast<std::size_t>(kind)] += static_cast<std::size_t>(bytes);
+    std::size_t all = 0;
+    for (const auto each : held_.bytes) all += each;
+    most_held = std::max(most_held, all);
+    if (!keeps_spans_) return;
+    if (!times_.memory.empty() && times_.memory.back().at == clock()) times_.memory.pop_back();
+    held_.at = clock();
+    times_.memory.push_back(held_);
+  }
+  Work start(comm::Op op, std::size_t bytes, trace::Traffic traffic = trace::Traffic::gradients, int peer = 0,
+             bool = false, int bucket = -1, int unit = -1) {
+    if (data_.size() == 1) return {};
+    const auto& cost = data_.of(op, bytes, traffic, peer);
+    const Time begun = std::max(free_, clock());
+    free_ = comm::simulated::later(begun, cost.time);
+    return {this, free_, keep(cost, rank_data, begun, bucket, unit)};
+  }
+  void call(comm::Op op, std::size_t bytes, trace::Traffic traffic, int peer = 0, bool = false) {
+    start(op, bytes, traffic, peer).wait();
+  }
+
+  Pass forward, backward;
+  std::size_t activation = 0;                    ///< bytes of what is summed along tensor
+  std::array<Time, 3> waited = {};               ///< by axis
+  std::array<double, 3> sent = {};               ///< likewise, bytes
+  std::size_t most_held = 0;
+  std::map<std::size_t, std::pair<std::size_t, const AxisCalls::Cost*>> kept;  ///< axis, cost: of `times.calls`
+
+ private:
+  void move(double usual) {
+    times_.end = comm::simulated::later(clock(), comm::simulated::Computing{}.time(
+                                                     comm::simulated::time_of("compute", usual), 0, 0));
+  }
+  void sum(comm::Op op, std::size_t bytes, trace::Traffic traffic) {
+    if (tensor_.size() == 1) return;
+    const auto& cost = tensor_.of(op, bytes, traffic, 0);
+    const auto span = keep(cost, rank_tensor, clock(), -1, -1);
+    wait(comm::simulated::later(clock(), cost.time), rank_tensor, span);
+  }
+  std::size_t keep(const AxisCalls::Cost& cost, std::size_t axis, Time begun, int bucket, int unit) {
+    sent[axis] += cost.sent;
+    if (!keeps_spans_) return 0;
+    const auto at = times_.calls.size();
+    auto span = cost.spans.front();
+    span.call.envelope.sequence = static_cast<std::uint32_t>(at);
+    span.call.bucket = bucket;
+    span.call.unit = unit;
+    // Sums along tensor and calls along data go side by side.
+    const bool beside = unit >= 0 || (axis == rank_data && tensor_.size() > 1);
+    span.lane = beside ? trace::Lane::gathers : trace::Lane::communication;
+    span.ended = begun + (span.ended - span.begun);
+    span.begun = begun;
+    kept[at] = {axis, &cost};
+    times_.calls.push_back(std::move(span));
+    return at;
+  }
+  void wait(Time until, std::size_t axis, std::size_t span) {
+    if (until <= clock()) return;
+    if (keeps_spans_) {
+      times_.waits.push_back(times_.calls[span]);
+      times_.waits.back().begun = clock();
+      times_.waits.back().ended = until;
+    }
+    waited[axis] += until - clock();
+    times_.waited += until - clock();
+    times_.end = until;
+  }
+
+  AxisCalls &data_, &tensor_;
+  comm::simulated::RankTimes& times_;
+  const bool keeps_spans_;
+  Time free_{};  // from when on calls along data can begin
+  comm::simulated::Held held_ = {};
+};
+
+/// The ranks of the stages, one of each. Gradients are averaged once a pipeline has made all of them, as under Mesh.
+class MeshWalk final : public PipelineWalk {
+ public:
+  MeshWalk(const comm::simulated::SimulationOptions& options, const MeshTraining& training,
+           const PipelineTraining& pipeline)
+      : PipelineWalk(options, pipeline, training.axes.shares() * training.axes.tensor),
+        axes_(training.axes),
+        data_(options, axes_.shard > 1 ? "shard" : "data", axes_.shares(), axes_.tensor),
+        tensor_(options, "tensor", axes_.tensor, 1),
+        begins_(static_cast<std::size_t>(axes_.pipe)) {
+    const auto& schedule = pipeline.schedule;
+    const double parts = static_cast<double>(schedule.stages) * schedule.micro_batches;
+    const auto stages = cut_in_stages(training.model, schedule.stages, axes_.tensor);
+    for (int rank = 0; rank < axes_.pipe; ++rank) {
+      auto& own = ranks_.emplace_back(data_, tensor_, of(rank), options.keep_spans);
+      const int sums = 2 * training.model.layers / schedule.stages;
+      own.forward = {.seconds = training.forward / parts, .parts = sums};
+      own.backward = {.seconds = training.backward / (schedule.splits_backward() ? 2 : 1) / parts, .parts = sums};
+      own.activation = training.activation;
+      ModelSizes model;
+      for (int stage = rank; stage < schedule.stages; stage += axes_.pipe)
+        for (const auto& parameter : stages[static_cast<std::size_t>(stage)].parameters)
+          model.parameters.push_back(parameter);
+      programs_.emplace_back(own, trainings_.emplace_back(training_of(training, std::move(model), parts)));
+    }
+  }
+
+  /// Of so many steps.
+  MeshTimes times(int steps) {
+    MeshTimes out;
+    out.axes = {AxisTimes{"pipe", axes_.pipe}, {axes_.shard > 1 ? "shard" : "data", axes_.shares()},
+                {"tensor", axes_.tensor}};
+    const auto whole = [&](Time time) { return comm::simulated::seconds(time) / axes_.pipe / steps; };
+    for (int rank = 0; rank < axes_.pipe; ++rank) {
+      auto& own = ranks_[static_cast<std::size_t>(rank)];
+      own.waited[0] = of(rank).waited - own.waited[1] - own.waited[2];
+      own.sent[0] = sent(rank);
+      for (std::size_t axis = 0; axis < out.axes.size(); ++axis) {
+        out.axes[axis].exposed += whole(own.waited[axis]);
+        out.axes[axis].bytes += own.sent[axis] / axes_.pipe / steps;
+      }
+      out.held = std::max(out.held, own.most_held);
+    }
+    for (int rank = 0; rank < axes_.ranks(); ++rank) out.times.ranks.push_back(like(rank));
+    count_steps(out, steps);
+    return out;
+  }
+
+ private:
+  static constexpr int with_spans = 64;  // more are in no trace
+
+  Training training_of(const MeshTraining& of, ModelSizes model, double parts) const {
+    const auto tensor = static_cast<std::size_t>(axes_.tensor);
+    Training own{.policy = axes_.shard > 1                     ? TrainingPolicy::fully_sharded
+                           : axes_.tensor > 1 && axes_.data == 1 ? TrainingPolicy::tensor_parallel
+                                                                 : TrainingPolicy::ddp,
+                 .forward = of.forward / parts,
+                 .backward = axes_.pipe > 1 ? 0 : of.backward,
+                 .keeps_parameters = of.keeps_parameters || axes_.pipe > 1,
+                 .parameter_bytes = model.flat_bytes() / tensor,
+                 .optimizer_slots = of.optimizer_slots};
+    for (auto& parameter : model.parameters) parameter.count = (parameter.count + tensor - 1) / tensor;
+    if (axes_.shard > 1)
+      own.units = unit_times(model, of.unit_cap, own.forward, own.backward);
+    else if (axes_.data > 1)
+      own.buckets = bucket_times(model, of.caps, own.backward);
+    return own;
+  }
+
+  void begin(int rank) override {
+    ranks_[static_cast<std::size_t>(rank)].next_step();
+    begins_[static_cast<std::size_t>(rank)] = true;
+  }
+  void act(int rank, const Action& action, double usual, int) override {
+    auto& own = ranks_[static_cast<std::size_t>(rank)];
+    auto& program = programs_[static_cast<std::size_t>(rank)];
+    const bool first = begins_[static_cast<std::size_t>(rank)] && action.kind == Kind::forward;
+    if (first) begins_[static_cast<std::size_t>(rank)] = false;
+    if (axes_.pipe == 1) return first ? program.forward_pass() : program.backward_pass();
+    if (first && axes_.shard > 1) return program.forward_pass();
+    const Time begun = own.clock();
+    own.compute(usual, name(action.kind));
+    mark(rank, action, begun);
+  }
+  void finish(int rank) override {
+    if (axes_.pipe > 1 && axes_.shares() > 1) programs_[static_cast<std::size_t>(rank)].backward_pass();
+  }
+
+  // What the rank of that number has done: as the one of its stage, but that it has other neighbours.
+  comm::simulated::RankTimes like(int rank) {
+    const int apart = axes_.shares() * axes_.tensor, place = rank % apart;
+    const auto& own = ranks_[static_cast<std::size_t>(rank / apart)];
+    const auto& stage = of(rank / apart);
+    comm::simulated::RankTimes out;
+    out.end = stage.end, out.waited = stage.waited;
+    if (rank >= with_spans) return out;
+    out = stage;
+    for (std::size_t at = 0; at < out.calls.size(); ++at) {
+      auto& call = out.calls[at];
+      const auto sent = std::exchange(call.sent, {});
+      const auto kept = own.kept.find(at);
+      if (kept == own.kept.end()) {
+        call.call.peer += place;
+        for (const auto& [to, bytes] : sent) call.sent[to + place] = bytes;
+        continue;
+      }
+      const auto& [axis, cost] = kept->second;
+      const bool tensor = axis == MeshRank::rank_tensor;
+      const int size = tensor ? axes_.tensor : axes_.shares(), step = tensor ? 1 : axes_.tensor;
+      const int here = rank / step % size, like_it = here % static_cast<int>(cost->spans.size());
+      for (int member = 0; member < size && size < axes_.ranks(); ++member)
+        call.members.push_back(rank + (member - here) * step);
+      for (const auto& [to, bytes] : cost->spans[static_cast<std::size_t>(like_it)].sent)
+        call.sent[rank + ((to + here - like_it) % size - here) * step] = bytes;
+    }
+    return out;
+  }
+
+  const MeshAxes axes_;
+  AxisCalls data_, tensor_;
+  std::vector<bool> begins_;  // ranks whose first action is still to come
+  std::deque<MeshRank> ranks_;
+  std::deque<Training> trainings_;
+  std::deque<TrainingRank<MeshRank>> programs_;
+};
+
+}  // namespace detail
+
+/// Trains for so many steps; a rank that computes alone is as fast as the others. Throws UsageError for axes that don't
+/// fit the model, the schedule or the islands, and for stragglers, jitter and ports that ranks share.
+[[gnu::cold]] inline MeshTimes simulate_mesh(comm::simulated::SimulationOptions options, const MeshTraining& training,
+                                             int steps) {
+  const auto& axes = training.axes;
+  check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_mesh: ", steps, " steps, expected 1 to 100000");
+  for (const int size : {axes.pipe, axes.data, axes.shard, axes.tensor})
+    check<UsageError>(size >= 1, "simulate_mesh: an axis of ", size, " ranks");
+  check<UsageError>(axes.data == 1 || axes.shard == 1, "mesh: data and shard together are not simulated");
+  constexpr int most = comm::simulated::most_scheduled_ranks;
+  check<UsageError>(axes.count() <= most, "mesh: ", axes.count(), " ranks, expected up to ", most);
+  check<UsageError>(options.computing.stragglers.empty() && options.computing.jitter == 0,
+                    "mesh: ranks of a stage are computed once, as alike: no stragglers, no jitter");
+  check<UsageError>(!options.links.shared, "mesh: ports that ranks share are not simulated: expected links without ",
+                    ":shared");
+  check<UsageError>(axes.tensor == 1 || training.activation > 0, "mesh: tensor=", axes.tensor, ": no activations");
+  PipelineTraining pipeline{.schedule = axes.pipe > 1 ? training.schedule : GPipe::of(1, 1),
+                            .forward = training.forward,
+                            .backward = training.backward,
+                            .optimizer = training.optimizer / axes.tensor / axes.shard,
+                            .activation = training.activation};
+  check_schedule(pipeline.schedule);
+  check<UsageError>(pipeline.schedule.size() == axes.pipe, "mesh: pipe=", axes.pipe, ": a schedule of ",
+                    pipeline.schedule.size(), " ranks");
+  options.ranks = axes.ranks();
+  detail::MeshWalk walk(options, training, pipeline);
+  for (int step = 0; step < steps; ++step) walk.step(step);
+  return walk.times(steps);
+}
+
+}  // namespace chorus::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_MESHED_HPP
 
 // <chorus/simulate/recorded.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_RECORDED_HPP
@@ -36336,7 +36756,7 @@ class RankLines {
          mark.kind == "step" ? cat(R"("step":)", mark.bucket) : ""});
   }
   void put_call(Lane lane, const char* category, const Span& span) {
-    TracedCall call(span.call, span.traffic, span.bytes);
+    TracedCall call(span.call, span.traffic, span.bytes, span.members);
     add({'X', rank_ + 1, number(lane), ns(span.begun), ns(span.ended), category, std::move(call.name),
          std::move(call.args)});
   }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chorus/comm/world.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/printable.hpp>
@@ -25,7 +24,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -39,36 +37,11 @@ struct MeshAxes {
 
   int shares() const { return data * shard; }
   int ranks() const { return pipe * shares() * tensor; }
+  double count() const { return static_cast<double>(pipe) * data * shard * tensor; }  ///< of any size
 };
 
-/// Of `pipe=2,data=4,tensor=2`: axes that are left out have one rank. Throws UsageError for other words, for axes twice,
-/// for data and shard together, and for more ranks than can be simulated.
-[[gnu::cold]] inline MeshAxes mesh_axes(std::string_view text) {
-  const auto refuse = [&](const auto&... why) { fail<UsageError>("mesh ", printable(text), ": ", why...); };
-  MeshAxes axes;
-  std::map<std::string_view, int*> left = {
-      {"pipe", &axes.pipe}, {"data", &axes.data}, {"shard", &axes.shard}, {"tensor", &axes.tensor}};
-  double ranks = 1;
-  for (auto rest = text; !rest.empty();) {
-    const auto word = rest.substr(0, rest.find(','));
-    rest.remove_prefix(std::min(rest.size(), word.size() + 1));
-    const auto axis = left.find(word.substr(0, word.find('=')));
-    const auto number = word.substr(std::min(word.size(), word.find('=') + 1));
-    if (axis == left.end()) refuse("expected pipe, data or shard, and tensor, each once: pipe=2,data=4,tensor=2");
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), *axis->second);
-    if (error != std::errc() || end != number.data() + number.size() || *axis->second < 1)
-      refuse("expected a number of ranks from 1 on for ", axis->first);
-    ranks *= *axis->second;
-    left.erase(axis);
-  }
-  if (axes.data > 1 && axes.shard > 1) refuse("data and shard together are not simulated");
-  if (ranks > comm::simulated::most_scheduled_ranks)
-    refuse(ranks, " ranks, expected at most ", comm::simulated::most_scheduled_ranks);
-  return axes;
-}
-
-/// What a step takes one device that has the whole model and a share of the batch, in seconds. Stages are equal parts of
-/// it, and of a transformer's layers; tensor ranks have equal parts of all of its parameters.
+/// What a step takes one device that has the whole model and a share of the batch, in seconds. Stages are equal parts
+/// of it, and of a transformer's layers; tensor ranks have equal parts of all of its parameters.
 struct MeshTraining {
   MeshAxes axes = {};
   ModelSizes model = {};
@@ -88,13 +61,14 @@ struct AxisTimes {
   double exposed = 0;  ///< seconds in which a rank waits
   double bytes = 0;    ///< that a rank sends
 };
+/// How long a step of a mesh takes, and what each axis adds to it.
 struct MeshTimes : TrainingTimes {
   std::array<AxisTimes, 3> axes = {};
   std::size_t held = 0;  ///< bytes that a rank holds at most, but for activations
 };
 
-/// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to the
-/// first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
+/// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to
+/// the first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
 [[gnu::cold]] inline std::vector<ModelSizes> cut_in_stages(const ModelSizes& model, int stages, int tensor) {
   check<UsageError>(model.layers > 0 || tensor == 1, "mesh: tensor=", tensor, ": ", printable(model.name),
                     " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
@@ -409,6 +383,8 @@ class MeshWalk final : public PipelineWalk {
       const bool tensor = axis == MeshRank::rank_tensor;
       const int size = tensor ? axes_.tensor : axes_.shares(), step = tensor ? 1 : axes_.tensor;
       const int here = rank / step % size, like_it = here % static_cast<int>(cost->spans.size());
+      for (int member = 0; member < size && size < axes_.ranks(); ++member)
+        call.members.push_back(rank + (member - here) * step);
       for (const auto& [to, bytes] : cost->spans[static_cast<std::size_t>(like_it)].sent)
         call.sent[rank + ((to + here - like_it) % size - here) * step] = bytes;
     }
@@ -433,7 +409,9 @@ class MeshWalk final : public PipelineWalk {
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_mesh: ", steps, " steps, expected 1 to 100000");
   for (const int size : {axes.pipe, axes.data, axes.shard, axes.tensor})
     check<UsageError>(size >= 1, "simulate_mesh: an axis of ", size, " ranks");
-  check<UsageError>(axes.data == 1 || axes.shard == 1, "simulate_mesh: data and shard together are not simulated");
+  check<UsageError>(axes.data == 1 || axes.shard == 1, "mesh: data and shard together are not simulated");
+  constexpr int most = comm::simulated::most_scheduled_ranks;
+  check<UsageError>(axes.count() <= most, "mesh: ", axes.count(), " ranks, expected up to ", most);
   check<UsageError>(options.computing.stragglers.empty() && options.computing.jitter == 0,
                     "mesh: ranks of a stage are computed once, as alike: no stragglers, no jitter");
   check<UsageError>(!options.links.shared, "mesh: ports that ranks share are not simulated: expected links without ",

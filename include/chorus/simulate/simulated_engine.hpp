@@ -31,6 +31,7 @@ struct Span {
   std::size_t bytes = 0;
   Time begun{}, ended{};
   std::map<int, std::size_t> sent = {};  ///< bytes, by the rank they went to
+  std::vector<int> members = {};         ///< of a call of some ranks
 };
 
 class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {

@@ -7,8 +7,8 @@
 ///
 ///   ends(r) = max(starts(r) + J S, max over 1 <= i <= J of starts(r - i) + J S + i alpha - (i - 1) (S - b))
 ///
-/// So a call takes time by the number of ranks, not by its square. tests/unit/parallel/simulated_together_test.cpp holds
-/// it against the messages, to the femtosecond.
+/// So a call takes time by the number of ranks, not by its square. Chunks are as long as the longest one.
+/// tests/unit/parallel/simulated_together_test.cpp holds it against the messages, to the femtosecond.
 
 #include <algorithm>
 #include <chorus/comm/world.hpp>
@@ -101,7 +101,7 @@ class RanksTogether {
         chunk -= segment;
       } while (chunk > 0);
     }
-    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = later(at[rank], {});
+    for (std::size_t rank = 0; rank < ranks; ++rank) free_[rank] = at[rank];
     last_collective_ = at[0];
     return {this, gone_ + calls_.size() - 1};
   }
@@ -116,7 +116,7 @@ class RanksTogether {
       Time receives{};
       for (const auto length : pieces) {
         receives = std::max(receives, sends + alpha_) + length;
-        sends += length;
+        sends = later(sends, length);
       }
       end_message(rank, std::max(begin_message(rank), receives));
     }
@@ -131,7 +131,7 @@ class RanksTogether {
       Time sends = begin_message(rank);
       for (const auto length : pieces) {
         receives = std::max(receives, sends + alpha_) + length;
-        sends += length;
+        sends = later(sends, length);
       }
       clock = std::max(clock, receives);
       end_message(rank, sends);
@@ -167,8 +167,13 @@ class RanksTogether {
   // From when they start to when they end.
   void ring(std::vector<Time>& at, std::size_t chunk, std::int64_t sends) const {
     Time whole{}, longest{};
-    for (const auto length : pieces_of(chunk)) whole += length, longest = std::max(longest, length);
+    for (const auto length : pieces_of(chunk)) whole = later(whole, length), longest = std::max(longest, length);
     const auto ranks = static_cast<std::int64_t>(at.size());
+    const auto [first, last] = std::minmax_element(at.begin(), at.end());
+    const Time begun = *first;
+    check<UsageError>(seconds(*last - begun) + 3 * static_cast<double>(ranks) * seconds(whole + alpha_) < 9000,
+                      "simulation: more than 9000 s of virtual time");
+    for (auto& each : at) each -= begun;
     const Time hop = alpha_ - (whole - longest), all = sends * whole;
     // The largest start, less the hops to it, of the `sends` ranks before: they lie on a line that goes around twice.
     const auto before = [&](std::int64_t place) { return at[static_cast<std::size_t>(place % ranks)] - place * hop; };
@@ -183,6 +188,7 @@ class RanksTogether {
       while (!largest.empty() && before(largest.back()) <= before(place)) largest.pop_back();
       largest.push_back(place);
     }
+    for (auto& each : ends) each = later(begun, each);
     at = std::move(ends);
   }
   // Bruck's.

@@ -83,7 +83,7 @@ class RankLines {
          mark.kind == "step" ? cat(R"("step":)", mark.bucket) : ""});
   }
   void put_call(Lane lane, const char* category, const Span& span) {
-    TracedCall call(span.call, span.traffic, span.bytes);
+    TracedCall call(span.call, span.traffic, span.bytes, span.members);
     add({'X', rank_ + 1, number(lane), ns(span.begun), ns(span.ended), category, std::move(call.name),
          std::move(call.args)});
   }

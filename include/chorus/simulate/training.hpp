@@ -1,7 +1,7 @@
 #pragma once
 /// `simulate_training`: steps of the distributed policies without their numbers, by the calls that they make, on
 /// thousands of ranks. tests/unit/parallel/simulated_training_test.cpp holds them against the policies themselves. For
-/// pipelines see pipelined.hpp.
+/// pipelines see pipelined.hpp, for meshes meshed.hpp.
 
 #include <algorithm>
 #include <array>

@@ -1,16 +1,13 @@
 // Ranks that are computed together, without messages, have the times of ranks that send them: exactly.
 #include <catch.hpp>
 #include <chorus/simulate/training.hpp>
-#include <chrono>
-
-#include "../message_of.hpp"
+#include <cmath>
 
 namespace simulated_together_test {
 
 using namespace chorus;
 using namespace chorus::simulated;
 using namespace comm::simulated;
-using Catch::Matchers::Contains;
 
 /// To the last femtosecond of each rank.
 void check_same(SimulationOptions options, const Training& training, int steps) {
@@ -70,6 +67,21 @@ TEST_CASE("simulated together: ranks that differ in speed alone take what they t
                        training(policy, ranks, chunk), 2);
           }
       }
+}
+
+// There chunks are not equal, and all count as the longest one.
+TEST_CASE("simulated together: numbers that the ranks do not divide") {
+  for (const auto& computing : slow_and_shaky) {
+    const Training of{.forward = 0.04, .backward = 0.08, .buckets = bucket_times(model_named("resnet50"), {}, 0.08)};
+    SimulationOptions options{.ranks = 60, .computing = computing};
+    REQUIRE(trains_together(options, of));
+    const auto together = simulate_training(options, of, 2);
+    options.alike = options.ranks;
+    const auto whole = simulate_training(options, of, 2);
+    CHECK(together.step == Approx(whole.step).epsilon(1e-4));
+    CHECK(std::abs(together.exposed - whole.exposed) < 1e-4 * whole.step);
+    CHECK(std::abs(together.late - whole.late) < 2e-4 * whole.step);
+  }
 }
 
 TEST_CASE("simulated together: a parameter server's workers") {
