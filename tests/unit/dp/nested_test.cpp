@@ -231,7 +231,8 @@ TEST_CASE("dp loss: the model's own losses, one a device, count by samples") {
   const auto losses = net(numbers(7, 5, 1), labels(7, 3, 1));
   CHECK(losses.numel() == 3);
   net(numbers(2, 5, 1), labels(2, 3, 1));
-  CHECK_THAT(message_of<ShapeError>([&] { net.mean_loss(losses); }), Contains("expected 2 losses") && Contains("got 3"));
+  CHECK_THAT(message_of<ShapeError>([&] { net.mean_loss(losses); }),
+             Contains("expected 2 losses") && Contains("got 3"));
 }
 
 TEST_CASE("dp balance: a device that is too small for an even share is named") {

@@ -86,10 +86,12 @@ TEST_CASE("files that hold no quantized model are refused") {
   CHECK_THAT(with(R"({"version":1,"steps":[]})"), Contains("without steps"));
   CHECK_THAT(with(R"({"version":1,"steps":[7]})"), Contains("a step that is not an object"));
   CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"softmax"}]})"), Contains("unknown step \"softmax\""));
-  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a"}]})"), Contains("lack a list of numbers 'inputs'"));
+  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a"}]})"),
+             Contains("lack a list of numbers 'inputs'"));
   CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0.5]}]})"),
              Contains("has a non-integer value"));
-  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0]}]})"), Contains("no tensor \"a.scale\""));
+  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0]}]})"),
+             Contains("no tensor \"a.scale\""));
 }
 
 TEST_CASE("a file of which a tensor was changed is refused") {
@@ -114,7 +116,8 @@ TEST_CASE("a file of which a tensor was changed is refused") {
              Contains("input 9 of 'block.add', step 3, is not an earlier step"));
   CHECK_THAT(with(R"(\"integers\":[0,200])", R"(\"integers\":[9,256])"), Contains("expected 8-bit integers"));
   CHECK_THAT(with(R"(\"groups\":8)", R"(\"groups\":5)"), Contains("a weight of shape [8, 1, 3, 3] for 5 groups"));
-  CHECK_THAT(with(R"(\"stride\":[1,2])", R"(\"stride\":[0,2])"), Contains("expected window, stride, dilation and groups >= 1"));
+  CHECK_THAT(with(R"(\"stride\":[1,2])", R"(\"stride\":[0,2])"),
+             Contains("expected window, stride, dilation and groups >= 1"));
 }
 
 TEST_CASE("steps that can't be computed are refused by name") {
