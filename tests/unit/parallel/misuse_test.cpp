@@ -131,7 +131,8 @@ TEST_CASE("misuse: what is replaced behind one device's back is named, as under 
   };
   const std::string replaced =
       "' was added or replaced after the policy took the model: write values into the original";
-  CHECK(message([](auto& model) { model = make<test::Normed<Cpu>>(); }) == "policy: the model's 'fc1.weight" + replaced);
+  CHECK(message([](auto& model) { model = make<test::Normed<Cpu>>(); }) ==
+        "policy: the model's 'fc1.weight" + replaced);
   CHECK(message([](auto& model) { model.fc2 = nn::Linear<Cpu, double>(12, 3); }) ==
         "policy: the model's 'fc2.weight" + replaced);
   CHECK(message([](auto& model) { model.norm.running_var = Buffer(Tensor<double, 1>::full({3}, 2)); }) ==
