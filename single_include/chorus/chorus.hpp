@@ -10694,8 +10694,7 @@ CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
                          ? "Matlab"
                          : nullptr;
   if (form == nullptr) return {};
-  return cat("; that is the ", form, " version of CIFAR-10: what is read here is the binary version, ",
-             detail::cifar10_source);
+  return cat("; this is the ", form, " version of CIFAR-10: expected the binary version, ", detail::cifar10_source);
 }
 
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {
@@ -11551,7 +11550,7 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
                     " ranks and at most ", most_shares, ", got ", shares);
   check<UsageError>(
       shares == 0 || !options_.padding,
-      "Sampler: padding repeats samples, by their number of ranks: a batch that is cut into other shares ", "has none");
+      "Sampler: padding is for shares by rank, and not supported for a batch that is cut into other shares");
   make_order();
 }
 
@@ -38187,7 +38186,7 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
   template <AnyTensor X, Arithmetic Number>                                                                          \
   X&& operator OP(X&& x, Number number) {                                                                            \
     using T = typename std::remove_cvref_t<X>::value_type;                                                           \
-    static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": a tensor of integers takes no fractions");         \
+    static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": expected an integer for a tensor of integers");    \
     if constexpr (Real<T>)                                                                                           \
       detail::assign(#NAME "_", functors::WITH_NUMBER{SIGN static_cast<double>(number)}, x);                         \
     else                                                                                                             \
@@ -41092,7 +41091,7 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
     double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
     for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
     if (options.error_if_nonfinite)
-      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "what another rank has");
+      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
     detail::scale_down(parameters, norm, max_norm);
     return norm;
   }
@@ -47114,7 +47113,7 @@ template <class Communicator>
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const auto [theirs, first] = first_difference(all[rank], all[0]);
-    fail<UsageError>(policy, ": expected one model: rank ", rank, " has ", theirs, ", and rank 0 has ", first);
+    fail<UsageError>(policy, ": expected one model: rank ", rank, " has ", theirs, " where rank 0 has ", first);
   }
 }
 

@@ -122,8 +122,8 @@ inline std::vector<Ref<Node>> older_leaves(const Ref<Node>& root, std::uint64_t 
       if (node->sequence() < start) walk.leaves.push_back(node);
       continue;
     }
-    check<UsageError>(node->sequence() > start, "checkpoint: the function uses what '", node->operation(),
-                      "' has recorded before it; give that as an input");
+    check<UsageError>(node->sequence() > start, "checkpoint: the function uses a value that '", node->operation(),
+                      "' recorded before it; pass it as an input");
     const auto see = [](Node& input, void* context) {
       auto& w = *static_cast<Walk*>(context);
       if (w.known.insert(&input).second) w.nodes.emplace_back(&input);

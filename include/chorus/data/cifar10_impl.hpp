@@ -35,8 +35,7 @@ CHORUS_INLINE std::string Cifar10::advice(const std::string& folder) {
                          ? "Matlab"
                          : nullptr;
   if (form == nullptr) return {};
-  return cat("; that is the ", form, " version of CIFAR-10: what is read here is the binary version, ",
-             detail::cifar10_source);
+  return cat("; this is the ", form, " version of CIFAR-10: expected the binary version, ", detail::cifar10_source);
 }
 
 CHORUS_INLINE ImageDataset Cifar10::read(const std::string& folder, Split split) {

@@ -28,7 +28,7 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
                     " ranks and at most ", most_shares, ", got ", shares);
   check<UsageError>(
       shares == 0 || !options_.padding,
-      "Sampler: padding repeats samples, by their number of ranks: a batch that is cut into other shares ", "has none");
+      "Sampler: padding is for shares by rank, and not supported for a batch that is cut into other shares");
   make_order();
 }
 

@@ -98,7 +98,7 @@ void assign_with(const char* operation, const F& f, const Tensor<T, Rank, D>& x,
   template <AnyTensor X, Arithmetic Number>                                                                          \
   X&& operator OP(X&& x, Number number) {                                                                            \
     using T = typename std::remove_cvref_t<X>::value_type;                                                           \
-    static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": a tensor of integers takes no fractions");         \
+    static_assert(Real<T> || std::is_integral_v<Number>, #NAME ": expected an integer for a tensor of integers");    \
     if constexpr (Real<T>)                                                                                           \
       detail::assign(#NAME "_", functors::WITH_NUMBER{SIGN static_cast<double>(number)}, x);                         \
     else                                                                                                             \

@@ -159,7 +159,7 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
     double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
     for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
     if (options.error_if_nonfinite)
-      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "what another rank has");
+      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
     detail::scale_down(parameters, norm, max_norm);
     return norm;
   }

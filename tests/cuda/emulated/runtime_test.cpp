@@ -88,7 +88,8 @@ TEST_CASE("cuda: a fault is thrown when the kernel has written all of it, once")
   note(4, 8, 5);
   note(5, 9, 5);
   CHECK(fault.set == cuda::Fault::written);
-  CHECK(message_of<UsageError>([] { cuda::check_faults(Cuda{1}); }) == "gather: index 8 at position 4 is not in [0, 5)");
+  CHECK(message_of<UsageError>([] { cuda::check_faults(Cuda{1}); }) ==
+        "gather: index 8 at position 4 is not in [0, 5)");
   CHECK_NOTHROW(cuda::check_faults(Cuda{1}));
 }
 

@@ -119,7 +119,7 @@ TEST_CASE("what checkpoint refuses, and what it leaves alone") {
   const Vector x(ramp(5), true);
   const auto before = ch::square(x);
   CHECK(message_of<ch::UsageError>([&] { ch::checkpoint([&](const auto& in) { return in * before; }, x); }) ==
-        "checkpoint: the function uses what 'square' has recorded before it; give that as an input");
+        "checkpoint: the function uses a value that 'square' recorded before it; pass it as an input");
   const auto sum = ch::sum(ch::checkpoint([](const auto& in) { return ch::square(in); }, x));
   CHECK(message_of<ch::UsageError>([&] { ch::grad(sum, x); }).find("grad: 'checkpoint' adds gradients") == 0);
   CHECK_FALSE(x.grad().defined());

@@ -85,7 +85,8 @@ TEST_CASE("strangers at the port don't keep ranks from forming", "[comm]") {
 
 TEST_CASE("a rank that never arrives is named", "[comm]") {
   test::Ranks ranks(
-      4, [](const comm::World& world) { return world.rank == 1 || world.rank == 3 ? "" : sum_of_ranks(world); }, 1000ms);
+      4, [](const comm::World& world) { return world.rank == 1 || world.rank == 3 ? "" : sum_of_ranks(world); },
+      1000ms);
   const auto expected =
       cat("rank 0: rendezvous at 127.0.0.1:", ranks.port(), ": ranks 1, 3 of 4 did not arrive within 1000 ms");
   CHECK_THAT(ranks.outcome(0).text, Equals(expected));

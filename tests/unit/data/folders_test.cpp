@@ -100,13 +100,13 @@ TEST_CASE("other forms of CIFAR-10 are known by name") {
     return message;
   };
   const std::string binary =
-      " version of CIFAR-10: what is read here is the binary version, cifar-10-binary.tar.gz of "
+      " version of CIFAR-10: expected the binary version, cifar-10-binary.tar.gz of "
       "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked";
   CHECK(error("cifar-10-batches-py/data_batch_1")
-            .ends_with("; it holds cifar-10-batches-py/; that is the Python" + binary));
-  CHECK(error("data_batch_1").ends_with("; that is the Python" + binary));
-  CHECK(error("cifar-10-python.tar.gz").ends_with("; that is the Python" + binary));
-  CHECK(error("data_batch_1.mat").ends_with("; that is the Matlab" + binary));
+            .ends_with("; it holds cifar-10-batches-py/; this is the Python" + binary));
+  CHECK(error("data_batch_1").ends_with("; this is the Python" + binary));
+  CHECK(error("cifar-10-python.tar.gz").ends_with("; this is the Python" + binary));
+  CHECK(error("data_batch_1.mat").ends_with("; this is the Matlab" + binary));
   CHECK(error("cifar-10-binary.tar.gz").find("; unpack it: tar -xf /") != std::string::npos);
 }
 

@@ -182,7 +182,7 @@ TEST_CASE(
       return out;
     });
   };
-  CHECK_THAT(clipped(true), Contains("expected a finite norm of the gradients, got ") && Contains(" is that of fc"));
+  CHECK_THAT(clipped(true), Contains("expected a finite norm of the gradients, got ") && Contains(" belongs to fc"));
   CHECK(clipped(false) == std::string(111, 'n'));
 }
 

@@ -76,8 +76,8 @@ TEST_CASE("what is no array of numbers is refused, with the reason") {
   CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'descr': '<f4'}", 8)), "twice"));
   CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2)}", 8)),
                  "not a tuple"));
-  CHECK(
-      contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} x", 8)), "goes on"));
+  CHECK(contains(refusal<float, 1>(npy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} x", 8)),
+                 "data after its dictionary"));
   CHECK(contains(refusal<float, 2>(npy_file(
                      "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999, 99999999999999999)}", 8)),
                  "too large"));

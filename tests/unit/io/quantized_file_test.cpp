@@ -86,10 +86,12 @@ TEST_CASE("files that hold no quantized model are refused") {
   CHECK_THAT(with(R"({"version":1,"steps":[]})"), Contains("without steps"));
   CHECK_THAT(with(R"({"version":1,"steps":[7]})"), Contains("a step that is not an object"));
   CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"softmax"}]})"), Contains("unknown step \"softmax\""));
-  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a"}]})"), Contains("lack a list of numbers 'inputs'"));
+  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a"}]})"),
+             Contains("lack a list of numbers 'inputs'"));
   CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0.5]}]})"),
              Contains("has a non-integer value"));
-  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0]}]})"), Contains("no tensor \"a.scale\""));
+  CHECK_THAT(with(R"({"version":1,"steps":[{"kind":"relu","name":"a","inputs":[0]}]})"),
+             Contains("no tensor \"a.scale\""));
 }
 
 TEST_CASE("a file of which a tensor was changed is refused") {
@@ -114,7 +116,8 @@ TEST_CASE("a file of which a tensor was changed is refused") {
              Contains("input 9 of 'block.add', step 3, is not an earlier step"));
   CHECK_THAT(with(R"(\"integers\":[0,200])", R"(\"integers\":[9,256])"), Contains("expected 8-bit integers"));
   CHECK_THAT(with(R"(\"groups\":8)", R"(\"groups\":5)"), Contains("a weight of shape [8, 1, 3, 3] for 5 groups"));
-  CHECK_THAT(with(R"(\"stride\":[1,2])", R"(\"stride\":[0,2])"), Contains("stride, dilation, groups >= 1"));
+  CHECK_THAT(with(R"(\"stride\":[1,2])", R"(\"stride\":[0,2])"),
+             Contains("expected window, stride, dilation and groups >= 1"));
 }
 
 TEST_CASE("steps that can't be computed are refused by name") {
@@ -126,7 +129,7 @@ TEST_CASE("steps that can't be computed are refused by name") {
   CHECK_THAT(message_of<UsageError>([] { Program(input, {}); }), Contains("expected at least one step"));
   CHECK_THAT(message_of<UsageError>([] { Program({0, 1, {}}, test::steps_of_each_kind()); }),
              Contains("'input' has a scale of 0"));
-  CHECK_THAT(with([](auto& steps) { steps[3].inputs = {3}; }), Contains("add 'block.add' takes 2 inputs, got 1"));
+  CHECK_THAT(with([](auto& steps) { steps[3].inputs = {3}; }), Contains("add 'block.add' expected 2 inputs, got 1"));
   CHECK_THAT(with([](auto& steps) { steps[0].levels.zero_point = 256; }), Contains("a zero point of 256"));
   CHECK_THAT(with([](auto& steps) { steps[0].levels.integers = {-128, 127}; }),
              Contains("integers from -128 to 127: expected"));
@@ -144,8 +147,8 @@ TEST_CASE("steps that can't be computed are refused by name") {
 TEST_CASE("inputs that do not fit a quantized model are refused") {
   const auto model = program();
   const auto message = [&](const auto& x) { return message_of<ShapeError>([&] { model(x); }); };
-  CHECK_THAT(message(Tensor<float, 4>::zeros({2, 4, 9, 9})), Contains("'conv1' takes 3 channels, got [4, 9, 9]"));
-  CHECK_THAT(message(Tensor<float, 4>::zeros({2, 3, 12, 9})), Contains("'fc1' takes 80 numbers, got [112]"));
+  CHECK_THAT(message(Tensor<float, 4>::zeros({2, 4, 9, 9})), Contains("'conv1' expected 3 channels, got [4, 9, 9]"));
+  CHECK_THAT(message(Tensor<float, 4>::zeros({2, 3, 12, 9})), Contains("'fc1' expected 80 numbers, got [112]"));
   CHECK_THAT(message(Tensor<float, 2>::zeros({2, 3})), Contains("conv2d 'conv1' expected an image, got [3]"));
   CHECK_THAT(message_of<ShapeError>([&] { model.operator()<4>(test::some_images(1)); }),
              Contains("the output of a sample is [10], not of rank 3"));

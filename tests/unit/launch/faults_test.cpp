@@ -244,7 +244,7 @@ TEST_CASE("a rank that leaves early is pointed at") {
   CHECK(program.finish(10s) == 76);
   INFO(program.text());
   CHECK(has(program, "rank 0 (pid "));
-  CHECK(has(program, "could not go on without the others, exit status 76; rank 1 had ended before, exit status 0\n"));
+  CHECK(has(program, "lost the other ranks, exit status 76; rank 1 had ended before, exit status 0\n"));
 }
 
 }  // namespace launch_faults_test

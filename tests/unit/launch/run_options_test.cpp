@@ -52,7 +52,7 @@ TEST_CASE("what looks like a misspelling is refused, with what was meant") {
   const auto meant = [](const char* word) {
     const std::string text = complaint(Line{word, "1"});
     const auto at = text.find("did you mean --");
-    return at == std::string::npos ? text : text.substr(at + 5, text.find(" meant") - at - 5);
+    return at == std::string::npos ? text : text.substr(at + 15, text.find('?') - at - 15);
   };
   for (const char* word : {"--devies", "--Devices", "--devicess", "--dvecies"}) CHECK(meant(word) == "devices");
   for (const char* word : {"--devcie", "--devic", "--Device"}) CHECK(meant(word) == "device");
@@ -81,7 +81,7 @@ TEST_CASE("an option is no misspelling where the program has asked for it, or wh
   auto own = epochs.run();
   CHECK(own.option("epochs", 10) == 10);
   CHECK(own.option("epochs", 10) == 10);
-  CHECK(message_of<ch::UsageError>([&] { own.check_options(); }).find("did you mean --epochs meant") !=
+  CHECK(message_of<ch::UsageError>([&] { own.check_options(); }).find("did you mean --epochs?") !=
         std::string::npos);
 }
 
@@ -188,7 +188,7 @@ TEST_CASE("a value that is none is told with its option or its variable, and ste
   CHECK(refused({"--seed", "99999999999999999999"}) ==
         "--seed must be in the range of its type, got '99999999999999999999'");
   setenv("CHORUS_BACKEND", "carrier\npigeon", 1);
-  CHECK(refused({}).starts_with("environment variable CHORUS_BACKEND: backend 'carrier\\x0apigeon' is unknown"));
+  CHECK(refused({}).starts_with("environment variable CHORUS_BACKEND: backend: expected auto, "));
   unsetenv("CHORUS_BACKEND");
   CHECK(refused({"--all-reduce", "tree"}) ==
         "--all-reduce: all-reduce: expected auto, ring, direct, in_place or hierarchical, got 'tree'");

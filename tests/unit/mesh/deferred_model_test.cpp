@@ -109,7 +109,7 @@ TEST_CASE("deferred: under other policies other seeds are refused, too") {
     return message_of<UsageError>([&] { TensorParallel<Large> net(chorus::deferred<Large>(1), communicator); }) + " | " +
            message_of<UsageError>([&] { Pipeline<Large> net(chorus::deferred<Large>(1), communicator, world); });
   });
-  CHECK_THAT(seeds, Contains("TensorParallel: expected one model: rank 1 has initial seed 1, and rank 0 has") &&
+  CHECK_THAT(seeds, Contains("TensorParallel: expected one model: rank 1 has initial seed 1 where rank 0 has") &&
                         Contains("Pipeline: expected one model"));
 }
 

@@ -198,7 +198,7 @@ TEST_CASE("parts: who needs a whole parameter gets it, or is told") {
 
   const auto norm = [](auto& net) { return cat(optim::clip_grad_norm(nn::named_parameters<Cpu>(net.module()), 1e9)); };
   CHECK_THAT(says<Fsdp>(2, norm),
-             Contains("the gradient of '") &&
+             Contains("gradient of '") &&
                  Contains("it is sharded over the ranks: under FullyShardedDataParallel net.parameters()"));
   CHECK(std::stod(says<TensorParallel<Model>>(2, norm)) == Approx(gradients));
   CHECK(std::stod(says<Pipeline<Model>>(2, norm)) == Approx(gradients));

@@ -289,7 +289,7 @@ TEST_CASE("what is concatenated has the same pixels") {
   };
   CHECK_THAT(message_of<ch::ShapeError>([&] { both({0, 1})(ch::Tensor<float, 4>::zeros({1, 1, 4, 4})); }),
              Contains("'joint' concatenates [1, 4, 4] and [1, 2, 2]"));
-  CHECK_THAT(message_of<ch::UsageError>([&] { both({}); }), Contains("concat 'joint' takes 1 to 1024 inputs, got 0"));
+  CHECK_THAT(message_of<ch::UsageError>([&] { both({}); }), Contains("concat 'joint' expected 1 to 1024 inputs, got 0"));
 }
 
 template <class Model>

@@ -186,7 +186,7 @@ TEST_CASE("messages of optimizers") {
   CHECK(message([&] { optim::Adam<Cpu>(parameters(), {.eps = -1}); }) ==
         "Adam: expected eps, weight_decay >= 0, got -1 and 0");
   CHECK(message([&] { optim::RmsProp<Cpu>(parameters(), {.alpha = 1}); }) ==
-        "RmsProp: expected alpha in [0, 1), got 1");
+        "RmsProp: alpha: expected [0, 1), got 1");
   CHECK(message([&] { optim::RmsProp<Cpu>(parameters(), {.momentum = -1}); }) ==
         "RmsProp: expected eps, weight_decay and momentum of at least 0, got 1e-08, 0 and -1");
   CHECK(message([&] { optim::Adagrad<Cpu>(parameters(), {.lr_decay = -1}); }) ==

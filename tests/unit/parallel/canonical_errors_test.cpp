@@ -313,7 +313,7 @@ TEST_CASE("canonical errors: ranks have the same number of shares") {
 
 TEST_CASE("canonical errors: a sampler gives whole shares, and repeats no samples") {
   CHECK(message_of<UsageError>([] { data::Sampler(10, {.world_size = 2, .padding = true, .shares = 4}); }) ==
-        "Sampler: padding repeats samples, by their number of ranks: a batch that is cut into other shares has none");
+        "Sampler: padding is for shares by rank, and not supported for a batch that is cut into other shares");
   const auto few = "Sampler: expected 0 shares, or at least one for each of 3 ranks and at most 64, got ";
   for (const int shares : {-1, 2, 65})
     CHECK(message_of<UsageError>([&] { data::Sampler(10, {.world_size = 3, .shares = shares}); }) ==

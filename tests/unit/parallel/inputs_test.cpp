@@ -181,7 +181,7 @@ TEST_CASE("parameter server: ranks compare their dim") {
   CHECK(refused(1, 1) == "nothing");
   CHECK(refused(-1, -1) == "ParameterServer: expected dim of at least 0, got -1");
   CHECK(refused(1, 0) ==
-        "ParameterServer: expected one model: rank 1 has options: dim 0, and rank 0 has options: dim 1");
+        "ParameterServer: expected one model: rank 1 has options: dim 0 where rank 0 has options: dim 1");
 }
 
 TEST_CASE("ddp, local SGD: samples may lie along another axis") {

@@ -88,11 +88,11 @@ TEST_CASE("misuse: a policy says so where another one has taken its model's para
       return message(net, test::share(numbers(8, 5, 1), world));
     });
   };
-  CHECK(of_ranks(std::type_identity<DistributedDataParallel<Model>>{}) == "the model's 'fc3.weight'" + taken);
-  CHECK(of_ranks(std::type_identity<LocalSgd<Model>>{}) == "the model's 'fc3.bias'" + taken);
-  CHECK(of_ranks(std::type_identity<ParameterServer<Model>>{}) == "the model's 'fc3.bias'" + taken);
+  CHECK(of_ranks(std::type_identity<DistributedDataParallel<Model>>{}) == "policy: the model's 'fc3.weight'" + taken);
+  CHECK(of_ranks(std::type_identity<LocalSgd<Model>>{}) == "policy: the model's 'fc3.bias'" + taken);
+  CHECK(of_ranks(std::type_identity<ParameterServer<Model>>{}) == "policy: the model's 'fc3.bias'" + taken);
   DataParallel<Model> dp{make<Model>(), {.device_ids = {0, 1}}, 3};
-  CHECK(message(dp, numbers(8, 5, 1)) == "the model's 'fc3.bias'" + taken);
+  CHECK(message(dp, numbers(8, 5, 1)) == "policy: the model's 'fc3.bias'" + taken);
 
   // On one device no memory moves, so that several policies are possible.
   SingleDevice<Model> first{make<Model>(), 3};
@@ -131,11 +131,12 @@ TEST_CASE("misuse: what is replaced behind one device's back is named, as under 
   };
   const std::string replaced =
       "' was added or replaced after the policy took the model: write values into the original";
-  CHECK(message([](auto& model) { model = make<test::Normed<Cpu>>(); }) == "the model's 'fc1.weight" + replaced);
+  CHECK(message([](auto& model) { model = make<test::Normed<Cpu>>(); }) ==
+        "policy: the model's 'fc1.weight" + replaced);
   CHECK(message([](auto& model) { model.fc2 = nn::Linear<Cpu, double>(12, 3); }) ==
-        "the model's 'fc2.weight" + replaced);
+        "policy: the model's 'fc2.weight" + replaced);
   CHECK(message([](auto& model) { model.norm.running_var = Buffer(Tensor<double, 1>::full({3}, 2)); }) ==
-        "the model's 'norm.running_var" + replaced);
+        "policy: the model's 'norm.running_var" + replaced);
   CHECK(message([](auto& model) { model.fc2.bias = {}; }) ==
         "policy: the model lost 1 parameters and buffers after the policy took it");
   CHECK(message([](auto& model) { model.fc2.bias.assign(Tensor<double, 1>::zeros({3})); }) == "nothing");

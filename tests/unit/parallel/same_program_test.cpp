@@ -70,7 +70,7 @@ std::string run(Net& net, int rank, const Other& other, bool may_differ = false)
 const std::vector<Other>& others() {
   static const std::vector<Other> all{
       {.does = "nothing", .said = ""},
-      {.does = "another rate", .said = "rank 1 stepped with lr 0.05 where rank 0 had 0.1", .lr = 0.05},
+      {.does = "another rate", .said = "rank 1 stepped with lr 0.05, and rank 0 with 0.1", .lr = 0.05},
       {.does = "other numbers", .said = "rank 1's optimizers differ from rank 0's", .momentum = 0.5},
       {.does = "left-out batch", .said = "rank 1 skipped a batch: it is at batch 2", .skips_before = 1},
       {.does = "left-out backward pass", .said = "rank 1 skipped a batch", .skips_behind = 1},

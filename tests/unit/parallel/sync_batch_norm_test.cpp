@@ -255,7 +255,7 @@ TEST_CASE("sync batch norm: one number a channel in the whole batch is refused o
     Distributed<Synced<Cpu>> rank(world);
     return message_of<ShapeError>([&] { rank.net(numbers(1 - world.rank, 5, 1)); }).substr(0, 90);
   });
-  CHECK(text == "sync_batch_norm: expected several values per channel, got one in the batches of");
+  CHECK(text == "sync_batch_norm: expected several values per channel, got one in the batches of all ranks,");
 }
 
 TEST_CASE("sync batch norm: under dp a copy without the layer, or that fails, ends the others") {

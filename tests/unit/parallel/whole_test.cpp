@@ -200,9 +200,9 @@ TEST_CASE("whole: an argument of another size is; one that is as long as the bat
   DataParallel<Pairs<Cpu>> net{make<Pairs<Cpu>>(), {.device_ids = {0, 1}}, 3};
   CHECK(message_of<ShapeError>([&] { with(net, 4, 4); }) ==
         "DataParallel: an input of shape [4, 4] next to the first one of shape [4, 4, 3] may be 4 samples or not: pass "
-        "whole(input) for a mask or weights, or batch_axis<0>(input) (or another axis) for samples");
+        "whole(input) if not, as for a mask or weights, else batch_axis<0>(input), or another axis");
   DataParallel<Pairs<Cpu>> other{make<Pairs<Cpu>>(), {.device_ids = {0, 1}}, 3};
-  CHECK_THAT(message_of<ShapeError>([&] { with(other, 3, 5); }), Contains("an input of shape [3] beside"));
+  CHECK_THAT(message_of<ShapeError>([&] { with(other, 3, 5); }), Contains("an input of shape [3] next to"));
   for (const auto& [batch, time] : {std::pair{5, 4}, {4, 4}, {2, 2}, {1, 4}, {6, 3}, {3, 3}})
     CHECK(distance(with(net, batch, time), with(one, batch, time)) < rounding);
 
@@ -212,7 +212,7 @@ TEST_CASE("whole: an argument of another size is; one that is as long as the bat
       Contains("shape [6, 4, 3] next to the first one of shape [4]"));
   // The time axis of states [time, batch].
   CHECK_THAT(message_of<ShapeError>([&] { dp::InputRoles().split("A net", 2, 0, texts(4, 2, 1), numbers(3, 4, 2)); }),
-             Contains("an input of shape [3, 4] beside"));
+             Contains("an input of shape [3, 4] next to"));
 }
 
 /// x, and arguments that belong to its samples.

@@ -201,7 +201,7 @@ TEST_CASE("qat: NaNs and infinities are named") {
         "QuantizationAware: 'fc1.input': got a NaN or an infinity, expected finite numbers");
   CHECK(model.ranges()[0].input.range().empty());
   x(2, 3) = std::numeric_limits<float>::infinity();
-  CHECK_THAT(message_of<NonFiniteError>([&] { model(x); }), Contains("'fc1.input': a NaN or an infinity"));
+  CHECK_THAT(message_of<NonFiniteError>([&] { model(x); }), Contains("'fc1.input': got a NaN or an infinity"));
   model(images(4, 1));
   model.eval();
   x(2, 3) = std::numeric_limits<float>::quiet_NaN();
@@ -332,9 +332,9 @@ TEST_CASE("fake_quantize: arguments that make no sense, and NaNs") {
         "quantize_per_tensor: integers in [0, 255] don't fit I8");
   auto nan = images(2, 1);
   nan(0, 0) = NAN;
-  CHECK_THAT(message_of<NonFiniteError>([&] { fake_quantize(nan, 1, 0, 0, 255); }), Contains("fake_quantize: a NaN"));
+  CHECK_THAT(message_of<NonFiniteError>([&] { fake_quantize(nan, 1, 0, 0, 255); }), Contains("fake_quantize: got a NaN"));
   CHECK_THAT(message_of<NonFiniteError>([&] { quantize_per_tensor<std::uint8_t>(nan, 1, 0, 0, 255); }),
-             Contains("quantize_per_tensor: a NaN"));
+             Contains("quantize_per_tensor: got a NaN"));
 }
 
 }  // namespace quantization_aware_test

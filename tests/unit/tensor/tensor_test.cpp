@@ -159,7 +159,9 @@ TEST_CASE("messages of tensors") {
   const auto x = counting<2>({2, 3});
   const auto shape_error = [](const auto& call) { return message_of<ch::ShapeError>(call); };
   CHECK(shape_error([] { Matrix::empty({2, -1}); }) == "Tensor: shape [2, -1] has a negative size");
-  CHECK(shape_error([] { Matrix::from({1, 2, 3}, {2, 2}); }) == "Tensor::from: 3 numbers for shape [2, 2]");
+  CHECK(shape_error([] {
+          Matrix::from({1, 2, 3}, {2, 2});
+        }) == "Tensor::from: expected 4 numbers for shape [2, 2], got 3");
   CHECK(shape_error([&] { x(2, 0); }) == "Tensor: index [2, 0] is outside of shape [2, 3]");
   CHECK(shape_error([&] { x(0, -1); }) == "Tensor: index [0, -1] is outside of shape [2, 3]");
   CHECK(shape_error([&] { x.item(); }) == "item: expected a tensor of one element, got shape [2, 3]");

@@ -70,7 +70,7 @@ TEST_CASE("TensorParallel refuses models that it cannot share out", "[tensor_par
                         Shared<Pair<Cpu>> rank(world, {}, std::move(model));
                       });
                     }) ==
-        "TensorParallel: expected one model: rank 1 has up.weight F64 [13, 6], frozen, and rank 0 has up.weight F64 "
+        "TensorParallel: expected one model: rank 1 has up.weight F64 [13, 6], frozen, where rank 0 has up.weight F64 "
         "[13, 6]");
   CHECK_THAT(common_text(2,
                          [](const World& world) {

@@ -50,7 +50,7 @@ template <class Communicator>
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const auto [theirs, first] = first_difference(all[rank], all[0]);
-    fail<UsageError>(policy, ": expected one model: rank ", rank, " has ", theirs, ", and rank 0 has ", first);
+    fail<UsageError>(policy, ": expected one model: rank ", rank, " has ", theirs, " where rank 0 has ", first);
   }
 }
 
