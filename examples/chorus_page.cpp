@@ -37,7 +37,7 @@ constexpr const char* description =
   chorus-page single.json dp.json ddp.json -o run.html
   chorus-page dp.json --svg pictures                     timeline, links and memory as files for slides
 
-The page is one file that loads nothing from elsewhere. It stays below 500 KB: of long traces it has the median step in
+The page is one file that loads nothing else. It stays below 500 KB: of long traces it has the median step in
 full, and says what it leaves out.)";
 
 /// How much of a trace's events goes into a page.
@@ -270,7 +270,7 @@ std::string page_of(const std::string& title, std::string_view data) {
   std::string_view rest = page::html;
   const auto up_to = [&](std::string_view mark) {
     const auto at = rest.find(mark);
-    ch::check<ch::Error>(at != rest.npos, "the page's template has no ", mark);
+    ch::check<ch::Error>(at != rest.npos, "chorus-page: the template of the page lacks ", mark);
     out += rest.substr(0, at);
     rest.remove_prefix(at + mark.size());
   };
@@ -297,7 +297,7 @@ std::string page_of(const std::string& title, std::string_view data) {
 /// Throws UsageError where writing the page would replace something that is no page.
 void check_output_path(const std::string& path, const std::vector<std::string>& traces) {
   std::error_code ignored;
-  ch::check<ch::UsageError>(!std::filesystem::is_directory(path, ignored), "chorus-page: -o expects a file, got '",
+  ch::check<ch::UsageError>(!std::filesystem::is_directory(path, ignored), "chorus-page: -o: expected a file, got '",
                             path, "'");
   for (const auto& trace : traces)
     ch::check<ch::UsageError>(!std::filesystem::equivalent(path, trace, ignored), "chorus-page: -o '", path,

@@ -140,7 +140,7 @@ class Program {
       if (wishes.policy == sim::name(policy)) training_.policy = policy;
     ch::check<ch::UsageError>(
         wishes.recorded.empty() || (!wishes.sharded() && !wishes.shares_batch()), "--recorded: of --policy ",
-        wishes.policy, " a recording tells neither units nor activations; expected ddp, local_sgd or parameter_server");
+        wishes.policy, " a recording lacks units and activations; expected ddp, local_sgd or parameter_server");
     if (wishes.sharded()) training_ = with_units(wishes.unit_cap);
     if (wishes.shares_batch()) {
       activation_ = wishes.activation.value_or(model_.activation);
@@ -152,12 +152,12 @@ class Program {
     }
     if (wishes.tensors()) {
       ch::check<ch::UsageError>(model_.layers > 0, "--policy tp: ", ch::printable(model_.name),
-                                " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
+                                " is not a transformer: expected bert_base, bert_large, gpt2, gpt2_xl or gpt3_175b");
       training_.layers = model_.layers;
     }
     const int micro_batches = wishes.micro_batches_of(stages());
-    ch::check<ch::UsageError>((!wishes.pipelined() && wishes.axes().pipe == 1) || micro_batches <= wishes.batch, "--micro-batches ", micro_batches,
-                              " of ", wishes.batch, " samples: expected as many samples or more (--batch)");
+    ch::check<ch::UsageError>((!wishes.pipelined() && wishes.axes().pipe == 1) || micro_batches <= wishes.batch,
+                              "--micro-batches ", micro_batches, " of ", wishes.batch, " samples: expected at most one for each sample (--batch)");
     training_.period = wishes.period;
     training_.parameter_bytes = wishes.recorded.empty() ? model_.flat_bytes() : training_.bytes();
     training_.optimizer_slots = slots_in(wishes.optimizer);
@@ -228,7 +228,7 @@ class Program {
   sim::TrainingTimes trained(cs::SimulationOptions options, const sim::Training& training, int steps) const {
     using Clock = std::chrono::steady_clock;
     const double all = messages(options, training) * steps;
-    ch::check<ch::UsageError>(all <= most_messages, "simulating ", options.ranks, " ranks message by message, about ",
+    ch::check<ch::UsageError>(all <= most_messages, "chorus-simulate: ", options.ranks, " ranks message by message, about ",
                               all, " of them: expected up to ", most_messages, ". Ranks that are alike, or on links of ",
                               "one kind, need none (without --trace)");
     static constexpr auto pause = std::chrono::seconds(5);
@@ -322,10 +322,11 @@ class Program {
     }
     line(options_.ranks, whole);
     std::printf("exposed: waits for links; late: for the rank that comes last to a call. %s\n",
-                wishes_.meshed() ? "Ranks along data or shard have a\nbatch each, which others share; speed-up is of samples a second."
+                wishes_.meshed()
+                    ? "Ranks along data or shard have a\nbatch each, which others share; speed-up is of samples a second."
                 : wishes_.shares_batch()
                     ? "Strong scaling: all ranks share one batch;\nspeed-up is one rank's step over this one."
-                    : "Weak scaling: each rank has a batch\nof its own; speed-up is of samples a second.");
+                    : "Weak scaling: each rank has its own\nbatch; speed-up is of samples a second.");
   }
   void line(int ranks, const sim::TrainingTimes& times) const {
     const double efficiency = training_.seconds() / times.step / wishes_.sharing_batch(ranks);
@@ -412,7 +413,7 @@ class Program {
     std::printf(
         "By formula: of the table alone, where messages take no time. 1f1b waits longer for messages than gpipe: it\n"
         "has no more micro-batches on their way than stages, and each goes to the next stage and back before one\n"
-        "more may begin; gpipe has others to compute meanwhile, and keeps inputs of all of them.\n");
+        "more may begin; gpipe has others to compute meanwhile, and keeps all their inputs.\n");
   }
 
   void buckets() const {

@@ -91,7 +91,7 @@ def traces():
     (a, b), (c, d) = table(first)[8], table(second)[8]
     expect(abs(a - c) < 0.01 and abs(b - d) < 0.01, first, second)
     status, _, err = run("--recorded", file, "--policy", "fsdp")
-    expect(status == 2 and "--recorded: of --policy fsdp a recording tells neither units nor activations" in err, err)
+    expect(status == 2 and "--recorded: of --policy fsdp a recording lacks units and activations" in err, err)
     # A recording of a run that was killed while it wrote: its end is missing.
     lines = file.read_text().splitlines(keepends=True)
     head = {"ph": "M", "pid": 1, "name": "chorus", "args": {"policy": "ddp", "distributed": 1, "rank": 0, "ranks": 8,
@@ -256,7 +256,7 @@ def refuses():
                         (["--recorded", "x", "--model", "vgg16"], "excludes"), (["--steps", 0], "expected a"), (["--trace-ring"], "--trace-ring: without --trace"),
                         (["--policy", "dp", "--trace-ring", "--trace", "x"], "dp makes no collective calls"), (["--batch", 0], "expected a"), (["--nccl"], "--nccl: of --policy dp alone"),
                         (["--optimizer", "lion"], "momentum"), (["--output", -1], "--output"), (["--policy", "dp", "--devices", 65], "expected 1 to 64"), (["--period", 0], "expected a"),
-                        (["--policy", "pp"], "expected --activation BYTES"), (["--policy", "tp", "--model", "vgg16", "--activation", 4], "is no transformer"), (["--model", "gpt4"], "gpt3_175b"),
+                        (["--policy", "pp"], "expected --activation BYTES"), (["--policy", "tp", "--model", "vgg16", "--activation", 4], "is not a transformer"), (["--model", "gpt4"], "gpt3_175b"),
                         (["--policy", "pp", "--model", "bert_base", "--micro-batches", 64], "--micro-batches 64 of 32 samples"), (["--schedule", "dualpipe"], "zb-h1"),
                         (["--keep-parameters"], "--keep-parameters: of --policy fsdp alone"), (["--unit-cap", -1], "expected a"), (["--activation", 0], "expected a"),
                         (["--policy", "mesh"], "expected --mesh pipe=2"), (["--mesh", "data=2"], "--mesh: of --policy mesh alone"),
@@ -265,7 +265,7 @@ def refuses():
                         *((["--policy", "mesh", "--mesh", axes], part) for axes, part in (("pipe=2,pipe=2", "each once"), ("pipe", "ranks for pipe"), ("data=0", "ranks for data"),
                                                                                           ("data=2x", "ranks for data"), ("data=99999999999", "ranks for data"), ("data=65536,tensor=2", "131072 ranks"), ("", "expected --mesh"))),
                         (["--policy", "mesh", "--mesh", "pipe=5", "--model", "gpt2"], "12 layers of gpt2 in 5 stages"), (["--policy", "mesh", "--mesh", "data=2,shard=2"], "together"),
-                        (["--policy", "mesh", "--mesh", "tensor=2", "--activation", 4], "is no transformer"), (["--policy", "mesh", "--mesh", "data=4", "--straggler", "1:2"], "no stragglers"),
+                        (["--policy", "mesh", "--mesh", "tensor=2", "--activation", 4], "is not a transformer"), (["--policy", "mesh", "--mesh", "data=4", "--straggler", "1:2"], "no stragglers"),
                         (["--policy", "mesh", "--mesh", "pipe=2", "--model", "gpt2", "--micro-batches", 64], "--micro-batches 64 of 32 samples"),
                         (["--policy", "mesh", "--mesh", "data=2", "--trace-ring", "--trace", "x"], "not of --policy mesh"),
                         (["stray"], "stray")):

@@ -208,7 +208,7 @@ before = (FOLDER / "run.html").read_text()
 refused("none.json", output="run.html")
 expect((FOLDER / "run.html").read_text() == before, "an old page stays")
 expect("would replace a trace that it reads" in refused("ddp.json", output="ddp.json"))
-expect("-o expects a file, got 'other'" in refused("ddp.json", output="other"))
+expect("-o: expected a file, got 'other'" in refused("ddp.json", output="other"))
 expect("cannot write 'none/run.html" in refused("ddp.json", output="none/run.html", status=1))
 expect("expected -o FILE or --svg FOLDER" in refused("ddp.json", output=None))
 # The program writes to a device, and does not replace it.

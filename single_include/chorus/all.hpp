@@ -31242,12 +31242,12 @@ class Tasks {
   bool nobody_is_ready() const { return ready_.empty() && ordered_.empty(); }
   Ready take_next() {
     if (in_time_order_) {
-      check<CommError>(!ordered_.empty(), "simulation: nobody can go on");
+      check<CommError>(!ordered_.empty(), "simulation: no rank can continue");
       auto next = ordered_.top();
       ordered_.pop();
       return next;
     }
-    check<CommError>(!ready_.empty(), "simulation: nobody can go on");
+    check<CommError>(!ready_.empty(), "simulation: no rank can continue");
     const int task = ready_.front();
     ready_.pop_front();
     return {{}, 0, task, {}};
@@ -31377,7 +31377,7 @@ inline double take_number(std::string_view& text) {
       ": expected nvlink, pcie, 25gbit, 100mbit, nvlink8+25gbit, pcie4+10gbit:shared, or such with other numbers";
   check<UsageError>(efficiency > 0 && efficiency <= 1, "links: efficiency ", efficiency, " is not in (0, 1]");
   Links links{.name = std::string(name), .call = nccl::call};
-  const auto refuse = [&] { fail<UsageError>("links ", printable(name), expected); };
+  const auto refuse = [&] { fail<UsageError>("links: ", printable(name), expected); };
   const auto machine = [&](std::string_view& text, AlphaBeta& link) {
     const bool nvlink = text.starts_with("nvlink");
     if (!nvlink && !text.starts_with("pcie")) return false;
@@ -31568,8 +31568,8 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   std::size_t bytes = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
   check<UsageError>(
-      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
-      printable(name),
+      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000,
+      "model: got ", printable(name),
       ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
       "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
   ModelSizes model{.name = cat(bytes, " bytes")};
@@ -34212,8 +34212,8 @@ class Simulation {
   const int island = options.links.island >= options.ranks ? 1 : std::max(options.links.island, 1);
   const bool divides = options.alike > 0 && options.ranks % options.alike == 0 && options.alike % island == 0;
   check<UsageError>(options.alike == 0 || (divides && !options.true_numbers && !options.keep_steps),
-                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike, expected whole ",
-                    "islands, of which there are several, without true numbers and single steps");
+                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike: expected several ",
+                    "whole islands, without true numbers and single steps");
   for (const auto* link : {&options.links.inside, &options.links.between})
     check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
                       link->bandwidth, " bytes a second");
@@ -34337,7 +34337,7 @@ class DeviceCopyListener final : public trace::Listener {
   /// The copies since then. Throws UsageError where they are not those of one pass, forward and backward.
   DataParallelCopies take() {
     const std::lock_guard lock(mutex_);
-    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, there was another one after it");
+    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, got a second one");
     auto out = std::exchange(copies_, {});
     // Threads race; each keeps its own order.
     std::map<int, std::vector<DeviceCopy>> by_device;
@@ -35184,7 +35184,8 @@ inline bool trains_together(const comm::simulated::SimulationOptions& options, c
     sizes.samples *= options.ranks;
     return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
   }
-  check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
+  check<UsageError>(training.period >= 1, "simulate_training: expected a period of at least 1 step, got ",
+                    training.period);
   const bool sharded = training.policy == TrainingPolicy::fully_sharded;
   if (training.policy == TrainingPolicy::tensor_parallel)
     check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,
@@ -35430,9 +35431,9 @@ struct MeshTimes : TrainingTimes {
 /// the first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
 [[gnu::cold]] inline std::vector<ModelSizes> cut_in_stages(const ModelSizes& model, int stages, int tensor) {
   check<UsageError>(model.layers > 0 || tensor == 1, "mesh: tensor=", tensor, ": ", printable(model.name),
-                    " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
+                    " is not a transformer: expected bert_base, bert_large, gpt2, gpt2_xl or gpt3_175b");
   check<UsageError>(model.layers % stages == 0, "mesh: the ", model.layers, " layers of ", printable(model.name),
-                    " in ", stages, " stages: expected as many in each");
+                    " in ", stages, " stages: expected a multiple of the stages");
   std::vector<ModelSizes> out(static_cast<std::size_t>(stages));
   double all = 0, done = 0;
   for (const auto& parameter : model.parameters) all += parameter.operations;
@@ -36213,8 +36214,8 @@ class TraceReader {
       expect(is_count(key, 0, many), "its metadata has no number \"", key, "\"");
     if (!about.contains("notes")) about["notes"] = json::object();
     if (!about.contains("peak")) about["peak"] = json::array();
-    expect(about["notes"].is_object(), "its \"notes\" are no object");
-    expect(about["peak"].is_array(), "its \"peak\" is no list");
+    expect(about["notes"].is_object(), "its \"notes\" are not an object");
+    expect(about["peak"].is_array(), "its \"peak\" is not a list");
     for (const auto& peak : about["peak"])
       expect(peak.is_null() || are_numbers(peak), "its \"peak\" has something else than bytes by kind");
   }
@@ -36231,7 +36232,7 @@ class TraceReader {
   static double whole_ns(double us) { return std::round(us * 1000) / 1000; }
   std::string text(const json& event, const char* key) const {
     const auto value = event.value(key, json(""));
-    expect(value.is_string(), "event ", number_, " has a \"", key, "\" that is no text");
+    expect(value.is_string(), "event ", number_, " has a \"", key, "\" that is not a text");
     return value;
   }
   /// The one that all events share.
@@ -36242,7 +36243,7 @@ class TraceReader {
   void add(std::string_view line) {
     const auto event = json::parse(line);
     ++number_;
-    expect(event.is_object(), "event ", number_, " is no object");
+    expect(event.is_object(), "event ", number_, " is not an object");
     const auto phase = text(event, "ph");
     expect(phase.size() == 1, "event ", number_, " has no \"ph\" of one letter");
     const auto pid = event.value("pid", json());
@@ -36253,9 +36254,9 @@ class TraceReader {
     auto& process = trace_.processes[static_cast<std::size_t>(place)];
     const auto tid = event.value("tid", json(10 * (place + 1)));
     expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number_,
-           " has a \"tid\" that is no number of a thread");
+           " has a \"tid\" that is not the number of a thread");
     const auto args = event.value("args", json::object());
-    expect(args.is_object(), "event ", number_, " has \"args\" that are no object");
+    expect(args.is_object(), "event ", number_, " has \"args\" that are not an object");
     if (phase == "M") {
       process.labels.push_back(line);
       if (text(event, "name") == "process_name") process.name = text(args, "name");
@@ -37073,7 +37074,7 @@ CHORUS_INLINE std::int64_t waited_for_core() {
 CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
     : options_(std::move(options)), process_(std::move(process)) {
   check<UsageError>(!options_.path.empty(), "trace: the file has no name");
-  check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
+  check<UsageError>(options_.first_step >= 0, "trace: expected a first step of at least 0, got ", options_.first_step);
   check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
   // What was written before stays until there is something new; but that it can be written is known at once.
   file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),
@@ -38294,7 +38295,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
     say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text), " (t2); ",
         facts.policy == "dp" ? "a device waits for it and for others " : "the program waits for it ",
         range_text(facts.exposed_us, time_text), ", and ", percent_text(facts.hidden.value_or(0)),
-        " of it lies beside computing.");
+        " of it overlaps computing.");
   } else if (facts.devices > 1) {
     int with = 0;
     double most = 0;
@@ -38306,7 +38307,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
       most = std::max(most, longest);
     }
     say("timeline", "No communication lies in this step; ",
-        with == 0 ? std::string("nor in another one that was recorded.")
+        with == 0 ? std::string("nor in any other recorded step.")
                   : cat(with, " of the ", facts.steps, " recorded steps ", with == 1 ? "has" : "have", " up to ",
                         time_text(most), " of it."));
   }
@@ -38319,7 +38320,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
   std::sort(latest.begin(), latest.end(), [](const TraceLate& a, const TraceLate& b) { return a.us > b.us; });
   for (std::size_t i = 0; i < std::min<std::size_t>(3, latest.size()); ++i)
     say("timeline", "Others waited for rank ", latest[i].rank, " ", time_text(latest[i].us), " a step, in ",
-        decimals(latest[i].times, 1), " calls a step to which it came last.");
+        decimals(latest[i].times, 1), " calls a step, where it was last.");
   if (latest.size() > 3)
     say("timeline", "They waited less for ", plural(static_cast<double>(latest.size() - 3), "other rank"), ".");
   if (const double us = most_of(facts.loader_us); us > 0)
@@ -38422,7 +38423,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
         : t2 > t1 ? "Communication takes longer than computing: a larger batch, or fewer devices, gives it less weight."
         : exposed > 0.1 * facts.step_us
             ? "Computing takes longer than communication, but waiting for it is more than a tenth of the step."
-            : "Computing takes longer than communication, which is hardly waited for: it is no hindrance here.",
+            : "Computing takes longer than communication, and the wait for it is short.",
         cat("computing t1 = ", time_text(t1), ", communication t2 = ", time_text(t2),
             ", t2/t1 = ", decimals(t2 / t1, 2),
             has_ranks(facts) ? cat(", waits for who comes last ", time_text(late), " on average") : std::string(),
@@ -38437,7 +38438,8 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
   if (const auto model = fit_step_model(trace, facts); model && model->passes_us > 0) {
     const auto assumption = [&](std::string_view what) {
       return cat("An estimate: ", what,
-                 ", if each device has cores of its own and passes take as long as the share of the batch is large.");
+                 ", if each device has its own cores and the time of a pass is proportional to its share of "
+                 "the batch.");
     };
     const auto ring =
         model->link.calls > 0
@@ -38451,9 +38453,9 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
       const int more = 2 * facts.devices;
       const double then = model->step_us(more), faster = now / then;
       add("formulas",
-          cat(faster > 1.1   ? "Twice as many devices would help. "
-              : faster > 1.0 ? "Twice as many devices would hardly help. "
-                             : "Twice as many devices would not help. ",
+          cat(faster > 1.1   ? "Twice the devices would help. "
+              : faster > 1.0 ? "Twice the devices would help little. "
+                             : "Twice the devices would not help. ",
               assumption(cat(more, " devices with the same batch would be ", decimals(faster, 2), " times as fast as ",
                              facts.devices))),
           cat("step by the model ", time_text(now), " with ", facts.devices, ", ", time_text(then), " with ", more,
@@ -38463,7 +38465,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
     }
     const double twice = model->step_us(facts.devices, 2), gain = 2 * now / twice;
     add("formulas",
-        cat(gain > 1.1 ? "A larger batch would use the devices better. " : "A larger batch would hardly help. ",
+        cat(gain > 1.1 ? "A larger batch would use the devices better. " : "A larger batch would help little. ",
             assumption(cat("twice the batch would take ", decimals(gain, 2), " times as many samples a second"))),
         cat("step by the model ", time_text(now), " now, ", time_text(twice), " with twice the batch: of it ",
             time_text(2 * model->passes_us), " forward and backward",
@@ -38486,7 +38488,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
     const double wanted = 10 * classes.get<double>();
     add("happened",
         batch < wanted ? "A batch has few samples of each class: by a rule of thumb it should have ten."
-                       : "A batch has ten samples of each class or more, as a rule of thumb wants it.",
+                       : "A batch has ten samples of each class or more, which is the rule of thumb.",
         cat("batch ", number_text(batch), ", 10 x ", number_text(classes.get<double>()),
             " classes = ", number_text(wanted)));
   }

@@ -103,7 +103,7 @@ class DeviceCopyListener final : public trace::Listener {
   /// The copies since then. Throws UsageError where they are not those of one pass, forward and backward.
   DataParallelCopies take() {
     const std::lock_guard lock(mutex_);
-    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, there was another one after it");
+    check<UsageError>(!several_, "DeviceCopyListener: expected one forward pass, got a second one");
     auto out = std::exchange(copies_, {});
     // Threads race; each keeps its own order.
     std::map<int, std::vector<DeviceCopy>> by_device;

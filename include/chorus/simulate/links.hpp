@@ -61,7 +61,7 @@ inline double take_number(std::string_view& text) {
       ": expected nvlink, pcie, 25gbit, 100mbit, nvlink8+25gbit, pcie4+10gbit:shared, or such with other numbers";
   check<UsageError>(efficiency > 0 && efficiency <= 1, "links: efficiency ", efficiency, " is not in (0, 1]");
   Links links{.name = std::string(name), .call = nccl::call};
-  const auto refuse = [&] { fail<UsageError>("links ", printable(name), expected); };
+  const auto refuse = [&] { fail<UsageError>("links: ", printable(name), expected); };
   const auto machine = [&](std::string_view& text, AlphaBeta& link) {
     const bool nvlink = text.starts_with("nvlink");
     if (!nvlink && !text.starts_with("pcie")) return false;

@@ -71,9 +71,9 @@ struct MeshTimes : TrainingTimes {
 /// the first stage, those behind them to the last one. Throws UsageError where a stage has nothing.
 [[gnu::cold]] inline std::vector<ModelSizes> cut_in_stages(const ModelSizes& model, int stages, int tensor) {
   check<UsageError>(model.layers > 0 || tensor == 1, "mesh: tensor=", tensor, ": ", printable(model.name),
-                    " is no transformer: expected bert_base, bert_large, gpt2, gpt2_xl, gpt3_175b or such");
+                    " is not a transformer: expected bert_base, bert_large, gpt2, gpt2_xl or gpt3_175b");
   check<UsageError>(model.layers % stages == 0, "mesh: the ", model.layers, " layers of ", printable(model.name),
-                    " in ", stages, " stages: expected as many in each");
+                    " in ", stages, " stages: expected a multiple of the stages");
   std::vector<ModelSizes> out(static_cast<std::size_t>(stages));
   double all = 0, done = 0;
   for (const auto& parameter : model.parameters) all += parameter.operations;

@@ -165,8 +165,8 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
   std::size_t bytes = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), bytes);
   check<UsageError>(
-      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000, "model ",
-      printable(name),
+      error == std::errc() && end == name.data() + name.size() && bytes >= 256 && bytes <= 1'000'000'000'000,
+      "model: got ", printable(name),
       ": expected resnet50, resnet101, resnet152, vgg16, bert_base, bert_large, gpt2, gpt2_medium, gpt2_large, "
       "gpt2_xl, gpt3_6.7b, gpt3_175b, or bytes from 256 to 1e12");
   ModelSizes model{.name = cat(bytes, " bytes")};

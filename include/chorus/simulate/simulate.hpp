@@ -303,8 +303,8 @@ class Simulation {
   const int island = options.links.island >= options.ranks ? 1 : std::max(options.links.island, 1);
   const bool divides = options.alike > 0 && options.ranks % options.alike == 0 && options.alike % island == 0;
   check<UsageError>(options.alike == 0 || (divides && !options.true_numbers && !options.keep_steps),
-                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike, expected whole ",
-                    "islands, of which there are several, without true numbers and single steps");
+                    "simulate: ", options.alike, " of ", options.ranks, " ranks for all alike: expected several ",
+                    "whole islands, without true numbers and single steps");
   for (const auto* link : {&options.links.inside, &options.links.between})
     check<UsageError>(link->bandwidth > 0 && std::isfinite(link->bandwidth), "simulate: a bandwidth of ",
                       link->bandwidth, " bytes a second");

@@ -175,12 +175,12 @@ class Tasks {
   bool nobody_is_ready() const { return ready_.empty() && ordered_.empty(); }
   Ready take_next() {
     if (in_time_order_) {
-      check<CommError>(!ordered_.empty(), "simulation: nobody can go on");
+      check<CommError>(!ordered_.empty(), "simulation: no rank can continue");
       auto next = ordered_.top();
       ordered_.pop();
       return next;
     }
-    check<CommError>(!ready_.empty(), "simulation: nobody can go on");
+    check<CommError>(!ready_.empty(), "simulation: no rank can continue");
     const int task = ready_.front();
     ready_.pop_front();
     return {{}, 0, task, {}};

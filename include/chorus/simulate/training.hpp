@@ -438,7 +438,8 @@ inline bool trains_together(const comm::simulated::SimulationOptions& options, c
     sizes.samples *= options.ranks;
     return simulate_data_parallel(options, training, data_parallel_copies(sizes, std::max(options.ranks, 1)), steps);
   }
-  check<UsageError>(training.period >= 1, "simulate_training: the period is at least 1 step, got ", training.period);
+  check<UsageError>(training.period >= 1, "simulate_training: expected a period of at least 1 step, got ",
+                    training.period);
   const bool sharded = training.policy == TrainingPolicy::fully_sharded;
   if (training.policy == TrainingPolicy::tensor_parallel)
     check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,

@@ -51,7 +51,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
         : t2 > t1 ? "Communication takes longer than computing: a larger batch, or fewer devices, gives it less weight."
         : exposed > 0.1 * facts.step_us
             ? "Computing takes longer than communication, but waiting for it is more than a tenth of the step."
-            : "Computing takes longer than communication, which is hardly waited for: it is no hindrance here.",
+            : "Computing takes longer than communication, and the wait for it is short.",
         cat("computing t1 = ", time_text(t1), ", communication t2 = ", time_text(t2),
             ", t2/t1 = ", decimals(t2 / t1, 2),
             has_ranks(facts) ? cat(", waits for who comes last ", time_text(late), " on average") : std::string(),
@@ -66,7 +66,8 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
   if (const auto model = fit_step_model(trace, facts); model && model->passes_us > 0) {
     const auto assumption = [&](std::string_view what) {
       return cat("An estimate: ", what,
-                 ", if each device has cores of its own and passes take as long as the share of the batch is large.");
+                 ", if each device has its own cores and the time of a pass is proportional to its share of "
+                 "the batch.");
     };
     const auto ring =
         model->link.calls > 0
@@ -80,9 +81,9 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
       const int more = 2 * facts.devices;
       const double then = model->step_us(more), faster = now / then;
       add("formulas",
-          cat(faster > 1.1   ? "Twice as many devices would help. "
-              : faster > 1.0 ? "Twice as many devices would hardly help. "
-                             : "Twice as many devices would not help. ",
+          cat(faster > 1.1   ? "Twice the devices would help. "
+              : faster > 1.0 ? "Twice the devices would help little. "
+                             : "Twice the devices would not help. ",
               assumption(cat(more, " devices with the same batch would be ", decimals(faster, 2), " times as fast as ",
                              facts.devices))),
           cat("step by the model ", time_text(now), " with ", facts.devices, ", ", time_text(then), " with ", more,
@@ -92,7 +93,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
     }
     const double twice = model->step_us(facts.devices, 2), gain = 2 * now / twice;
     add("formulas",
-        cat(gain > 1.1 ? "A larger batch would use the devices better. " : "A larger batch would hardly help. ",
+        cat(gain > 1.1 ? "A larger batch would use the devices better. " : "A larger batch would help little. ",
             assumption(cat("twice the batch would take ", decimals(gain, 2), " times as many samples a second"))),
         cat("step by the model ", time_text(now), " now, ", time_text(twice), " with twice the batch: of it ",
             time_text(2 * model->passes_us), " forward and backward",
@@ -115,7 +116,7 @@ inline std::vector<TraceAdvice> advice_of(const Trace& trace, const TraceFacts& 
     const double wanted = 10 * classes.get<double>();
     add("happened",
         batch < wanted ? "A batch has few samples of each class: by a rule of thumb it should have ten."
-                       : "A batch has ten samples of each class or more, as a rule of thumb wants it.",
+                       : "A batch has ten samples of each class or more, which is the rule of thumb.",
         cat("batch ", number_text(batch), ", 10 x ", number_text(classes.get<double>()),
             " classes = ", number_text(wanted)));
   }

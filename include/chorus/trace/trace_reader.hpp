@@ -206,8 +206,8 @@ class TraceReader {
       expect(is_count(key, 0, many), "its metadata has no number \"", key, "\"");
     if (!about.contains("notes")) about["notes"] = json::object();
     if (!about.contains("peak")) about["peak"] = json::array();
-    expect(about["notes"].is_object(), "its \"notes\" are no object");
-    expect(about["peak"].is_array(), "its \"peak\" is no list");
+    expect(about["notes"].is_object(), "its \"notes\" are not an object");
+    expect(about["peak"].is_array(), "its \"peak\" is not a list");
     for (const auto& peak : about["peak"])
       expect(peak.is_null() || are_numbers(peak), "its \"peak\" has something else than bytes by kind");
   }
@@ -224,7 +224,7 @@ class TraceReader {
   static double whole_ns(double us) { return std::round(us * 1000) / 1000; }
   std::string text(const json& event, const char* key) const {
     const auto value = event.value(key, json(""));
-    expect(value.is_string(), "event ", number_, " has a \"", key, "\" that is no text");
+    expect(value.is_string(), "event ", number_, " has a \"", key, "\" that is not a text");
     return value;
   }
   /// The one that all events share.
@@ -235,7 +235,7 @@ class TraceReader {
   void add(std::string_view line) {
     const auto event = json::parse(line);
     ++number_;
-    expect(event.is_object(), "event ", number_, " is no object");
+    expect(event.is_object(), "event ", number_, " is not an object");
     const auto phase = text(event, "ph");
     expect(phase.size() == 1, "event ", number_, " has no \"ph\" of one letter");
     const auto pid = event.value("pid", json());
@@ -246,9 +246,9 @@ class TraceReader {
     auto& process = trace_.processes[static_cast<std::size_t>(place)];
     const auto tid = event.value("tid", json(10 * (place + 1)));
     expect(tid.is_number_integer() && tid >= 0 && tid <= 1 << 30, "event ", number_,
-           " has a \"tid\" that is no number of a thread");
+           " has a \"tid\" that is not the number of a thread");
     const auto args = event.value("args", json::object());
-    expect(args.is_object(), "event ", number_, " has \"args\" that are no object");
+    expect(args.is_object(), "event ", number_, " has \"args\" that are not an object");
     if (phase == "M") {
       process.labels.push_back(line);
       if (text(event, "name") == "process_name") process.name = text(args, "name");

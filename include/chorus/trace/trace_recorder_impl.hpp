@@ -32,7 +32,7 @@ CHORUS_INLINE std::int64_t waited_for_core() {
 CHORUS_INLINE TraceRecorder::TraceRecorder(TraceOptions options, TracedProcess process)
     : options_(std::move(options)), process_(std::move(process)) {
   check<UsageError>(!options_.path.empty(), "trace: the file has no name");
-  check<UsageError>(options_.first_step >= 0, "trace: the first step is at least 0, got ", options_.first_step);
+  check<UsageError>(options_.first_step >= 0, "trace: expected a first step of at least 0, got ", options_.first_step);
   check<UsageError>(options_.steps >= 1, "trace: expected 1 step or more, got ", options_.steps);
   // What was written before stays until there is something new; but that it can be written is known at once.
   file_ = std::make_unique<detail::LogFile>("trace", part_of(options_.path, process_.rank),

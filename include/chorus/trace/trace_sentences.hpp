@@ -56,7 +56,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
     say("timeline", "Communication is under way for ", range_text(facts.communication_us, time_text), " (t2); ",
         facts.policy == "dp" ? "a device waits for it and for others " : "the program waits for it ",
         range_text(facts.exposed_us, time_text), ", and ", percent_text(facts.hidden.value_or(0)),
-        " of it lies beside computing.");
+        " of it overlaps computing.");
   } else if (facts.devices > 1) {
     int with = 0;
     double most = 0;
@@ -68,7 +68,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
       most = std::max(most, longest);
     }
     say("timeline", "No communication lies in this step; ",
-        with == 0 ? std::string("nor in another one that was recorded.")
+        with == 0 ? std::string("nor in any other recorded step.")
                   : cat(with, " of the ", facts.steps, " recorded steps ", with == 1 ? "has" : "have", " up to ",
                         time_text(most), " of it."));
   }
@@ -81,7 +81,7 @@ inline std::vector<TraceSentence> sentences_of(const Trace& trace, const TraceFa
   std::sort(latest.begin(), latest.end(), [](const TraceLate& a, const TraceLate& b) { return a.us > b.us; });
   for (std::size_t i = 0; i < std::min<std::size_t>(3, latest.size()); ++i)
     say("timeline", "Others waited for rank ", latest[i].rank, " ", time_text(latest[i].us), " a step, in ",
-        decimals(latest[i].times, 1), " calls a step to which it came last.");
+        decimals(latest[i].times, 1), " calls a step, where it was last.");
   if (latest.size() > 3)
     say("timeline", "They waited less for ", plural(static_cast<double>(latest.size() - 3), "other rank"), ".");
   if (const double us = most_of(facts.loader_us); us > 0)

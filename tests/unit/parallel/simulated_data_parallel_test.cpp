@@ -311,7 +311,7 @@ TEST_CASE("simulated: DataParallel that makes no sense") {
   net.module().fc.weight.assign(net.module().fc.weight.value());
   net.mean_loss(net(x)).backward();
   CHECK(message_of<UsageError>([&] { listener.take(); }) ==
-        "DeviceCopyListener: expected one forward pass, there was another one after it");
+        "DeviceCopyListener: expected one forward pass, got a second one");
 }
 
 }  // namespace simulated_data_parallel_test

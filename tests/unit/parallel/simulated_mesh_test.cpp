@@ -221,7 +221,7 @@ TEST_CASE("simulated mesh: axes that make no sense") {
   const SimulationOptions options;
   CHECK(refused(options, mesh({.pipe = 2, .data = 2, .tensor = 2})) == "nothing");
   CHECK_THAT(refused(options, mesh({.pipe = 5})), Contains("the 12 layers of gpt2 in 5 stages"));
-  CHECK_THAT(refused(options, mesh({.tensor = 2}, "resnet50")), Contains("resnet50 is no transformer"));
+  CHECK_THAT(refused(options, mesh({.tensor = 2}, "resnet50")), Contains("resnet50 is not a transformer"));
   CHECK_THAT(refused(options, mesh({.pipe = 64}, "vgg16")), Contains("one of them has no parameters"));
   CHECK_THAT(refused(options, mesh({.data = 2, .shard = 2})), Contains("data and shard together"));
   CHECK_THAT(refused(over("nvlink8+25gbit", 1), mesh({.data = 4, .tensor = 3})), Contains("on islands of 8"));

@@ -312,7 +312,7 @@ TEST_CASE("simulated: training that makes no sense") {
   CHECK(refused({.backward = 1, .buckets = {{2, 4}}}) ==
         "simulate_training: a bucket that is full after 2 s, expected 0 to 1");
   CHECK(refused({.policy = TrainingPolicy::local_sgd, .backward = 1, .buckets = {{1, 4}}, .period = 0}) ==
-        "simulate_training: the period is at least 1 step, got 0");
+        "simulate_training: expected a period of at least 1 step, got 0");
   CHECK_THAT(refused({.forward = -1, .backward = 1, .buckets = {{1, 4}}}), Contains("-1 s of virtual time"));
 }
 

@@ -69,8 +69,8 @@ TEST_CASE("what a trace of ddp says") {
           "timeline: A step takes 1.10 ms (median of 3, slowest rank).",
           "timeline: In it a rank computes for 730 us to 740 us (t1): 66 % to 67 % of its step.",
           "timeline: Communication is under way for 210 us to 220 us (t2); the program waits for it 110 us to 120 "
-          "us, and 47 % of it lies beside computing.",
-          "timeline: Others waited for rank 1 10 us a step, in 1.0 calls a step to which it came last.",
+          "us, and 47 % of it overlaps computing.",
+          "timeline: Others waited for rank 1 10 us a step, in 1.0 calls a step, where it was last.",
           "timeline: The longest wait for the next batch took 100 us of the step.",
           "links: In a step rank 0 sends rank 1 12000 bytes of gradients; the formula, 2 (N-1)/N K, gives 12000.",
           "links: In a step rank 1 sends rank 0 12000 bytes of gradients; the formula, 2 (N-1)/N K, gives 12000.",
@@ -109,7 +109,7 @@ TEST_CASE("the model of a step") {
   const auto other = *ch::fit_step_model(in_place, ch::facts_of(in_place));
   CHECK(other.link.calls == 0);
   CHECK(other.communication_us(4) == Approx(200));
-  CHECK(first_with(advice(made::ddp(made::ddp_notes(), 32, "in_place")), "as many devices") == "nothing");
+  CHECK(first_with(advice(made::ddp(made::ddp_notes(), 32, "in_place")), "Twice the devices") == "nothing");
 
   const auto dp = made::dp().trace();
   CHECK(!ch::fit_step_model(dp, ch::facts_of(dp)));
@@ -123,8 +123,8 @@ TEST_CASE("advice on ddp: each with its figures") {
           "Computing takes longer than communication, but waiting for it is more than a tenth of the step. [computing "
           "t1 = 740 us, communication t2 = 220 us, t2/t1 = 0.30, waits for who comes last 10 us on average, waited "
           "for 120 us of a step of 1.10 ms]",
-          "Twice as many devices would help. An estimate: 4 devices with the same batch would be 1.31 times as fast "
-          "as 2, if each device has cores of its own and passes take as long as the share of the batch is large. "
+          "Twice the devices would help. An estimate: 4 devices with the same batch would be 1.31 times as fast "
+          "as 2, if each device has its own cores and the time of a pass is proportional to its share of the batch. "
           "[step by the model 1.10 ms with 2, 838 us with 4 devices (late ranks not counted; measured 1.10 ms); "
           "communication 200 us and 360 us; K = 11.7 KiB, n = 2, B = 71.5 MiB/s, alpha = 10 us from 9 calls, 47 % "
           "hidden]",
@@ -173,14 +173,14 @@ TEST_CASE("advice is left out where the trace lacks what it needs, or there is n
   notes["batch"] = 128;
   CHECK(
       first_with(advice(made::ddp(notes)), "of each class") ==
-      "A batch has ten samples of each class or more, as a rule of thumb wants it. [batch 128, 10 x 10 classes = 100]");
+      "A batch has ten samples of each class or more, which is the rule of thumb. [batch 128, 10 x 10 classes = 100]");
   const auto single = advice(made::single());
   CHECK(first_with(single, "t1") == "nothing");
-  CHECK(first_with(single, "as many devices") == "nothing");  // no call from which to take alpha and beta
+  CHECK(first_with(single, "Twice the devices") == "nothing");  // no call from which to take alpha and beta
   CHECK(
       first_with(single, "larger batch") ==
       "A larger batch would use the devices better. An estimate: twice the batch would take 1.18 times as many samples "
-      "a second, if each device has cores of its own and passes take as long as the share of the batch is large. "
+      "a second, if each device has its own cores and the time of a pass is proportional to its share of the batch. "
       "[step by the model 1.00 ms now, 1.70 ms with twice the batch: of it 1.40 ms forward and backward]");
   CHECK(first_with(advice(made::dp()), "estimate") == "nothing");
 }
@@ -209,7 +209,7 @@ TEST_CASE("advice on small shares, late ranks, uneven work, and communication th
       "A rank is idle for up to 90 % of the step; the work is not even: rank 0 has least of it. [computing / step: 10 "
       "% to 20 %; of its step rank 0 computes 100 us, waits 700 us for communication and 0 us for the next batch]");
   CHECK(first_with(late, "Communication takes longer than computing: a larger batch, or fewer devices") != "nothing");
-  CHECK(first_with(late, "Twice as many devices would not help. ") != "nothing");
+  CHECK(first_with(late, "Twice the devices would not help. ") != "nothing");
 
   // A call that takes 20 us once all are there, 600 us after the first one.
   made::File waiting("ddp", 2);
@@ -228,7 +228,7 @@ TEST_CASE("advice on small shares, late ranks, uneven work, and communication th
     quick.span(rank, made::backward, "backward", "backward", 0, 990);
     quick.call(rank, "all_reduce", 1, 100, 110, 4000, "gradients", "ring", 0);
   }
-  CHECK(first_with(advice(quick), "it is no hindrance here") != "nothing");
+  CHECK(first_with(advice(quick), "the wait for it is short") != "nothing");
   CHECK(first_with(advice(quick), "idle") == "nothing");
 }
 

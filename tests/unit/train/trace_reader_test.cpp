@@ -105,23 +105,23 @@ TEST_CASE("what is no trace is refused, with what was expected and what it has")
     CHECK(metadata("devices", devices) == expected + "its metadata has no number \"devices\" from 1 to 65536");
   CHECK(metadata("first_step", -1) == expected + "its metadata has no number \"first_step\"");
   CHECK(metadata("steps", "3") == expected + "its metadata has no number \"steps\"");
-  CHECK(metadata("notes", 3) == expected + "its \"notes\" are no object");
-  CHECK(metadata("peak", 3) == expected + "its \"peak\" is no list");
+  CHECK(metadata("notes", 3) == expected + "its \"notes\" are not an object");
+  CHECK(metadata("peak", 3) == expected + "its \"peak\" is not a list");
   CHECK(metadata("peak", {{{"activations", "many"}}}) ==
         expected + "its \"peak\" has something else than bytes by kind");
   const auto event = [&](json value) { return changed([&](made::File& file) { file.events = {std::move(value)}; }); };
-  CHECK(event(7) == expected + "event 1 is no object");
-  CHECK(event({{{"ph", "X"}}, 7}) == expected + "event 1 is no object");
+  CHECK(event(7) == expected + "event 1 is not an object");
+  CHECK(event({{{"ph", "X"}}, 7}) == expected + "event 1 is not an object");
   CHECK(event({{"pid", 1}}) == expected + "event 1 has no \"ph\" of one letter");
-  CHECK(event({{"ph", 1}, {"pid", 1}}) == expected + "event 1 has a \"ph\" that is no text");
+  CHECK(event({{"ph", 1}, {"pid", 1}}) == expected + "event 1 has a \"ph\" that is not a text");
   CHECK(event({{"ph", "X"}, {"pid", 2}}) == expected + "event 1 has no \"pid\" from 1 to 1");
   CHECK(event({{"ph", "X"}, {"pid", 1}, {"tid", -3}}) ==
-        expected + "event 1 has a \"tid\" that is no number of a thread");
-  CHECK(event({{"ph", "X"}, {"pid", 1}, {"args", 3}}) == expected + "event 1 has \"args\" that are no object");
+        expected + "event 1 has a \"tid\" that is not the number of a thread");
+  CHECK(event({{"ph", "X"}, {"pid", 1}, {"args", 3}}) == expected + "event 1 has \"args\" that are not an object");
   CHECK(event({{"ph", "X"}, {"pid", 1}, {"ts", 3}}) == expected + "event 1 has no time \"dur\"");
   CHECK(event({{"ph", "X"}, {"pid", 1}, {"ts", 1e300}, {"dur", 1}}) == expected + "event 1 has no time \"ts\"");
   CHECK(event({{"ph", "X"}, {"pid", 1}, {"ts", 3}, {"dur", -1}}) == expected + "event 1 ends before it begins");
-  CHECK(event({{"ph", "i"}, {"pid", 1}, {"ts", 3}, {"cat", 4}}) == expected + "event 1 has a \"cat\" that is no text");
+  CHECK(event({{"ph", "i"}, {"pid", 1}, {"ts", 3}, {"cat", 4}}) == expected + "event 1 has a \"cat\" that is not a text");
   CHECK(event({{"ph", "C"}, {"pid", 1}, {"ts", 3}, {"args", {{"a", "b"}}}}) ==
         expected + "event 1 counts something else than numbers");
   CHECK(event({{"ph", "s"}, {"pid", 1}, {"ts", 3}}) == expected + "event 1 is an arrow without an \"id\"");

@@ -218,7 +218,7 @@ TEST_CASE("errors of a trace's options and file") {
     return message_of<ch::UsageError>([&] { ch::TraceRecorder(options, {}); });
   };
   CHECK(message({}) == "trace: the file has no name");
-  CHECK(message({.path = "x", .first_step = -1}) == "trace: the first step is at least 0, got -1");
+  CHECK(message({.path = "x", .first_step = -1}) == "trace: expected a first step of at least 0, got -1");
   CHECK(message({.path = "x", .steps = 0}) == "trace: expected 1 step or more, got 0");
   CHECK(message_of<ch::FileError>([&] { ch::TraceRecorder({.path = folder / "no/run.json"}, {}); }) ==
         "trace: cannot write '" + (folder / "no/run.json") + "': No such file or directory");
