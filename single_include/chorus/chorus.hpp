@@ -51580,7 +51580,7 @@ void Reducer<D, Hook, Communicator>::finalize_buckets(std::span<ddp::Bucket> som
 /// sees this rank's gradient; its result is averaged. `grad` gives this rank's own gradient and sends nothing.
 ///
 /// The algorithm, in six steps, is ddp::Reducer above. Options are extensions in ddp/, one file each; the core calls
-/// them with `tell` at the moments of ddp/extension.hpp.
+/// them with `notify` at the moments of ddp/extension.hpp.
 template <class Model, class Hook = AllReduce, class Communicator = comm::AnyCommunicator>
 class DistributedDataParallel
     : public DistributedPolicy<Model, Communicator,
