@@ -76,6 +76,25 @@ TEST_CASE("nccl: a call that the others do not join runs into its deadline", "[c
   CHECK(one.device->aborted());
 }
 
+TEST_CASE("nccl: a call that does not return, as the device's queue is full, is aborted past the timeout", "[comm]") {
+  for (const int code : {0, 5}) {
+    Alone one(200ms);
+    one.device->blocks = true;
+    one.device->code_of_blocked = code;
+    std::atomic<bool> returned = false;
+    std::thread rescue([&] {
+      for (int turn = 0; turn < 10'000 && !returned; ++turn) std::this_thread::sleep_for(1ms);
+      one.device->blocks = false;
+    });
+    CHECK_THAT(message_of<TimeoutError>([&] { one.reduce(); }),
+               Contains("all_reduce #2") && Contains("the call did not return within 200 ms"));
+    returned = true;
+    rescue.join();
+    CHECK(one.device->aborted());
+    CHECK_THAT(message_of<CommError>([&] { one.control.barrier(); }), Contains("did not return within 200 ms"));
+  }
+}
+
 TEST_CASE("nccl: the deadline counts from when the device comes to the call", "[comm]") {
   Alone one(200ms);
   std::atomic<bool> computing = true;

@@ -33,6 +33,9 @@ class StandInDevice {
   int slow_accepts = 0;
   /// Streams other than the compute stream make no progress. Tests may set it while other threads read it.
   std::atomic<bool> stuck = false;
+  /// A collective does not return until an abort; then it returns `code_of_blocked`.
+  std::atomic<bool> blocks = false;
+  int code_of_blocked = 0;
   bool capturing = false;
   /// Graphs with calls of the communicator. An abort ends the kernels, but returns only when they are destroyed.
   std::atomic<int> graphs = 0;
@@ -304,6 +307,7 @@ struct StandIn {
     device->note(device->grouping_ ? "inside of a group: abort" : "abort");
     if (device->data_ != nullptr) device->data_->abort("the stand-in for NCCL was");
     device->async_code = 0;
+    device->blocks = false;
     for (auto& [number, steps] : device->streams_)
       if (number != 0) steps.clear();
     for (auto& event : device->events_) event.reached = event.asked;  // an abort ends the kernels
@@ -332,6 +336,9 @@ struct StandIn {
   }
 
   int call(Stream stream, const ch::comm::Call& call) {
+    const bool blocked = device->blocks;
+    while (device->blocks) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (blocked && device->code_of_blocked != 0) return device->code_of_blocked;
     const std::lock_guard lock(device->mutex_);
     const int code = device->note(ch::cat(ch::comm::name(call.op), ' ', call.count, ' ', call.reduction.dtype, " on ",
                                           device->stream_name(stream)));

@@ -2,6 +2,7 @@
 /// `NcclCalls`: one rank's place in a group of NCCL, and its calls.
 
 #include <algorithm>
+#include <atomic>
 #include <chorus/comm/engine/failure.hpp>
 #include <chorus/comm/engine/flight_recorder.hpp>
 #include <chorus/comm/nccl/nccl_abort.hpp>
@@ -74,6 +75,8 @@ class NcclCalls {
   /// nothing if this rank has left the group, when a Work may still be asked.
   void listen(const Call* call) {
     if (failure_ || comm_ == Comm{}) return;
+    if (blocked_)
+      return give_up(call ? describe(*call, blocked_text()) : cat("rank ", rank_, ": nccl: ", blocked_text()), true);
     if (asked_to_abort_) return give_up(cat("rank ", rank_, ": aborted: ", asked_to_abort_.why()), false);
     const Failure theirs = hear_();
     if (!theirs) return;
@@ -98,6 +101,7 @@ class NcclCalls {
   void accept(int code, const Call& call) {
     const auto deadline = Clock::now() + timeout_;
     for (int turn = 0; code == Api::in_progress; ++turn) {
+      if (in_call_since_.load() != Clock::time_point{}) in_call_since_ = Clock::now();  // it polls and isn't blocked
       listen(&call);
       if (failure_) failure_.raise();
       if (const int asked = api_.async_error(comm_, code); asked != Api::success) code = asked;
@@ -125,16 +129,32 @@ class NcclCalls {
   }
 
   void give_up(std::string why, bool timed_out) noexcept {
-    failure_ = {std::move(why), timed_out};
+    if (blocked_ && !timed_out) why += cat("; ", blocked_text());
+    failure_ = {std::move(why), timed_out || blocked_};
     // Otherwise this thread's calls of other communicators would wait for the group's end, too.
     if (std::exchange(grouping_, false)) api_.group_end();
     in_flight_.clear();
     captured_.clear();
     operators_.clear();
     change_.notify_all();
-    if (tell_) tell_(failure_);
-    if (comm_ != Comm{}) abort_.begin(api_, std::exchange(comm_, Comm{}));
+    if (tell_ && !told_.exchange(true)) tell_(failure_);
+    comm_ = Comm{};
+    if (const Comm comm = living_.exchange(Comm{}); comm != Comm{}) abort_.begin(api_, comm);
     recorder_.dump();
+  }
+
+  std::string blocked_text() const { return cat("the call did not return within ", timeout_.count(), " ms"); }
+  /// For a thread without the lock: if the thread that holds it has been in one call for longer than the timeout, the
+  /// device's queue is full of work that waits for a lost peer. An abort ends that work.
+  void abort_blocked_call() noexcept {
+    const Clock::time_point since = in_call_since_;
+    if (since == Clock::time_point{} || Clock::now() < since + timeout_) return;
+    if (living_.load() == Comm{}) return;
+    blocked_ = true;  // before the abort, which lets the call return
+    const Comm comm = living_.exchange(Comm{});
+    if (comm == Comm{}) return;
+    if (tell_ && !told_.exchange(true)) tell_({cat("rank ", rank_, ": nccl: ", blocked_text()), true});
+    abort_.begin(api_, comm);
   }
 
   Event event() {
@@ -178,6 +198,8 @@ class NcclCalls {
     call.ticket = ++issued_;
     if (!call.captured) recorder_.name(call.number, call);  // for a group, its last call is known now
     (call.captured ? captured_ : in_flight_).push_back(call);
+    if (blocked_) raise_if_failed(call);
+    busy_ = true;
     change_.notify_all();
     return call.ticket;
   }
@@ -261,6 +283,10 @@ class NcclCalls {
   const std::chrono::milliseconds timeout_;
   std::recursive_mutex mutex_;
   Comm comm_{};
+  std::atomic<Comm> living_{};  // the same until it is aborted or destroyed: for a thread without the lock
+  std::atomic<bool> blocked_{false}, told_{false};
+  std::atomic<Clock::time_point> in_call_since_{};  // since when the lock's owner is in a call that may block
+  std::atomic<bool> busy_{false};                   // something is in flight
   Stream stream_{};
   Failure failure_;
   NcclAbort<Api> abort_;

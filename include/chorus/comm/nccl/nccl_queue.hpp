@@ -1,6 +1,7 @@
 #pragma once
 /// `NcclQueue`: makes one rank's NCCL calls, and watches them in a thread.
 
+#include <atomic>
 #include <chorus/comm/nccl/nccl_calls.hpp>
 #include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/say.hpp>
@@ -19,8 +20,9 @@ namespace chorus::comm {
 /// error, or the other ranks do not arrive within `timeout`, it aborts the communicator: the device's kernels end, and
 /// a thread that waits for the device continues and gets the failure at its next call.
 ///
-/// All NCCL calls are made under one lock, and none of them blocks: the communicator is non-blocking. A stream capture
-/// is not watched, since captured events cannot be queried; `launch` watches a graph's replay.
+/// All NCCL calls are made under one lock. The communicator is non-blocking, but a call blocks while the device's queue
+/// is full; if that outlasts `timeout`, the thread aborts the communicator without the lock. A stream capture is not
+/// watched, since captured events cannot be queried; `launch` watches a graph's replay.
 template <class Api>
 class NcclQueue final : public Progress, private NcclCalls<Api> {
  public:
@@ -36,7 +38,9 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   void join(int size, const typename Api::UniqueId& id) {
     const std::lock_guard lock(mutex_);
     check_cuda(api_.use_device(device_), "choosing device");
-    accept(api_.init(comm_, size, id, rank_), named("meeting the other ranks"));
+    const int code = api_.init(comm_, size, id, rank_);
+    living_ = comm_;
+    accept(code, named("meeting the other ranks"));
     watcher_ = chorus::detail::start_thread("nccl", [this] { watch(); });
   }
 
@@ -44,7 +48,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// `operators` those to be destroyed after the launch. Returns the call's ticket.
   template <class Issue>
   std::uint64_t enqueue(const NamedCall& what, const Issue& issue) {
-    const std::lock_guard lock(mutex_);
+    const CallLock lock(*this);
     Call call{what};
     call.envelope.sequence = calls_++;
     if (grouping_) {
@@ -61,7 +65,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// Launches the calls of `calls` together; they run concurrently. Returns their ticket.
   template <class Made>
   std::uint64_t group(const Made& calls) {
-    const std::lock_guard lock(mutex_);
+    const CallLock lock(*this);
     check<UsageError>(!grouping_, "nccl: a group of calls inside another group");
     group_ = {};
     group_.grouped = true;
@@ -79,7 +83,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// Returns their ticket.
   template <class Issue>
   std::uint64_t together(const char* name, std::size_t count, const Issue& issue) {
-    const std::lock_guard lock(mutex_);
+    const CallLock lock(*this);
     Call call = named(name);
     call.grouped = true;
     call.envelope.sequence = calls_++;
@@ -91,7 +95,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// Runs `start`, which adds work with calls of this communicator to the compute stream, and watches it.
   template <class Start>
   void launch(const char* name, const Start& start) {
-    const std::lock_guard lock(mutex_);
+    const CallLock lock(*this);
     Call call = named(name);
     raise_if_failed(call);
     check_cuda(call, api_.use_device(device_));
@@ -105,7 +109,7 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
 
   /// Makes the compute stream wait for a call; the host does not wait.
   void wait(std::uint64_t ticket) override {
-    const std::lock_guard lock(mutex_);
+    const CallLock lock(*this);
     this->wait_on_compute_stream(ticket);
   }
 
@@ -140,8 +144,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
   /// communicator before: it waits for them, with a limit.
   void stop() noexcept {
     {
-      const std::lock_guard lock(mutex_);
-      if (std::exchange(stopping_, true)) return;
+      const std::lock_guard lock(waiting_);
+      if (stopping_.exchange(true)) return;
       change_.notify_all();
     }
     if (watcher_.joinable()) watcher_.join();
@@ -181,7 +185,8 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
       Calls::rank_, Calls::timeout_;
   using Calls::accept, Calls::accept_later, Calls::asked_to_abort_, Calls::check_cuda, Calls::describe,
       Calls::destroy_streams;
-  using Calls::change_, Calls::in_flight_, Calls::issued_, Calls::operators_, Calls::stream_;
+  using Calls::busy_, Calls::change_, Calls::in_call_since_, Calls::in_flight_, Calls::issued_, Calls::living_,
+      Calls::operators_, Calls::stream_;
   using Calls::close, Calls::event, Calls::give_up, Calls::inspect, Calls::listen, Calls::named, Calls::open,
       Calls::pause;
   using Calls::raise_if_failed, Calls::recorder_;
@@ -204,26 +209,52 @@ class NcclQueue final : public Progress, private NcclCalls<Api> {
     const std::lock_guard lock(mutex_);
     const Call call = named("leaving the group");
     accept(api_.finalize(comm_), call);
-    api_.destroy(std::exchange(comm_, Comm{}));
+    comm_ = Comm{};
+    if (const Comm comm = living_.exchange(Comm{}); comm != Comm{}) api_.destroy(comm);
   }
 
+  /// The lock, for calls of NCCL or CUDA: they block while the device's queue is full. `watch` sees since when.
+  class CallLock {
+   public:
+    explicit CallLock(NcclQueue& queue)
+        : lock_(queue.mutex_), since_(queue.in_call_since_), outermost_(since_.load() == Clock::time_point{}) {
+      if (outermost_) since_ = Clock::now();
+    }
+    CallLock(const CallLock&) = delete;
+    CallLock& operator=(const CallLock&) = delete;
+    ~CallLock() {
+      if (outermost_) since_ = Clock::time_point{};
+    }
+
+   private:
+    const std::lock_guard<std::recursive_mutex> lock_;
+    std::atomic<Clock::time_point>& since_;
+    const bool outermost_;
+  };
+
+  // It never waits for the lock, which a blocked call may hold.
   void watch() {
     api_.use_device(device_);
-    std::unique_lock lock(mutex_);
+    std::unique_lock waiting(waiting_);
     while (!stopping_) {
-      inspect();
-      if (in_flight_.empty())
-        change_.wait(lock, [this] { return stopping_ || !in_flight_.empty(); });
-      else
-        change_.wait_for(lock, period, [this] { return stopping_; });
+      bool idle = false;
+      if (const std::unique_lock lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+        inspect();
+        busy_ = !in_flight_.empty();
+        idle = !busy_;
+      } else {
+        this->abort_blocked_call();
+      }
+      change_.wait_for(waiting, idle ? idle_period : period, [&] { return stopping_ || (idle && busy_); });
     }
   }
 
-  static constexpr std::chrono::milliseconds period{5};
+  static constexpr std::chrono::milliseconds period{5}, idle_period{1000};
 
   const int exceptions_ = std::uncaught_exceptions();
   Call group_;
-  bool stopping_ = false;
+  std::mutex waiting_;  // the watching thread's
+  std::atomic<bool> stopping_{false};
   std::uint32_t calls_ = 0;
   std::thread watcher_;
 };
