@@ -2254,14 +2254,17 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
-/// A missing GPU or driver is reported when a GPU is requested.
+/// Clears an expected error, so that the next call does not report it.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
+/// After a library's successful call: clears an error that one of its probes left in the runtime, which the next kernel
+/// would report. Throws DeviceError if the error persists, as a broken device's does. A missing GPU or driver is
+/// reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
+  if (cudaPeekAtLastError() == cudaSuccess) return;
+  forget_error();
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// Clears an expected error, so that the next call does not report it.
-inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
 struct Devices {
@@ -3732,14 +3735,17 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
-/// A missing GPU or driver is reported when a GPU is requested.
+/// Clears an expected error, so that the next call does not report it.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
+/// After a library's successful call: clears an error that one of its probes left in the runtime, which the next kernel
+/// would report. Throws DeviceError if the error persists, as a broken device's does. A missing GPU or driver is
+/// reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
+  if (cudaPeekAtLastError() == cudaSuccess) return;
+  forget_error();
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// Clears an expected error, so that the next call does not report it.
-inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
 struct Devices {
@@ -6711,14 +6717,17 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
-/// A missing GPU or driver is reported when a GPU is requested.
+/// Clears an expected error, so that the next call does not report it.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
+/// After a library's successful call: clears an error that one of its probes left in the runtime, which the next kernel
+/// would report. Throws DeviceError if the error persists, as a broken device's does. A missing GPU or driver is
+/// reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
+  if (cudaPeekAtLastError() == cudaSuccess) return;
+  forget_error();
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// Clears an expected error, so that the next call does not report it.
-inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
 struct Devices {
@@ -51008,14 +51017,17 @@ inline void check(cudaError_t status, const char* call, const char* file, int li
 }
 #define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
 
-/// Throws DeviceError if a library's successful call left an error in the runtime, which the next kernel would report.
-/// A missing GPU or driver is reported when a GPU is requested.
+/// Clears an expected error, so that the next call does not report it.
+inline void forget_error() { static_cast<void>(cudaGetLastError()); }
+/// After a library's successful call: clears an error that one of its probes left in the runtime, which the next kernel
+/// would report. Throws DeviceError if the error persists, as a broken device's does. A missing GPU or driver is
+/// reported when a GPU is requested.
 inline void check_left_over(const char* call, const char* file, int line) {
+  if (cudaPeekAtLastError() == cudaSuccess) return;
+  forget_error();
   const auto status = cudaPeekAtLastError();
   if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
 }
-/// Clears an expected error, so that the next call does not report it.
-inline void forget_error() { static_cast<void>(cudaGetLastError()); }
 
 namespace detail {
 struct Devices {

@@ -50,8 +50,13 @@ TEST_CASE("cuda: a product that fails is named, and no kernel is blamed for it")
                          "launch on the GPU, at chorus/kernels/cuda/cublas.hpp:"));
   CHECK(cudaGetLastError() == cudaSuccess);
   emulation::counters().products_that_leave_an_error = 1;
-  CHECK(message_of<DeviceError>([] { product<float>(4); }).starts_with("CUDA: cublasLtMatmul(handle"));
+  product<float>(4);  // the error of a probe is cleared
   CHECK(cudaGetLastError() == cudaSuccess);
+  emulation::counters().products_that_leave_an_error = 1;
+  emulation::counters().errors_persist = true;
+  CHECK(message_of<DeviceError>([] { product<float>(4); }).starts_with("CUDA: cublasLtMatmul(handle"));
+  emulation::counters().errors_persist = false;
+  CHECK(cudaGetLastError() != cudaSuccess);
   product<float>(4);
 }
 

@@ -97,6 +97,7 @@ struct Counters {
   /// How often the next calls answer so: queries that nothing is done yet, the others an error.
   std::atomic<int> not_ready{0}, failing_waits{0}, failing_host_allocations{0}, too_many_peers{0};
   std::atomic<int> failing_products{0}, products_that_leave_an_error{0};
+  std::atomic<bool> errors_persist{false};  ///< as those of a broken device, whoever asks for them
   std::array<int, devices> processors = {4, 4, 4};
 };
 inline Counters& counters() {
@@ -329,7 +330,10 @@ inline const char* cudaGetErrorString(cudaError_t status) {
 inline const char* cudaGetErrorName(cudaError_t status) {
   return status == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorInvalidValue";
 }
-inline cudaError_t cudaGetLastError() { return std::exchange(emulation::last_error(), cudaSuccess); }
+inline cudaError_t cudaGetLastError() {
+  return emulation::counters().errors_persist ? emulation::last_error()
+                                              : std::exchange(emulation::last_error(), cudaSuccess);
+}
 inline cudaError_t cudaPeekAtLastError() { return emulation::last_error(); }
 inline cudaError_t cudaGetDeviceCount(int* count) { return *count = emulation::devices, cudaSuccess; }
 inline cudaError_t cudaGetDevice(int* device) { return *device = emulation::current_device(), cudaSuccess; }

@@ -68,16 +68,16 @@ struct Elsewhere {
 };
 
 TEST_CASE("ddp options: how large buckets are by default depends on the device, and what is given holds") {
-  CHECK(DistributedDataParallelOptions{}.buckets<Cpu>().cap_mb(1) == 2);
-  CHECK(DistributedDataParallelOptions{}.buckets<Elsewhere>().cap_mb(1) == 25);
-  CHECK(DistributedDataParallelOptions{}.buckets<Cpu>().cap_mb(0) == 3);
-  CHECK(DistributedDataParallelOptions{}.buckets<Elsewhere>().cap_mb(0) == 1);
+  CHECK(DistributedDataParallelOptions{}.caps<Cpu>().cap_mb(1) == 2);
+  CHECK(DistributedDataParallelOptions{}.caps<Elsewhere>().cap_mb(1) == 25);
+  CHECK(DistributedDataParallelOptions{}.caps<Cpu>().cap_mb(0) == 3);
+  CHECK(DistributedDataParallelOptions{}.caps<Elsewhere>().cap_mb(0) == 1);
   const DistributedDataParallelOptions given{.bucket_cap_mb = 25};
-  CHECK(given.buckets<Cpu>().cap_mb(1) == 25);
-  CHECK(DistributedDataParallelOptions{.first_bucket_cap_mb = 0.5}.buckets<Cpu>().cap_mb(0) == 0.5);
-  CHECK(DistributedDataParallelOptions{.bucket_cap_mb = 0}.buckets<Elsewhere>().cap_mb(1) == 0);
+  CHECK(given.caps<Cpu>().cap_mb(1) == 25);
+  CHECK(DistributedDataParallelOptions{.first_bucket_cap_mb = 0.5}.caps<Cpu>().cap_mb(0) == 0.5);
+  CHECK(DistributedDataParallelOptions{.bucket_cap_mb = 0}.caps<Elsewhere>().cap_mb(1) == 0);
 #if CHORUS_USE_CUDA
-  CHECK(DistributedDataParallelOptions{}.buckets<Cuda>().cap_mb(1) == 25);
+  CHECK(DistributedDataParallelOptions{}.caps<Cuda>().cap_mb(1) == 25);
 #endif
 
   comm::AnyCommunicator alone;
