@@ -59,7 +59,7 @@ STANDARD = {
     "set": "set multiset",
     "memory": "addressof enable_shared_from_this make_shared make_unique make_unique_for_overwrite shared_ptr "
               "unique_ptr weak_ptr",
-    "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock unique_lock",
+    "mutex": "call_once lock_guard mutex once_flag recursive_mutex scoped_lock try_to_lock unique_lock",
     "new": "align_val_t bad_alloc launder nothrow",
     "numbers": "numbers",
     "numeric": "accumulate gcd inner_product iota reduce",

@@ -15,7 +15,7 @@ namespace nccl_ranks_test {
 using namespace test::names;
 using Model = test::Normed<Cpu>;
 
-constexpr DistributedDataParallelOptions small_buckets{.first_bucket_cap_mb = 1e-4, .bucket_cap_mb = 5e-4};
+const DistributedDataParallelOptions small_buckets{.first_bucket_cap_mb = 1e-4, .bucket_cap_mb = 5e-4};
 
 template <class Net>
 std::string steps(Net& net, const World& world) {
