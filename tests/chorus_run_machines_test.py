@@ -230,7 +230,7 @@ def what_goes_wrong():
     job = Job(3, "true", machines=2, conf="join_timeout=1")
     results = job.ends()
     expect(results[0][0] == 1 and "2 of 3 machines arrived within 1000 ms" in results[0][2], results)
-    expect(results[1][0] == 1 and "store: the server at" in results[1][2], results)
+    expect(results[1][0] == 1 and "store.get: the server at" in results[1][2], results)
     job = Job(2, "sleep", 30)
     job.add()
     for more, part in ((["--rdzv-id", "other"], "expected the job 'none' there, got 'other'"), (["--nproc-per-node", "2"], "machine 0 starts 1 ranks, this machine 2")):

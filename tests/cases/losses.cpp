@@ -67,7 +67,7 @@ ddp:    sum 2.429, over 18 0.351, mse_loss 2.429
 const Add tokens("tokens_that_count_over_a_given_number", R"(
 single: own mean 0.049, of the whole batch 0.049, of this rank 0.049
 dp:     own mean 0.049, of the whole batch 0.049, of this rank 0.049
-ddp:    own mean 0.049, of the whole batch 0.049, of this rank mean_over is 0.5 on rank 0 and 4 on rank 1: expected what counts in the whole batch
+ddp:    own mean 0.049, of the whole batch 0.049, of this rank backward: mean_over is 0.5 on rank 0 and 4 on rank 1
 )",
                  [](std::ostream& out) {
   under_each(out, [](const auto& make, const Share& share) {

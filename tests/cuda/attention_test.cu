@@ -182,7 +182,7 @@ TEST_CASE("attention of packed queries, keys and values") {
         "scaled_dot_product_attention_packed: expected [batch, length, 3, heads, features], got [1, 2, 2, 1, 4]");
   const auto right = Tensor<float, 5, Cuda>::ones({1, 2, 3, 1, 4}, Cuda{});
   CHECK(message_of<UsageError>([&] { scaled_dot_product_attention_packed(right, {.dropout = 1}); }) ==
-        "scaled_dot_product_attention_packed: the probability of dropout is in [0, 1), got 1");
+        "scaled_dot_product_attention_packed: expected a dropout probability in [0, 1), got 1");
 }
 
 // What `attend(layer, x, memory)` gives, and its gradients.

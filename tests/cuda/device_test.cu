@@ -137,7 +137,7 @@ TEST_CASE("a private pool serves what it has seen, and nothing else once it is s
     CHECK(step() == first);
     CHECK(pool->system_allocations() == allocations);
     const auto message = message_of<Error>([] { Memory(Cuda{}, 50'000'000); });
-    CHECK(message.starts_with("a private memory pool of cuda:0 has no block of "));
+    CHECK(message.starts_with("captured step: the private memory pool of cuda:0 has no block of "));
     pool->seal(false);
     survivor = Memory(Cuda{}, 1000);
     CHECK(survivor.data() == first.first);
@@ -188,7 +188,7 @@ TEST_CASE("what only a kernel sees is thrown by the next wait, once") {
   const auto x = Tensor<float, 1, Cuda>::ones({6}), y = Tensor<float, 1, Cuda>::ones({4});
   const auto index = Tensor<std::int64_t, 1, Cuda>::from({1, 7}, {2});
   kernels::index_select(Cuda{}, {1, 3, 2}, 2, index.data(), x.data(), y.data());
-  CHECK(message_of<UsageError>([&] { y.to_vector(); }) == "index_select: index 7 at place 1 is not in [0, 3)");
+  CHECK(message_of<UsageError>([&] { y.to_vector(); }) == "index_select: index 7 at position 1 is not in [0, 3)");
   CHECK(y.to_vector() == std::vector<float>{1, 1, 0, 0});
 }
 

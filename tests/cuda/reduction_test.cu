@@ -164,7 +164,7 @@ TEST_CASE("a bad label is an error at the next wait") {
              lse = Tensor<float, 1, Cuda>::ones({4});
   const auto labels = Tensor<std::int64_t, 1, Cuda>::from({0, 3}, {2});
   kernels::cross_entropy_forward(Cuda{}, 2, 3, x.data(), labels.data(), {}, loss.data(), lse.data());
-  CHECK(message_of<UsageError>([&] { loss.item(); }) == "cross_entropy: label 3 at place 1 is not in [0, 3)");
+  CHECK(message_of<UsageError>([&] { loss.item(); }) == "cross_entropy: label 3 at position 1 is not in [0, 3)");
 }
 
 TEST_CASE("batch norm") {

@@ -142,9 +142,9 @@ int main() {
   auto h = ch::Tensor<float, 2>::zeros({2, 4});
   h = ch::tanh(ones<float, 2>({2, 4}) + h);
 }"""),
-    ("parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y do",
+    ("use parameter.assign(y), buffer.assign(y), x.slice(0, 0, n) = y",
      "int main() { Layer net; net.fc.weight.value() = ch::Tensor<float, 2>::ones({4, 4}); }"),
-    ("a view's numbers would be lost: concat or where puts values together",
+    ("it would not write through a view; use concat or where",
      "int main() { auto x = ones<float, 2>({2, 3}); ch::slice(x, 0, 0, 1) = x; }"),
     ("", "int main() { ch::sum(ch::SingleDevice<Layer>{Layer{}}(ones<float, 2>({2, 4}))).backward(); }"),
     ("element-wise: operands have " + TYPES,

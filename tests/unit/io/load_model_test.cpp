@@ -282,7 +282,7 @@ TEST_CASE(
     chorus_test::put(folder / "bad", flipped);
     CHECK(refusal(other, folder / "bad")
               .starts_with(cat("loading ", folder / "bad",
-                               ": the file is damaged: its data have changed since it was written")));
+                               ": the file is damaged: its data changed after it was written")));
   }
   CHECK(io::parameters_sha256(other) == before);
   chorus_test::put(folder / "older", [&] {

@@ -129,8 +129,8 @@ TEST_CASE("advice on ddp: each with its figures") {
           "communication 200 us and 360 us; K = 11.7 KiB, n = 2, B = 71.5 MiB/s, alpha = 10 us from 9 calls, 47 % "
           "hidden]",
           "A larger batch would use the devices better. An estimate: twice the batch would take 1.23 times as many "
-          "samples a second, if each device has cores of its own and passes take as long as the share of the batch "
-          "is large. [step by the model 1.10 ms now, 1.79 ms with twice the batch: of it 1.38 ms forward and "
+          "samples a second, if each device has its own cores and the time of a pass is proportional to its share of "
+          "the batch. [step by the model 1.10 ms now, 1.79 ms with twice the batch: of it 1.38 ms forward and "
           "backward, communication as before; K = 11.7 KiB, n = 2, B = 71.5 MiB/s, alpha = 10 us from 9 calls, 47 "
           "% hidden]",
           "A rank is idle for up to 34 % of the step. [computing / step: 66 % to 67 %; of its step rank 0 computes "
