@@ -34825,7 +34825,6 @@ struct Training {
 /// DistributedDataParallel cuts them.
 [[gnu::cold]] inline std::vector<BucketTime> bucket_times(const ModelSizes& model, const BucketOptions& options,
                                                           double backward) {
-  constexpr double mib = 1024 * 1024;
   double operations = 0;
   for (const auto& parameter : model.parameters) operations += parameter.operations;
   std::vector<BucketTime> buckets;
@@ -34834,7 +34833,7 @@ struct Training {
   for (std::size_t i = model.parameters.size(); i-- > 0;) {
     const auto& parameter = model.parameters[i];
     const auto bytes = parameter.count * sizeof(float);
-    if (open.bytes > 0 && static_cast<double>(open.bytes + bytes) > mib * options.cap_mb(buckets.size()))
+    if (open.bytes > 0 && options({.bytes = bytes, .bucket = buckets.size(), .bucket_bytes = open.bytes}))
       buckets.push_back(std::exchange(open, {}));
     done += parameter.operations;
     open.bytes += bytes;

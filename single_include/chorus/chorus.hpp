@@ -46251,7 +46251,7 @@ inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 
 /// The next gradient in the order of memory, for a rule that cuts buckets.
 struct NextGradient {
-  std::string_view name;
+  std::string_view name = {};
   std::size_t entry = 0;         ///< its number in that order
   std::size_t bytes = 0;         ///< of this gradient
   std::size_t bucket = 0;        ///< the number of the open bucket
@@ -50300,10 +50300,13 @@ class NcclCalls {
     captured_.clear();
     operators_.clear();
     change_.notify_all();
-    if (tell_ && !told_.exchange(true)) tell_(failure_);
+    tell_once(failure_);
     comm_ = Comm{};
     if (const Comm comm = living_.exchange(Comm{}); comm != Comm{}) abort_.begin(api_, comm);
     recorder_.dump();
+  }
+  void tell_once(const Failure& failure) {
+    if (tell_ && !told_.exchange(true)) tell_(failure);
   }
 
   std::string blocked_text() const { return cat("the call did not return within ", timeout_.count(), " ms"); }
@@ -50316,7 +50319,7 @@ class NcclCalls {
     blocked_ = true;  // before the abort, which lets the call return
     const Comm comm = living_.exchange(Comm{});
     if (comm == Comm{}) return;
-    if (tell_ && !told_.exchange(true)) tell_({cat("rank ", rank_, ": nccl: ", blocked_text()), true});
+    tell_once({cat("rank ", rank_, ": nccl: ", blocked_text()), true});
     abort_.begin(api_, comm);
   }
 
@@ -51665,6 +51668,7 @@ class DistributedDataParallel
 
   /// Compares the models of all ranks and takes rank 0's parameters and buffers. Throws UsageError, on every rank, if
   /// names, shapes, dtypes or options differ, or no parameter wants a gradient. The communicator must outlive this.
+  // Not inlined: it calls cold functions, and what leads to them, such as a user's loop, is compiled for size.
   [[gnu::noinline]] DistributedDataParallel(Model model, Communicator& communicator,
                                             const DistributedDataParallelOptions& options = {},
                                             std::uint64_t seed = initial_seed(), Hook hook = {})
@@ -52032,6 +52036,10 @@ CHORUS_INLINE void Progress::clear() {
 #define CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
 /// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
 /// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
+///
+/// Write long bodies of these classes outside of the class: g++ instantiates what stands inside, for inlining, in spite
+/// of `extern template`. A function that returns `auto` is instantiated in any case;
+/// [[gnu::noinline]] keeps its code out of the program.
 
 #ifndef CHORUS_EXTERN
 #define CHORUS_EXTERN extern
@@ -60075,6 +60083,10 @@ template struct Integers<std::int8_t, std::int16_t, std::int32_t, std::int64_t, 
 #define CHORUS_SINGLE_CHORUS_COMPILED_EXTERN_HPP
 /// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
 /// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
+///
+/// Write long bodies of these classes outside of the class: g++ instantiates what stands inside, for inlining, in spite
+/// of `extern template`. A function that returns `auto` is instantiated in any case;
+/// [[gnu::noinline]] keeps its code out of the program.
 
 #ifndef CHORUS_EXTERN
 #define CHORUS_EXTERN extern

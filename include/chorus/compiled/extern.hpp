@@ -1,6 +1,10 @@
 #pragma once
 /// What programs need not instantiate, because the library chorus::compiled holds it: included by chorus.hpp where
 /// CHORUS_COMPILED is 1, and by the library itself, which defines CHORUS_EXTERN to nothing.
+///
+/// Write long bodies of these classes outside of the class: g++ instantiates what stands inside, for inlining, in spite
+/// of `extern template`. A function that returns `auto` is instantiated in any case;
+/// [[gnu::noinline]] keeps its code out of the program.
 
 #include <chorus/core/error.hpp>
 #include <chorus/data/cifar10.hpp>

@@ -166,6 +166,7 @@ class DistributedDataParallel
 
   /// Compares the models of all ranks and takes rank 0's parameters and buffers. Throws UsageError, on every rank, if
   /// names, shapes, dtypes or options differ, or no parameter wants a gradient. The communicator must outlive this.
+  // Not inlined: it calls cold functions, and what leads to them, such as a user's loop, is compiled for size.
   [[gnu::noinline]] DistributedDataParallel(Model model, Communicator& communicator,
                                             const DistributedDataParallelOptions& options = {},
                                             std::uint64_t seed = initial_seed(), Hook hook = {})

@@ -137,10 +137,13 @@ class NcclCalls {
     captured_.clear();
     operators_.clear();
     change_.notify_all();
-    if (tell_ && !told_.exchange(true)) tell_(failure_);
+    tell_once(failure_);
     comm_ = Comm{};
     if (const Comm comm = living_.exchange(Comm{}); comm != Comm{}) abort_.begin(api_, comm);
     recorder_.dump();
+  }
+  void tell_once(const Failure& failure) {
+    if (tell_ && !told_.exchange(true)) tell_(failure);
   }
 
   std::string blocked_text() const { return cat("the call did not return within ", timeout_.count(), " ms"); }
@@ -153,7 +156,7 @@ class NcclCalls {
     blocked_ = true;  // before the abort, which lets the call return
     const Comm comm = living_.exchange(Comm{});
     if (comm == Comm{}) return;
-    if (tell_ && !told_.exchange(true)) tell_({cat("rank ", rank_, ": nccl: ", blocked_text()), true});
+    tell_once({cat("rank ", rank_, ": nccl: ", blocked_text()), true});
     abort_.begin(api_, comm);
   }
 

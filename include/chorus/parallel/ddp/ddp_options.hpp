@@ -35,7 +35,7 @@ inline constexpr double default_bucket_cap_mb = std::same_as<D, Cpu> ? 2 : 25;
 
 /// The next gradient in the order of memory, for a rule that cuts buckets.
 struct NextGradient {
-  std::string_view name;
+  std::string_view name = {};
   std::size_t entry = 0;         ///< its number in that order
   std::size_t bytes = 0;         ///< of this gradient
   std::size_t bucket = 0;        ///< the number of the open bucket
