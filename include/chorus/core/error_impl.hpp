@@ -24,14 +24,7 @@ void append_number(std::string& out, Number part) {
 }
 CHORUS_INLINE void append_integer(std::string& out, std::int64_t part) { append_number(out, part); }
 CHORUS_INLINE void append_integer(std::string& out, std::uint64_t part) { append_number(out, part); }
-}  // namespace detail
 
-CHORUS_INLINE void append(std::string& out, std::string_view part) { out += part; }
-CHORUS_INLINE void append(std::string& out, float part) { detail::append_number(out, part); }
-CHORUS_INLINE void append(std::string& out, double part) { detail::append_number(out, part); }
-CHORUS_INLINE void append(std::string& out, std::span<const std::int64_t> parts) { detail::append_list(out, parts); }
-
-namespace detail {
 CHORUS_INLINE Part Part::of(const char* text) {
   return {text, [](std::string& out, const void* from) { out += static_cast<const char*>(from); }};
 }
@@ -49,6 +42,11 @@ template <class... Kinds>
   fail<Error>(context, message);
 }
 }  // namespace detail
+
+CHORUS_INLINE void append(std::string& out, std::string_view part) { out += part; }
+CHORUS_INLINE void append(std::string& out, float part) { detail::append_number(out, part); }
+CHORUS_INLINE void append(std::string& out, double part) { detail::append_number(out, part); }
+CHORUS_INLINE void append(std::string& out, std::span<const std::int64_t> parts) { detail::append_list(out, parts); }
 
 CHORUS_INLINE void rethrow_with(const std::exception_ptr& error, std::string_view context) {
   try {
