@@ -87,10 +87,11 @@ namespace detail {
 }
 }  // namespace detail
 
-/// The most scores, in bytes, that attention on GPUs stores: where all heads' take more, only a few heads' are in memory
-/// at once, and are computed again in backward, which takes twice their memory. Where one head's take more, blockwise
-/// kernels compute without scores in memory, and without tensor cores. At first CHORUS_CUDA_ATTENTION_MIB of the
-/// environment, or 256 MiB; it may be changed between steps. Throws UsageError for a value that is no number of MiB.
+/// The most scores, in bytes, that attention on GPUs stores: where all heads' take more, only a few heads' are in
+/// memory at once, and are computed again in backward, which takes twice their memory. Where one head's take more,
+/// blockwise kernels compute without scores in memory, and without tensor cores. At first CHORUS_CUDA_ATTENTION_MIB of
+/// the environment, or 256 MiB; it may be changed between steps. Throws UsageError for a value that is no number of
+/// MiB.
 inline std::atomic<std::size_t>& attention_scores_limit() {
   static std::atomic<std::size_t> bytes{detail::scores_limit_at_first()};
   return bytes;

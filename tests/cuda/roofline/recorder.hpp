@@ -28,7 +28,7 @@ struct Total {
   double cached = 0;            ///< to and from attention's scores where only as many are in memory as the cache holds
   double operations = 0;        ///< of products and convolutions, on tensor cores
   double plain_operations = 0;  ///< of attention's blockwise kernels, in float
-  std::size_t unknown = 0;  ///< pointers into an array whose part was not to be told: they count for nothing
+  std::size_t unknown = 0;      ///< pointers into an array whose part was not to be told: they count for nothing
 };
 
 struct Recorder {
@@ -136,7 +136,8 @@ template <class Gemm>
 void count_attention(const Gemm& f, Total& total) {
   count(0, f, total);
   const auto m = f.m, n = f.n, k = f.k;
-  const double scores = bytes_of(f.c, static_cast<double>(f.stack.count) * static_cast<double>(std::max({m * n, m * k, k * n})));
+  const double scores =
+      bytes_of(f.c, static_cast<double>(f.stack.count) * static_cast<double>(std::max({m * n, m * k, k * n})));
   total.bytes -= scores;
   total.cached += scores;
 }

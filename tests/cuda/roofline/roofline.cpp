@@ -3,13 +3,12 @@
 /// Products and convolutions count as one kernel each, which reads its operands once, whichever library runs them.
 /// CHORUS_CUDA_ATTENTION_MIB=0 shows attention by blocks.
 
-#include "recorder.hpp"
-
 #include <chorus/nn/mixed_precision.hpp>
 
 #include "../../../examples/models/resnet.hpp"
 #include "../../benchmarks/cases.hpp"
 #include "../../benchmarks/gpt2.hpp"
+#include "recorder.hpp"
 
 namespace ch = chorus;
 using ch::Cuda;
@@ -44,7 +43,8 @@ constexpr double cache_rate = 5.5e12, plain_speed = 67e12;
 void print(double bandwidth, double speed) {
   ch::roofline::Total all;
   double ms = 0;
-  std::printf("| kernel | launches | GB | GB in the cache | Tera-operations | ms at least |\n|---|---|---|---|---|---|\n");
+  std::printf(
+      "| kernel | launches | GB | GB in the cache | Tera-operations | ms at least |\n|---|---|---|---|---|---|\n");
   const auto line = [](const char* name, const ch::roofline::Total& total, double least) {
     std::printf("| %s | %zu | %.3f | %.3f | %.3f | %.3f |%s\n", name, total.launches, total.bytes / 1e9,
                 total.cached / 1e9, (total.operations + total.plain_operations) / 1e12, least,

@@ -1,7 +1,7 @@
 #pragma once
 /// Attention on GPUs: by stacks of products with cuBLASLt, or, where one head's scores are above the limit, blockwise,
-/// with sums in float: the score matrix is never in memory. Blocks use no tensor cores. cuDNN's attention graphs are not
-/// used: whether cuDNN accepts one can only be tested on a GPU.
+/// with sums in float: the score matrix is never in memory. Blocks use no tensor cores. cuDNN's attention graphs are
+/// not used: whether cuDNN accepts one can only be tested on a GPU.
 
 #include <algorithm>
 #include <chorus/kernels/attention.hpp>
@@ -207,8 +207,7 @@ __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s
     }
     const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
       sums.each([&](int r, int c, C sum) {
-        if (key + r < s.keys && column + c < width)
-          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
+        if (key + r < s.keys && column + c < width) put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
       });
     };
     if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
@@ -236,14 +235,18 @@ struct AttentionDots {
   static std::mutex mutex;
   static std::set<PlanKey> said;
   const std::lock_guard lock(mutex);
-  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
-                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch, at_once};
+  const PlanKey key{device.index, static_cast<Index>(type),
+                    s.samples,    s.heads,
+                    s.queries,    s.keys,
+                    s.features,   s.values,
+                    s.causal,     s.mask_pitch,
+                    at_once};
   if (!said.insert(key).second) return;
   chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
                           s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
                           at_once == 0 ? ": by blocks, without its scores in memory"
-                                       : cat(": by products, with the scores of ", at_once, at_once == 1 ? " head" : " heads",
-                                             " in memory")));
+                                       : cat(": by products, with the scores of ", at_once,
+                                             at_once == 1 ? " head" : " heads", " in memory")));
 }
 
 }  // namespace cuda
@@ -277,8 +280,8 @@ void attention_backward(Cuda device, const AttentionShape& s, const AttentionPit
   constexpr Index tile = cuda::attention_tile<compute_type<T>>;
   const Index lines = s.batch() * s.queries;
   if (lines * s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys))
-    return cuda::attention_backward_in_stacks<T>(device, s, at, cuda::AttentionStacks::of<T>(s, at), adds, q, k, v, mask,
-                                                 log_sums, dy, dq, dk, dv);
+    return cuda::attention_backward_in_stacks<T>(device, s, at, cuda::AttentionStacks::of<T>(s, at), adds, q, k, v,
+                                                 mask, log_sums, dy, dq, dk, dv);
   const cuda::Scratch<compute_type<T>> dots(device, lines);
   cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
                   cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});

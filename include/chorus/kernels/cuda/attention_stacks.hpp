@@ -1,6 +1,6 @@
 #pragma once
-/// Attention on GPUs by stacks of matrix products, a few heads at a time, whose scores stay in the GPU's cache. Queries,
-/// keys and values are read where they lie; scores are computed again in backward.
+/// Attention on GPUs by stacks of matrix products, a few heads at a time, whose scores stay in the GPU's cache.
+/// Queries, keys and values are read where they lie; scores are computed again in backward.
 
 #include <algorithm>
 #include <chorus/kernels/cuda/attention_tiles.hpp>
@@ -12,7 +12,8 @@
 
 namespace chorus::kernels::cuda {
 
-/// Heads whose scores are in memory at once, and whose matrices have one stride: of one sample, or one of several samples.
+/// Heads whose scores are in memory at once, and whose matrices have one stride: of one sample, or one of several
+/// samples.
 struct AttentionStack {
   Index sample, head, count;
   bool of_samples;
@@ -39,8 +40,7 @@ struct AttentionStacks {
     const auto dense = [&](const AttentionPitch& p) { return p.sample == s.heads * p.head; };
     if (s.samples == 1 || (dense(at.q) && dense(at.k) && dense(at.v) && dense(at.y)))
       return {s.batch(), 1, most, false};
-    return {s.heads, s.samples, most,
-            s.heads * divide_up(s.samples, most) < s.samples * divide_up(s.heads, most)};
+    return {s.heads, s.samples, most, s.heads * divide_up(s.samples, most) < s.samples * divide_up(s.heads, most)};
   }
   Index along() const { return of_samples ? samples : heads; }
   /// The largest number of heads in a stack: all have about the same.
@@ -142,8 +142,9 @@ struct AttentionWeights : AttentionScores<T> {
   }
 };
 
-/// Turns lines of scores into weights, after dropout, and the gradients w.r.t. these, unless null, into gradients w.r.t.
-/// the scores. The sums of a line are of the same rounded numbers as the rest, so that errors of a weight near 1 cancel.
+/// Turns lines of scores into weights, after dropout, and the gradients w.r.t. these, unless null, into gradients
+/// w.r.t. the scores. The sums of a line are of the same rounded numbers as the rest, so that errors of a weight near 1
+/// cancel.
 template <class T>
 struct AttentionWeightGradients : AttentionScores<T> {
   using C = compute_type<T>;
@@ -210,17 +211,17 @@ void attention_forward_in_stacks(Cuda device, const AttentionShape& s, const Att
                attention_product);
     for_lines(device, "attention weights", AxisShape{stack.count * s.queries, s.keys, 1},
               AttentionWeights<T>{{s, stack, mask}, scores, log_sums}, attention_lines<T>(s));
-    gemm_stack(device, {stack.count, all, stack.step(at.v), stack.step(at.y)}, Trans::no, Trans::no, s.queries, s.values,
-               s.keys, static_cast<const T*>(scores), s.keys, of(at.v, v), at.v.row, of(at.y, y), at.y.row, false, 1.0,
-               attention_product);
+    gemm_stack(device, {stack.count, all, stack.step(at.v), stack.step(at.y)}, Trans::no, Trans::no, s.queries,
+               s.values, s.keys, static_cast<const T*>(scores), s.keys, of(at.v, v), at.v.row, of(at.y, y), at.y.row,
+               false, 1.0, attention_product);
   });
 }
 
 template <class T>
 void attention_backward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
                                   const AttentionStacks& stacks, const AttentionAdds& adds, const T* q, const T* k,
-                                  const T* v, const T* mask, const compute_type<T>* log_sums,
-                                  const T* dy, T* dq, T* dk, T* dv) {
+                                  const T* v, const T* mask, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk,
+                                  T* dv) {
   const Index all = s.queries * s.keys;
   const bool by_scores = dq != nullptr || dk != nullptr;
   const Scratch<T> memory(device, stacks.each() * all), other(device, by_scores ? stacks.each() * all : 0);
@@ -228,7 +229,8 @@ void attention_backward_in_stacks(Cuda device, const AttentionShape& s, const At
   stacks([&](const AttentionStack& stack) {
     const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
     const auto product = [&](Trans ta, Trans tb, Index m, Index n, Index depth, const T* a, Index step_a, Index lda,
-                             const T* b, Index step_b, Index ldb, T* c, Index step_c, Index ldc, bool add, double scale) {
+                             const T* b, Index step_b, Index ldb, T* c, Index step_c, Index ldc, bool add,
+                             double scale) {
       gemm_stack(device, {stack.count, step_a, step_b, step_c}, ta, tb, m, n, depth, a, lda, b, ldb, c, ldc, add, scale,
                  attention_product);
     };
@@ -243,8 +245,8 @@ void attention_backward_in_stacks(Cuda device, const AttentionShape& s, const At
       product(Trans::yes, Trans::no, s.keys, s.values, s.queries, scores, all, s.keys, of(at.y, dy), stack.step(at.y),
               at.y.row, of(at.v, dv), stack.step(at.v), at.v.row, adds.v, 1);
     if (dq != nullptr)
-      product(Trans::no, Trans::no, s.queries, s.features, s.keys, gradients, all, s.keys, of(at.k, k), stack.step(at.k),
-              at.k.row, of(at.q, dq), stack.step(at.q), at.q.row, adds.q, s.scale);
+      product(Trans::no, Trans::no, s.queries, s.features, s.keys, gradients, all, s.keys, of(at.k, k),
+              stack.step(at.k), at.k.row, of(at.q, dq), stack.step(at.q), at.q.row, adds.q, s.scale);
     if (dk != nullptr)
       product(Trans::yes, Trans::no, s.keys, s.features, s.queries, gradients, all, s.keys, of(at.q, q),
               stack.step(at.q), at.q.row, of(at.k, dk), stack.step(at.k), at.k.row, adds.k, s.scale);

@@ -103,7 +103,8 @@ struct ChannelOf {
 
 template <class T, class S>
 __global__ void normalise(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x, const S* weight,
-                          const S* bias, const S* mean, const S* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
+                          const S* bias, const S* mean, const S* invstd, T* y, const T* residual, bool relu,
+                          bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
@@ -130,7 +131,8 @@ __global__ void normalise(ChannelShape shape, const __grid_constant__ ChannelOf 
 template <class T, class S>
 __global__ void normalise_gradient(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x,
                                    const T* dy, const T* y, const S* weight, const S* mean, const S* invstd,
-                                   double count, const double* sums, T* dx, bool accumulate, bool vector, bool one_channel) {
+                                   double count, const double* sums, T* dx, bool accumulate, bool vector,
+                                   bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     const auto value = load_vector(x + first, n, vector);

@@ -197,11 +197,10 @@ void cross_entropy_forward(Cuda device, Index batch, Index classes, const T* log
   using C = compute_type<T>;
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<C> losses(device, batch);
-  cuda::for_lines(device, "cross_entropy", AxisShape{batch, classes, 1},
-                  cuda::CrossEntropy<T>{logits, cuda::aligned(logits), targets,
-                                        cuda::fault_note(device, "cross_entropy", "label"),
-                                        static_cast<C>(options.label_smoothing), losses.data(), statistics,
-                                        statistics + batch});
+  cuda::for_lines(
+      device, "cross_entropy", AxisShape{batch, classes, 1},
+      cuda::CrossEntropy<T>{logits, cuda::aligned(logits), targets, cuda::fault_note(device, "cross_entropy", "label"),
+                            static_cast<C>(options.label_smoothing), losses.data(), statistics, statistics + batch});
   cuda::finish_losses<C>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 

@@ -134,7 +134,8 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`; `name` is for errors. At most 65,535 matrices per launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`; `name` is for errors. At most 65,535 matrices per launch, the limit of a grid's
+/// last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
                 Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1,

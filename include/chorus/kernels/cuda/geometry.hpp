@@ -114,16 +114,14 @@ inline constexpr int most_axes = 8;
 /// The offsets of element i, in row-major order of a shape, in `N` strided arrays.
 template <int N>
 struct StridedMap {
-  int axes = 0;  ///< after merging; innermost first
+  int axes = 0;         ///< after merging; innermost first
   bool narrow = false;  ///< whether 32-bit divisions suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
     Index at[N];
   };
-  CHORUS_HD Offsets operator()(Index i) const {
-    return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i);
-  }
+  CHORUS_HD Offsets operator()(Index i) const { return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i); }
 
  private:
   template <class Number>

@@ -33,8 +33,8 @@ struct Pick {
   }
 };
 
-/// For lists of at most block_threads indices: one block for each position that is the first with its index, which finds
-/// the later ones and sums all their rows.
+/// For lists of at most block_threads indices: one block for each position that is the first with its index, which
+/// finds the later ones and sums all their rows.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -62,8 +62,8 @@ inline constexpr int index_run = 64;
 /// A long list, sorted by index and cut into runs: sums over the rows of each index in a run. An index that goes on in
 /// another run has its sum in `parts`: [outer, runs, 2, inner], first if it began in an earlier run.
 template <class T>
-__global__ void run_sums(AxisShape whole, Index count, const std::int64_t* index, const Index* order, const T* dy, T* dx,
-                         compute_type<T>* parts) {
+__global__ void run_sums(AxisShape whole, Index count, const std::int64_t* index, const Index* order, const T* dy,
+                         T* dx, compute_type<T>* parts) {
   using C = compute_type<T>;
   constexpr int ahead = 8;  // numbers that are read at once
   __shared__ Index rows[index_run];
@@ -87,8 +87,7 @@ __global__ void run_sums(AxisShape whole, Index count, const std::int64_t* index
       for (int i = 0; i < n; i += ahead) {
         C x[ahead];
 #pragma unroll
-        for (int l = 0; l < ahead; ++l)
-          x[l] = i + l < n ? get(dy, (o * count + rows[i + l]) * whole.inner + j) : C(0);
+        for (int l = 0; l < ahead; ++l) x[l] = i + l < n ? get(dy, (o * count + rows[i + l]) * whole.inner + j) : C(0);
 #pragma unroll
         for (int l = 0; l < ahead; ++l) {
           if (i + l >= n) continue;
@@ -190,9 +189,9 @@ template <class T>
 void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
-  cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
-                 cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true,
-                                  cuda::fault_note(device, "gather", "index")});
+  cuda::for_each(
+      device, "gather gradient", whole.outer * whole.inner,
+      cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true, cuda::fault_note(device, "gather", "index")});
 }
 
 template <class T>

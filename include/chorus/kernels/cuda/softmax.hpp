@@ -35,8 +35,8 @@ __device__ LogSumBelowMaximum<compute_type<T>> log_sum_below_maximum(const Line&
   return {maximum, static_cast<C>(std::log(total))};
 }
 
-/// A maximum, and the sum of exp(x - maximum), of numbers that are read once (Milakov and Gimelshein, "Online normalizer
-/// calculation for softmax", 2018). No initialiser, since shared memory does not allow one.
+/// A maximum, and the sum of exp(x - maximum), of numbers that are read once (Milakov and Gimelshein, "Online
+/// normalizer calculation for softmax", 2018). No initialiser, since shared memory does not allow one.
 template <class C>
 struct SumBelow {
   C largest;
