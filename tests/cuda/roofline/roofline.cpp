@@ -3,12 +3,13 @@
 /// Products and convolutions count as one kernel each, which reads its operands once, whichever library runs them.
 /// CHORUS_CUDA_ATTENTION_MIB=0 shows attention by blocks.
 
+#include "recorder.hpp"
+
 #include <chorus/nn/mixed_precision.hpp>
 
 #include "../../../examples/models/resnet.hpp"
 #include "../../benchmarks/cases.hpp"
 #include "../../benchmarks/gpt2.hpp"
-#include "recorder.hpp"
 
 namespace ch = chorus;
 using ch::Cuda;
