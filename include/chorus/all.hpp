@@ -88,6 +88,7 @@
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
 #include <chorus/parallel/hooks/sparse_rows.hpp>
 #include <chorus/parallel/launch_any.hpp>
+#include <chorus/parallel/launch_any_of.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
