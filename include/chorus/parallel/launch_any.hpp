@@ -9,9 +9,8 @@
 
 namespace chorus {
 
-/// `launch_any_of` with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
-/// `--policy single` (default), `dp`, `ddp` or `fsdp`, plus `--devices N` and the other options of `launch`. The body
-/// is compiled for each of the four.
+/// `launch_any_of` with the four policies that suit every model: `--policy single` (default), `dp`, `ddp` or `fsdp`,
+/// plus `--devices N` and the other options of `launch`. The body is compiled for each of the four.
 template <class Model, class Body>
 int launch_any(int argc, char** argv, const Body& body) {
   return launch_any_of<SingleDevice<Model>, DataParallel<Model>, DistributedDataParallel<Model>,
