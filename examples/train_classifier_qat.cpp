@@ -84,7 +84,7 @@ void train(ch::Run& run, const Options& options) {
   if (const auto file = integer_file(options); run.is_main() && !file.empty()) ch::io::AtomicFile{file};
   Training training{run, net, optimizer, loader, options, start};
   Accumulation accumulation{net, train_set.size(), options.batch, options.accumulate, start.batch};
-  training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
+  training.save_with([&](const Position& at) { save(net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {
     // In the last epoch the model trains with fixed ranges and statistics, which the integer model will have.
