@@ -98,10 +98,10 @@ void train(ch::Run& run) {
   }
   net.sum(std::span(&loss_sum, 1));
   const auto images = static_cast<double>(train_set.size());
-  const double right = accuracy(net, test_set);
   const std::string sent = per_device(net, [&](int i) { return ch::trace::bytes_sent(ch::trace_place(net, i)); }),
                     peak = per_device(net, [&](int i) { return ch::trace::memory(ch::trace_slot(net, i)).peak; }),
                     hash = ch::io::Sha256::available ? ch::io::parameters_sha256(net) : "?";
+  const double right = accuracy(net, test_set);  // after the peak of training has been read
   if (run.is_main())
     std::printf("%-7s %7d %11.4f %12.2f %% %10.0f %22s %24s %13.12s\n", Net::name, net.devices(), loss_sum / images,
                 100 * right, images * epochs / seconds, sent.c_str(), peak.c_str(), hash.c_str());
