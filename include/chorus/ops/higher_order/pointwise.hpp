@@ -1,7 +1,9 @@
 #pragma once
-/// Recorded derivatives of element-wise functions (Dual numbers of Dual numbers) and of shape operations.
+/// Recorded derivatives of element-wise functions and of shape operations. The first derivative of a functor is fused
+/// with its factor dy; higher ones of a function of one input are by Jets.
 
 #include <array>
+#include <chorus/autograd/jet.hpp>
 #include <chorus/kernels/cpu/pointwise.hpp>
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/higher_order/graph_variable.hpp>
@@ -41,6 +43,17 @@ template <class F>
 inline constexpr bool is_derivative = false;
 template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
+template <class F>
+inline constexpr bool is_derivative<functors::NthDerivative<F>> = true;
+
+/// The derivative of the given order at x; one order more must exist for backward.
+template <class F, Operand X>
+auto nth_derivative(const char* operation, const F& f, int order, const X& x) {
+  using Derivative = functors::NthDerivative<F>;
+  check<UsageError>(order < Derivative::most, "grad: create_graph: '", operation, "': expected an order below ",
+                    Derivative::most, ", got ", order, "; take the last derivative without create_graph");
+  return pointwise(operation, Derivative{f, order}, x);
+}
 
 /// The transpose of expand: sums x over the axes along which `expand` would repeat.
 template <Operand X, std::size_t Rank>
@@ -84,6 +97,19 @@ requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise
   (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
 }
 
+template <class F, class G, class Y, class Dy, class X>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, 0>>& operation, const G& g, const Y&,
+                 const Dy& dy, const X& x) {
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x); },
+                    [&] { return g * dy * detail::nth_derivative(operation.name, operation.f.f, 2, x); }};
+}
+template <class F, class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::NthDerivative<F>>& operation, const Dy& dy, const Y&,
+                 const X& x) {
+  return std::tuple{
+      [&] { return dy * detail::nth_derivative(operation.name, operation.f.f, operation.f.order + 1, x); }};
+}
+
 // Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
@@ -97,6 +123,16 @@ template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Mul>&, const Dy& dy, const Y&, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy * b, a.shape()); },
                     [&] { return detail::sum_to(dy * a, b.shape()); }};
+}
+// y / b and not a / b²: equal to Div's own gradient to the bit.
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Div>&, const Dy& dy, const Y& y, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy / b, a.shape()); },
+                    [&] { return detail::sum_to(-dy * (y / b), b.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::SubtractFrom>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return -dy; }};
 }
 template <class Dy, class Y, class X>
 auto derivatives(const operations::Pointwise<functors::Neg>&, const Dy& dy, const Y&, const X&) {
