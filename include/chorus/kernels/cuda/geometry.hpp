@@ -27,10 +27,11 @@ constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
   return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
 }
 
-/// The largest power of two, at most `most`, that divides the address.
-inline int alignment_of(const void* pointer, int most = 256) {
+/// The largest power of two, at most `access_bytes`, that divides the address. More makes no access faster, and would
+/// only tell apart plans (see plan_key.hpp) of operands that lie elsewhere in the next step.
+inline int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
+  return address % access_bytes == 0 ? access_bytes : 1 << std::countr_zero(address);
 }
 /// Whether all pointers, except null ones, allow 16-byte accesses.
 template <class... T>
