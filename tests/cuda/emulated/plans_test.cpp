@@ -174,8 +174,8 @@ TEST_CASE("cuda: a captured step makes no plan, and says that more warming up do
   step(x), step(x);
   CHECK(message_of<UsageError>([&] { step(x); }) ==
         "Graphed: while the step was captured: captured graph: expected only plans that eager steps have made, got a "
-        "new one on cuda:0 for matrix product F32 [17, 2] by [2, 2]; warm up more: run the step eagerly until it has met "
-        "this shape and alignment (Graphed: GraphedOptions::warm_up)");
+        "new one on cuda:0 for matrix product F32 [17, 2] by [2, 2]; warm up more: run the step eagerly until it has "
+        "met this shape and alignment (Graphed: GraphedOptions::warm_up)");
   net(some);  // the plan's shape, eagerly
   calls = 2;
   step(x);

@@ -46,9 +46,9 @@ template <class Problem, class Choice>
 template <class Problem>
 [[gnu::cold]] void require_eager(Cuda device, const Problem& problem) {
   check<UsageError>(!chorus::cuda::is_capturing(chorus::cuda::current_stream(device)),
-                    "captured graph: expected only plans that eager steps have made, got a new one on ", device, " for ",
-                    text_of(problem), "; warm up more: run the step eagerly until it has met this shape and alignment "
-                    "(Graphed: GraphedOptions::warm_up)");
+                    "captured graph: expected only plans that eager steps have made, got a new one on ", device,
+                    " for ", text_of(problem), "; warm up more: run the step eagerly until it has met this shape and "
+                    "alignment (Graphed: GraphedOptions::warm_up)");
 }
 
 namespace detail {
