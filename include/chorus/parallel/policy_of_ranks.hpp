@@ -432,7 +432,7 @@ PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string
       handles_(model) {
   if constexpr (!std::is_same_v<D, Cpu>)
     check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ",
-                      D::kind, ", such as comm::NcclCommunicator, got ", communicator.backend());
+                      D::kind, ", such as comm::StagedCommunicator, got ", communicator.backend());
   check<UsageError>(dim >= 0, title, ": expected dim of at least 0, got ", dim);
   shares_.compare(program_);
   program_.listen(this->flat_.parameters(), buffers_, {.contents = true});

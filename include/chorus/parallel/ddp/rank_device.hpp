@@ -8,7 +8,8 @@
 
 #if CHORUS_USE_NCCL
 #include <chorus/comm/nccl.hpp>
-#include <memory>
+#elif CHORUS_USE_CUDA
+#include <chorus/comm/staged.hpp>
 #endif
 
 namespace chorus::detail {
@@ -30,9 +31,10 @@ class RankDevice {
   std::optional<int> named_;
 };
 
-#if CHORUS_USE_NCCL
+#if CHORUS_USE_CUDA
 /// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
-/// share it (see comm::settle_gpus), which is for tests.
+/// share it (see comm::settle_gpus), which is for tests. In a program without NCCL, gradients go through the host's
+/// memory.
 template <>
 class RankDevice<Cuda> {
  public:
@@ -40,18 +42,22 @@ class RankDevice<Cuda> {
   explicit RankDevice(Run& run) {
     cuda::require(Cuda{0});
     device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
+#if CHORUS_USE_NCCL
     comm::settle_gpus(run.communicator(), device_.index);
-    communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
+    communicator_.emplace(comm::NcclCommunicator<>(run.communicator(), device_.index, run.world().timeout));
+#else
+    communicator_.emplace(comm::StagedCommunicator(run.communicator()));
+#endif
   }
   template <class Model>
   Model place(Model model) const {
     return moved_to(std::move(model), device_);
   }
-  comm::AnyCommunicator& communicator() const { return *communicator_; }
+  comm::AnyCommunicator& communicator() { return *communicator_; }
 
  private:
   Cuda device_;
-  std::unique_ptr<comm::NcclCommunicator<>> communicator_;
+  std::optional<comm::AnyCommunicator> communicator_;
 };
 #endif
 
