@@ -190,10 +190,7 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     const auto* const writes = value_.storage().writes();
     return writes == nullptr ? "" : writes->name.c_str();
   }
-  void* grad_place() const override {
-    grad_storage().touch();
-    return this->grad_memory().data();
-  }
+  void* grad_place() const override { return grad_storage().touch(), this->grad_memory().data(); }
   const Storage<D>& grad_storage() const override { return this->grad_memory().storage(); }
   const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }

@@ -71,7 +71,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
       : Base(std::move(model), run, ddp_options(options)) {
     gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
-    shard(detail::communicator_on(this->model_device(), *gathers_, run.world().timeout, gathers_on_device_), options);
+    if constexpr (std::is_same_v<D, Cpu>)
+      shard(*gathers_, options);
+    else
+      shard(detail::communicator_on(this->model_device(), *gathers_, run.world().timeout, gathers_on_device_), options);
   }
 
   /// The same for a model that is constructed here: each rank draws only its own parts; no rank ever holds the whole.
