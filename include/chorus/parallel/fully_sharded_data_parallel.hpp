@@ -74,7 +74,8 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     if constexpr (std::is_same_v<D, Cpu>)
       shard(*gathers_, options);
     else
-      shard(detail::communicator_on(this->model_device(), *gathers_, run.world().timeout, gathers_on_device_), options);
+      shard(detail::RankDevice<D>::over(*gathers_, this->model_device(), run.world().timeout, gathers_on_device_),
+            options);
   }
 
   /// The same for a model that is constructed here: each rank draws only its own parts; no rank ever holds the whole.

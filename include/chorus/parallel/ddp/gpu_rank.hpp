@@ -19,19 +19,6 @@ namespace chorus::detail {
 template <Device D>
 class RankDevice;
 
-/// Puts a communicator over `host` for the memory of `device` into `made`.
-inline comm::AnyCommunicator& communicator_on(Cuda device, comm::AnyCommunicator& host,
-                                              std::chrono::milliseconds timeout,
-                                              std::optional<comm::AnyCommunicator>& made) {
-#if CHORUS_USE_NCCL
-  comm::settle_gpus(host, device.index);
-  return made.emplace(comm::NcclCommunicator<>(host, device.index, timeout));
-#else
-  static_cast<void>(device), static_cast<void>(timeout);
-  return made.emplace(comm::StagedCommunicator(host));
-#endif
-}
-
 /// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
 /// share it (see comm::settle_gpus), which is for tests. In a program without NCCL, numbers go through the host's
 /// memory.
@@ -42,13 +29,25 @@ class RankDevice<Cuda> {
   explicit RankDevice(Run& run) {
     cuda::require(Cuda{0});
     device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
-    communicator_on(device_, run.communicator(), run.world().timeout, communicator_);
+    over(run.communicator(), device_, run.world().timeout, communicator_);
   }
   template <class Model>
   Model place(Model model) const {
     return moved_to(std::move(model), device_);
   }
   comm::AnyCommunicator& communicator() { return *communicator_; }
+
+  /// Puts a communicator over `host` for the memory of `device` into `made`.
+  static comm::AnyCommunicator& over(comm::AnyCommunicator& host, [[maybe_unused]] Cuda device,
+                                     [[maybe_unused]] std::chrono::milliseconds timeout,
+                                     std::optional<comm::AnyCommunicator>& made) {
+#if CHORUS_USE_NCCL
+    comm::settle_gpus(host, device.index);
+    return made.emplace(comm::NcclCommunicator<>(host, device.index, timeout));
+#else
+    return made.emplace(comm::StagedCommunicator(host));
+#endif
+  }
 
  private:
   Cuda device_;
