@@ -120,6 +120,7 @@
 #include <chorus/train/metrics.hpp>
 
 #if CHORUS_USE_CUDA
+#include <chorus/comm/staged.hpp>
 #include <chorus/data/cuda/device_loader.hpp>
 #include <chorus/parallel/cuda/graphed.hpp>
 #endif

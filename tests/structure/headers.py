@@ -163,7 +163,7 @@ def problems(header, text):
 
 
 # Headers that <chorus/all.hpp> need not bring: what bodies of functions alone use, and what needs a library of its own.
-INNER = re.compile(r"chorus/(compiled/|core/check_output|trace/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl)|"
+INNER = re.compile(r"chorus/(compiled/|core/check_output|trace/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl|staged)|parallel/ddp/gpu_rank|"
                    r"quantization/layer_output|launch/(console|variables|job_of_machines|machines|rank_output|rank_process|signal_pipe|supervisor|supervisor_link"
                    r"|world_from_environment)\.hpp)|/cuda[/.]|_impl\.hpp$|\.cuh$")
 

@@ -335,6 +335,15 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
   bool operators_send_ = false;   // forward passes have had collectives; so will backward
 
+  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
+  bool in_captured_step() const {
+#if CHORUS_USE_CUDA
+    if constexpr (!std::is_same_v<D, Cpu>)
+      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
+#endif
+    return false;
+  }
+
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
   struct Group final : BatchGroup {
@@ -391,14 +400,6 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       scale_in_backward(node, scales[i]);
     }
   }
-  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
-  bool in_captured_step() const {
-#if CHORUS_USE_CUDA
-    if constexpr (!std::is_same_v<D, Cpu>)
-      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
-#endif
-    return false;
-  }
   std::uint64_t count_buffer_writes() const;
   [[gnu::cold]] void check_evaluates_rank_0s();
   struct Recorded {
@@ -431,8 +432,8 @@ PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string
       buffers_(nn::named_buffers<D>(model)),
       handles_(model) {
   if constexpr (!std::is_same_v<D, Cpu>)
-    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ",
-                      D::kind, ", such as comm::NcclCommunicator, got ", communicator.backend());
+    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ", D::kind,
+                      ", such as comm::StagedCommunicator, got ", communicator.backend());
   check<UsageError>(dim >= 0, title, ": expected dim of at least 0, got ", dim);
   shares_.compare(program_);
   program_.listen(this->flat_.parameters(), buffers_, {.contents = true});

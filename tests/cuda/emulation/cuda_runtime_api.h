@@ -137,6 +137,15 @@ inline void finish_all() {
   const std::lock_guard lock(runtime());
   for (std::size_t i = 0; i < streams().size(); ++i) streams()[i]->finish(streams()[i]->given);
 }
+/// The devices' memory: the end and the device of each block, by its begin.
+struct DeviceMemory {
+  std::mutex mutex;
+  std::map<const char*, std::pair<const char*, int>> blocks;
+};
+inline DeviceMemory& device_memory() {
+  static DeviceMemory memory;
+  return memory;
+}
 /// Captures that this thread has begun: calls that a capture forbids are errors in it.
 inline int& captures() {
   thread_local int count = 0;
@@ -312,9 +321,9 @@ inline void CUstream_st::finish(std::size_t until) {
 #define blockIdx (::emulation::Block::get().block)
 #define blockDim (::emulation::Block::get().threads)
 #define gridDim (::emulation::Block::get().blocks)
-#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...)                                             \
+#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...)                                           \
   (++::emulation::counters().launches, (STREAM)->run([=, grid = dim3(BLOCKS), threads = unsigned{THREADS}] { \
-    ::emulation::Block::get().run(grid, threads, [&] { KERNEL(__VA_ARGS__); });                                \
+    ::emulation::Block::get().run(grid, threads, [&] { KERNEL(__VA_ARGS__); });                              \
   }))
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -361,11 +370,16 @@ inline cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   if (bytes > emulation::counters().limit) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   std::memset(*data, 0xFF, bytes);  // NaN, so that nobody relies on zeros
+  const std::lock_guard lock(emulation::device_memory().mutex);
+  const char* const begin = static_cast<char*>(*data);
+  emulation::device_memory().blocks[begin] = {begin + bytes, emulation::current_device()};
   return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* data) {
   if (emulation::captures() > 0) return cudaErrorStreamCaptureUnsupported;
   emulation::finish_all();
+  const std::lock_guard lock(emulation::device_memory().mutex);
+  emulation::device_memory().blocks.erase(static_cast<char*>(data));
   return std::free(data), cudaSuccess;
 }
 inline cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
@@ -375,6 +389,19 @@ inline cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   return *data = std::malloc(bytes), cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+};
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  const std::lock_guard lock(emulation::device_memory().mutex);
+  const auto& blocks = emulation::device_memory().blocks;
+  auto at = blocks.upper_bound(static_cast<const char*>(data));
+  const bool found = at != blocks.begin() && data < (--at)->second.first;
+  *attributes = {found ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, found ? at->second.second : -2};
+  return cudaSuccess;
+}
 inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = emulation::counters().limit;
   return cudaSuccess;
