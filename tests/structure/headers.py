@@ -29,8 +29,8 @@ STANDARD = {
     "cctype": "isspace",
     "charconv": "from_chars from_chars_result to_chars",
     "chrono": "chrono",
-    "cmath": "abs ceil copysign cos erf exp expm1 fabs floor fmod hypot isfinite isinf isnan log log1p log2 llround lround nearbyint "
-             "nextafter pow round sin sqrt tanh",
+    "cmath": "abs atan2 ceil copysign cos erf exp expm1 fabs floor fmod hypot isfinite isinf isnan lgamma log log1p log2 llround lround nearbyint "
+             "nextafter pow round sin sqrt tan tanh",
     "complex": "complex",
     "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as unsigned_integral",
     "condition_variable": "condition_variable condition_variable_any",

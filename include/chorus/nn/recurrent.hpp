@@ -111,10 +111,7 @@ class Recurrent : public Module {
   /// marked with batch axis 1 for DataParallel.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
-    const auto& shape = states.front().shape();
-    std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
-    for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
-    return batch_axis<1>(concat(0, std::span<const typename decltype(rows)::value_type>(rows)));
+    return batch_axis<1>(stack(0, states));
   }
 
  private:

@@ -2,8 +2,12 @@
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/group_norm.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/nn/module_dict.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/positions.hpp>
+#include <chorus/nn/recurrent.hpp>
+#include <chorus/nn/recurrent_cells.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <cmath>
 
@@ -125,6 +129,41 @@ TEST_CASE("products of rotated queries and keys depend on distances alone") {
   const auto both = nn::rotary_positions(ch::concat(0, q, q));
   CHECK(both(0, 1) == q(0, 1));
   CHECK(both(1, 3) == Approx(nn::rotary_positions(q, 1)(0, 3)));
+}
+
+TEST_CASE("a ModuleDict has its modules by name, and their parameters' paths") {
+  nn::ModuleDict<nn::Linear<Cpu>> heads;
+  heads.insert("b", nn::Linear<Cpu>(2, 3));
+  heads.insert("a", nn::Linear<Cpu>(2, 1));
+  CHECK(names(heads) == std::vector<std::string>{"b.weight", "b.bias", "a.weight", "a.bias"});
+  CHECK(heads["a"](ramp<2>({4, 2})).shape() == Shape<2>{4, 1});
+  CHECK(heads.contains("b"));
+  CHECK(message_of<ch::UsageError>([&] { heads["c"]; }) == "ModuleDict: expected one of 2 names, got 'c'");
+  CHECK_THROWS_AS(heads.insert("a", nn::Linear<Cpu>(2, 1)), ch::UsageError);
+  CHECK_THROWS_AS(heads.insert("a.b", nn::Linear<Cpu>(2, 1)), ch::UsageError);
+}
+
+TEST_CASE("cells compute the steps of recurrent layers") {
+  const auto x = ramp<3>({2, 5, 3});
+  const auto steps = [&](const auto& cell, const auto& hidden_of) {
+    auto state = cell(ch::reshape(x.slice(1, 0, 1), {2, 3}));
+    for (Index t = 1; t < 5; ++t) state = cell(ch::reshape(x.slice(1, t, t + 1), {2, 3}), state);
+    return hidden_of(state);
+  };
+  nn::LSTMCell<Cpu> lstm_cell(3, 4);
+  nn::GRUCell<Cpu> gru_cell(3, 4);
+  const auto lstm = ch::lstm(x, lstm_cell.weight_ih, lstm_cell.weight_hh, lstm_cell.bias_ih, lstm_cell.bias_hh);
+  const auto gru = ch::gru(x, gru_cell.weight_ih, gru_cell.weight_hh, gru_cell.bias_ih, gru_cell.bias_hh);
+  CHECK(steps(lstm_cell, [](const auto& s) { return s.hidden.value().to_vector(); }) ==
+        lstm.hidden.value().to_vector());
+  CHECK(steps(gru_cell, [](const auto& s) { return s.value().to_vector(); }) ==
+        gru.hidden.value().to_vector());
+  CHECK(names(gru_cell) == std::vector<std::string>{"weight_ih", "weight_hh", "bias_ih", "bias_hh"});
+  nn::LSTMCell<Cpu> without(3, 4, {.bias = false});
+  CHECK(names(without) == std::vector<std::string>{"weight_ih", "weight_hh"});
+  CHECK(without(ramp<2>({2, 3})).cell.shape() == Shape<2>{2, 4});
+  CHECK_THROWS_AS((nn::GRUCell<Cpu>(0, 4)), ch::ShapeError);
+  CHECK_THROWS_AS(gru_cell(ramp<2>({2, 5})), ch::ShapeError);
 }
 
 }  // namespace more_layers_test
