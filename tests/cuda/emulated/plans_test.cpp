@@ -105,7 +105,7 @@ TEST_CASE("cuda: a product that gives sums, too, is said, and what is done where
   unsetenv("CHORUS_CUDA_PLANS");
 }
 
-TEST_CASE("cuda: that attention goes by blocks is said once for each shape, where that is wanted") {
+TEST_CASE("cuda: whether attention goes by blocks is said once for each shape, where that is wanted") {
   const kernels::AttentionShape shape{
       .samples = 1, .heads = 1, .queries = 2, .keys = 3, .features = 4, .values = 5, .scale = 1, .causal = true};
   const auto numbers = Tensor<float, 1, Cuda>::zeros({64});
@@ -115,9 +115,15 @@ TEST_CASE("cuda: that attention goes by blocks is said once for each shape, wher
   };
   CHECK(said(forward).empty());
   setenv("CHORUS_CUDA_PLANS", "1", 1);
+  const auto limit = kernels::attention_scores_limit().exchange(0);
   CHECK(said([&] { forward(), forward(); }) ==
         "chorus: cuda:0: attention F32 [1, 1, 2, 4] to 3 keys, 5 values each, causal: by blocks, without its scores in "
         "memory\n");
+  kernels::attention_scores_limit() = limit;
+  const auto products = said([&] { forward(), forward(); });
+  CHECK(products.starts_with("chorus: cuda:0: attention F32 [1, 1, 2, 4] to 3 keys, 5 values each, causal: by products, "
+                             "with the scores of 1 head in memory\n"));
+  CHECK(products.find("attention", products.find('\n')) == std::string::npos);
   unsetenv("CHORUS_CUDA_PLANS");
 }
 

@@ -8,6 +8,7 @@
 #include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -87,21 +88,45 @@ constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   return plan;
 }
 
+/// Division of numbers below `most` by a number that the host knows: up to 2^31 by one multiplication, where a GPU's
+/// division takes some 70 instructions (Granlund and Montgomery, "Division by invariant integers using multiplication",
+/// 1994).
+class Divider {
+ public:
+  explicit Divider(Index by, Index most = std::numeric_limits<Index>::max()) : by_(by) {
+    if (by < 1 || most > Index{1} << 31) return;
+    shift_ = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(by) - 1));
+    const std::uint64_t power = std::uint64_t{1} << shift_, divisor = static_cast<std::uint64_t>(by);
+    factor_ = static_cast<std::uint32_t>(((power - divisor) << 32) / divisor + 1);
+    fast_ = by < Index{1} << 31;
+  }
+  CHORUS_HD Index operator()(Index i) const {
+    if (!fast_) return i / by_;
+    const auto n = static_cast<std::uint32_t>(i);
+    const auto high = static_cast<std::uint32_t>(std::uint64_t{n} * factor_ >> 32);
+    return static_cast<Index>((high + n) >> shift_);
+  }
+
+ private:
+  Index by_;
+  int shift_ = 0;
+  std::uint32_t factor_ = 0;
+  bool fast_ = false;
+};
+
 inline constexpr int most_axes = 8;
 
 /// The offsets of element i, in row-major order of a shape, in `N` strided arrays.
 template <int N>
 struct StridedMap {
-  int axes = 0;  ///< after merging; innermost first
+  int axes = 0;         ///< after merging; innermost first
   bool narrow = false;  ///< whether 32-bit divisions suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
     Index at[N];
   };
-  CHORUS_HD Offsets operator()(Index i) const {
-    return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i);
-  }
+  CHORUS_HD Offsets operator()(Index i) const { return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i); }
 
  private:
   template <class Number>
