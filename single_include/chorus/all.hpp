@@ -2442,6 +2442,409 @@ class WeightedRandomSampler : public Sampler {
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
 
+// <chorus/distributions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DISTRIBUTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_DISTRIBUTIONS_HPP
+/// Probability distributions: Normal, Bernoulli, Categorical, Beta, with log_prob, entropy, sample and kl_divergence,
+/// as in torch.distributions. All but samples are differentiable; so is Normal's rsample. Samples are keyed as all
+/// random numbers: see RandomOptions in ops/random.hpp.
+
+// <chorus/ops/special_functions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+/// atan2, lgamma, digamma.
+
+namespace chorus {
+
+namespace math {
+
+// Functions of plain numbers.
+template <std::floating_point T>
+CHORUS_HD T atan2(T y, T x) {
+  return std::atan2(y, x);
+}
+template <std::floating_point T>
+CHORUS_HD T lgamma(T x) {
+  return std::lgamma(x);
+}
+/// The derivative of lgamma, in double: by the recurrence digamma(x) = digamma(x + 1) - 1 / x up to 10, from there by
+/// the asymptotic series; below 0 by reflection (Abramowitz, Stegun 1964, 6.3.5, 6.3.7, 6.3.18). -infinity at 0, NaN at
+/// negative integers, as in PyTorch.
+template <std::floating_point T>
+CHORUS_HD T digamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0;
+  if (x == 0) return std::copysign(std::numeric_limits<T>::infinity(), -number);
+  if (x < 0) {
+    if (x == std::floor(x)) return std::numeric_limits<T>::quiet_NaN();
+    y = -pi / std::tan(pi * (x - std::floor(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) y -= 1 / x;
+  const double z = 1 / (x * x);
+  y += std::log(x) - 0.5 / x;
+  y -= z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760))))));
+  return static_cast<T>(y);
+}
+/// The derivative of digamma, in the same way (6.4.6, 6.4.7, 6.4.12).
+template <std::floating_point T>
+CHORUS_HD T trigamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0, sign = 1;
+  if (x < 0.5) {
+    const double s = std::sin(pi * (x - std::floor(x)));
+    y = -pi * pi / (s * s);
+    x = 1 - x;
+    sign = -1;
+  }
+  for (; x < 10; x += 1) y += 1 / (x * x);
+  const double z = 1 / (x * x);
+  y += 1 / x + z / 2;
+  y += z / x * (1.0 / 6 - z * (1.0 / 30 - z * (1.0 / 42 - z * (1.0 / 30 - z * (5.0 / 66 - z * (691.0 / 2730))))));
+  return static_cast<T>(sign * y);
+}
+
+namespace detail {
+// A Pack, whose lanes are computed one by one.
+template <class S>
+concept Lanes = requires(const S& x) {
+  S::width;
+  x.v[0];
+};
+}  // namespace detail
+
+#define CHORUS_LANE_BY_LANE(NAME)                                 \
+  template <detail::Lanes S>                                      \
+  CHORUS_HD S NAME(const S& x) {                                  \
+    S out;                                                        \
+    for (Index i = 0; i < S::width; ++i) out.v[i] = NAME(x.v[i]); \
+    return out;                                                   \
+  }
+CHORUS_LANE_BY_LANE(lgamma)
+CHORUS_LANE_BY_LANE(digamma)
+CHORUS_LANE_BY_LANE(trigamma)
+#undef CHORUS_LANE_BY_LANE
+template <detail::Lanes S>
+CHORUS_HD S atan2(const S& y, const S& x) {
+  S out;
+  for (Index i = 0; i < S::width; ++i) out.v[i] = atan2(y.v[i], x.v[i]);
+  return out;
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> atan2(const Dual<S, N>& y, const Dual<S, N>& x) {
+  const S square = x.value * x.value + y.value * y.value;
+  return detail::chain<S, N>(atan2(y.value, x.value), x.value / square, y, -y.value / square, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> digamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(digamma(x.value), trigamma(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> lgamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(lgamma(x.value), digamma(x.value), x);
+}
+
+}  // namespace math
+
+namespace functors {
+
+/// The angle of the point (x, y) in (-pi, pi].
+struct Atan2 {
+  template <class S>
+  CHORUS_HD S operator()(const S& y, const S& x) const {
+    return atan2(y, x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& y, const S& x) const {
+    const S square = x * x + y * y;
+    return {{dy * (x / square), -dy * (y / square)}};
+  }
+};
+
+/// log |gamma(x)|
+struct Lgamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return lgamma(x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{dy * digamma(x)}};
+  }
+};
+
+/// The derivative of lgamma.
+struct Digamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return digamma(x);
+  }
+};
+
+}  // namespace functors
+
+/// The angle of the point (x, y), in radians in (-pi, pi]; the operands broadcast.
+template <Operand Y, Operand X>
+auto atan2(const Y& y, const X& x) {
+  return detail::pointwise("atan2", functors::Atan2{}, y, x);
+}
+/// The logarithm of the absolute value of the gamma function.
+template <Operand X>
+auto lgamma(const X& x) {
+  return detail::pointwise("lgamma", functors::Lgamma{}, x);
+}
+/// The derivative of lgamma.
+template <Operand X>
+auto digamma(const X& x) {
+  return detail::pointwise("digamma", functors::Digamma{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+
+namespace chorus::distributions {
+
+namespace detail {
+template <Operand A, Operand B>
+void check_parameters(const char* name, const A& a, const B& b) {
+  static_assert(tensor_of<A>::rank == tensor_of<B>::rank && of_one_type<A, B>,
+                "distributions: expected parameters of one rank and scalar type");
+  chorus::detail::check_defined(name, value_of(a), value_of(b));
+  check<ShapeError>(value_of(a).shape() == value_of(b).shape(), name, ": expected parameters of one shape, got ",
+                    value_of(a).shape(), " and ", value_of(b).shape());
+}
+template <Operand X>
+void check_positive(const X& x, const char* name, const char* expected) {
+  chorus::detail::check_numbers(
+      value_of(x), [](double number) { return number > 0; }, name, expected);
+}
+// log(1 + exp(x)) for all x.
+template <Operand X>
+auto log_one_plus_exp(const X& x) {
+  return softplus(x, 1, std::numeric_limits<double>::infinity());
+}
+// factor log(x), 0 for a factor of 0.
+template <Operand F, Operand L>
+auto times_log(const F& factor, const L& log_x) {
+  return where(value_of(factor) == 0, 0, factor * log_x);
+}
+
+// The logarithm of a number with the gamma distribution (Marsaglia, Tsang 2000), a function of the key and the stream.
+inline double log_of_gamma(double shape, std::uint64_t key, std::uint32_t stream) {
+  std::uint32_t round = 0;
+  const auto words = [&] { return philox(key, {round++, stream, 0, 0}); };
+  const auto unit = [](std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; };
+  const double boost = shape < 1 ? std::log(unit(words()[0])) / shape : 0;
+  const double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3, c = 1 / std::sqrt(9 * d);
+  while (true) {
+    const auto [a, b, u, unused] = words();
+    const double normal = std::sqrt(-2 * std::log(unit(a))) * std::cos(2 * std::numbers::pi * unit(b));
+    const double v = std::pow(1 + c * normal, 3);
+    if (v > 0 && std::log(unit(u)) < normal * normal / 2 + d - d * v + d * std::log(v)) return std::log(d * v) + boost;
+  }
+}
+}  // namespace detail
+
+/// A parameter as log probabilities up to a constant: `Categorical{Logits{x}}`.
+template <Operand X>
+struct Logits {
+  X value;
+};
+template <Operand X>
+Logits(X) -> Logits<X>;
+/// A parameter as probabilities: `Categorical{Probs{p}}`.
+template <Operand X>
+struct Probs {
+  X value;
+};
+template <Operand X>
+Probs(X) -> Probs<X>;
+
+/// N(loc, scale²) for each element. Throws ShapeError if the shapes differ, UsageError if a scale is not positive (not
+/// checked on a GPU).
+template <Operand L, Operand S>
+class Normal {
+ public:
+  L loc;
+  S scale;
+
+  Normal(L mean, S deviation) : loc(std::move(mean)), scale(std::move(deviation)) {
+    detail::check_parameters("Normal", loc, scale);
+    detail::check_positive(scale, "Normal", "a positive scale");
+  }
+
+  /// log of the density at x.
+  template <Operand X>
+  auto log_prob(const X& x) const {
+    return square((x - loc) / scale) * -0.5 - log(scale) - std::log(2 * std::numbers::pi) / 2;
+  }
+  auto entropy() const { return log(scale) + (0.5 + std::log(2 * std::numbers::pi) / 2); }
+  /// A sample without a gradient.
+  auto sample(const RandomOptions& options = {}) const { return normal(loc, scale, options); }
+  /// A sample with gradients by loc and scale (Kingma, Welling 2014).
+  auto rsample(const RandomOptions& options = {}) const {
+    return loc + scale * randn_like(scale, chorus::detail::options_for<L, S>(options));
+  }
+};
+
+/// The KL divergence of q from p.
+template <class PL, class PS, class QL, class QS>
+auto kl_divergence(const Normal<PL, PS>& p, const Normal<QL, QS>& q) {
+  const auto ratio = square(p.scale / q.scale);
+  return (ratio + square((p.loc - q.loc) / q.scale) - 1 - log(ratio)) * 0.5;
+}
+
+/// 1 with a probability for each element, else 0. `Bernoulli{Logits{x}}` or `Bernoulli{Probs{p}}`. Probabilities of 0
+/// and 1 count as the nearest between, as in PyTorch.
+template <Operand X>
+class Bernoulli {
+  using T = typename tensor_of<X>::value_type;
+
+ public:
+  chorus::detail::RecordedLike<X, X> logits;
+
+  explicit Bernoulli(const Logits<X>& given) : logits(reshape(given.value, value_of(given.value).shape())) {}
+  explicit Bernoulli(const Probs<X>& given) : logits(logits_of(given.value)) {}
+
+  auto probs() const { return sigmoid(logits); }
+  /// log of the probability of x, which is 0 or 1.
+  template <Operand Y>
+  auto log_prob(const Y& x) const {
+    return x * logits - detail::log_one_plus_exp(logits);
+  }
+  auto entropy() const { return detail::log_one_plus_exp(logits) - probs() * logits; }
+  /// A sample without a gradient.
+  auto sample(const RandomOptions& options = {}) const {
+    return bernoulli(sigmoid(value_of(logits)), chorus::detail::options_for<X>(options));
+  }
+
+ private:
+  static auto logits_of(const X& probs) {
+    chorus::detail::check_numbers(
+        value_of(probs), [](double number) { return number >= 0 && number <= 1; }, "Bernoulli",
+        "probabilities in [0, 1]");
+    constexpr double least = static_cast<double>(std::numeric_limits<T>::epsilon());
+    const auto inside = clamp(probs, least, 1 - least);
+    return log(inside) - log1p(-inside);
+  }
+};
+
+template <class P, class Q>
+auto kl_divergence(const Bernoulli<P>& p, const Bernoulli<Q>& q) {
+  return p.probs() * (p.logits - q.logits) + detail::log_one_plus_exp(q.logits) - detail::log_one_plus_exp(p.logits);
+}
+
+/// One of the categories of the last axis. `Categorical{Logits{x}}` or `Categorical{Probs{p}}`, with weights of any
+/// sum.
+template <Operand X>
+class Categorical {
+  using T = typename tensor_of<X>::value_type;
+  static constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "Categorical: expected [..., categories]");
+
+ public:
+  /// log probabilities.
+  chorus::detail::RecordedLike<X, X> logits;
+
+  explicit Categorical(const Logits<X>& given) : logits(log_softmax(given.value, -1)) {}
+  explicit Categorical(const Probs<X>& given) : logits(logits_of(given.value)) {}
+
+  auto probs() const { return exp(logits); }
+  /// log of the probability of each category: index [...]. Throws ShapeError for another shape.
+  template <class D>
+  auto log_prob(const Tensor<std::int64_t, rank - 1, D>& index) const {
+    const auto rest = chorus::detail::without_axis<rank>(logits.shape(), static_cast<std::size_t>(rank) - 1);
+    check<ShapeError>(index.shape() == rest, "Categorical: expected categories of shape ", rest, ", got ",
+                      index.shape());
+    auto one = logits.shape();
+    one.back() = 1;
+    return reshape(gather(logits, -1, contiguous(index).view(one)), rest);
+  }
+  auto entropy() const { return -sum(exp(logits) * clamp(logits, lowest, 0), -1); }
+  /// Categories without a gradient: [...], for logits [categories] or [rows, categories].
+  auto sample(const RandomOptions& options = {}) const {
+    static_assert(rank <= 2, "Categorical: sample: expected logits [categories] or [rows, categories]");
+    const auto chosen = multinomial(exp(value_of(logits)), 1, true, chorus::detail::options_for<X>(options));
+    return chosen.view(chorus::detail::without_axis<rank>(logits.shape(), static_cast<std::size_t>(rank) - 1));
+  }
+
+  static constexpr double lowest = static_cast<double>(std::numeric_limits<T>::lowest());
+
+ private:
+  static auto logits_of(const X& weights) {
+    chorus::detail::check_numbers(
+        value_of(weights), [](double number) { return number >= 0; }, "Categorical", "probabilities of at least 0");
+    const auto probs = weights / sum(weights, -1, keep_axis);
+    constexpr double least = static_cast<double>(std::numeric_limits<T>::epsilon());
+    return log(clamp(probs, least, 1 - least));
+  }
+};
+
+template <class P, class Q>
+auto kl_divergence(const Categorical<P>& p, const Categorical<Q>& q) {
+  return sum(exp(p.logits) * (clamp(p.logits, Categorical<P>::lowest, 0) - q.logits), -1);
+}
+
+/// Beta(a, b) for each element. Throws ShapeError if the shapes differ, UsageError if a number is not positive (not
+/// checked on a GPU).
+template <Operand A, Operand B>
+class Beta {
+ public:
+  A concentration1;
+  B concentration0;
+
+  Beta(A a, B b) : concentration1(std::move(a)), concentration0(std::move(b)) {
+    detail::check_parameters("Beta", concentration1, concentration0);
+    detail::check_positive(concentration1, "Beta", "positive concentrations");
+    detail::check_positive(concentration0, "Beta", "positive concentrations");
+  }
+
+  auto mean() const { return concentration1 / (concentration1 + concentration0); }
+  /// log of the density at x in [0, 1].
+  template <Operand X>
+  auto log_prob(const X& x) const {
+    return detail::times_log(concentration1 - 1, log(x)) + detail::times_log(concentration0 - 1, log1p(-x)) -
+           log_beta();
+  }
+  auto entropy() const {
+    const auto &a = concentration1, &b = concentration0;
+    return log_beta() - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b);
+  }
+  /// A sample without a gradient, made on the host; never 0 or 1.
+  auto sample(const RandomOptions& options = {}) const {
+    using T = typename tensor_of<A>::value_type;
+    const auto& shape = value_of(concentration1).shape();
+    const auto keys =
+        randint<std::int64_t>(0, std::int64_t{1} << 62, shape, Cpu{}, chorus::detail::options_for<A, B>(options));
+    const auto a = to_device(contiguous(value_of(concentration1)), Cpu{}),
+               b = to_device(contiguous(value_of(concentration0)), Cpu{});
+    auto out = Tensor<T, tensor_of<A>::rank>::empty(shape, keys.device());
+    for (Index i = 0; i < out.numel(); ++i) {
+      const auto key = static_cast<std::uint64_t>(keys.data()[i]);
+      const double first = detail::log_of_gamma(static_cast<double>(a.data()[i]), key, 0),
+                   second = detail::log_of_gamma(static_cast<double>(b.data()[i]), key, 1);
+      out.data()[i] = std::clamp(static_cast<T>(1 / (1 + std::exp(second - first))), std::numeric_limits<T>::min(),
+                                 1 - std::numeric_limits<T>::epsilon() / 2);
+    }
+    return to_device(out, value_of(concentration1).device());
+  }
+  /// log of the beta function.
+  auto log_beta() const {
+    return lgamma(concentration1) + lgamma(concentration0) - lgamma(concentration1 + concentration0);
+  }
+};
+
+template <class PA, class PB, class QA, class QB>
+auto kl_divergence(const Beta<PA, PB>& p, const Beta<QA, QB>& q) {
+  const auto &a = p.concentration1, &b = p.concentration0;
+  const auto by_a = a - q.concentration1, by_b = b - q.concentration0;
+  return q.log_beta() - p.log_beta() + by_a * digamma(a) + by_b * digamma(b) - (by_a + by_b) * digamma(a + b);
+}
+
+}  // namespace chorus::distributions
+#endif  // CHORUS_SINGLE_CHORUS_DISTRIBUTIONS_HPP
+
 // <chorus/io/checkpoint.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 #define CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
@@ -5114,16 +5517,10 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; otherwise only rank 0, except with a ShardedOptimizer.
-template <class Net>
-constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
-
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer only the server
-/// writes, and workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with
-/// state, all ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel,
-/// TensorParallel, Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and
-/// the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
+/// names, so the file is also a model's file. One call on all ranks, under every policy: rank 0, or ParameterServer's
+/// server, writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline, Mesh), each
+/// writes its parts into the one file. The plain, the fused and the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
 /// GradScaler, ParameterAverage and ReduceOnPlateau; at most one of each. Gradients are not saved: save between two
 /// steps. The seed is, and the number of `canonical_shares`.
 ///
@@ -5133,7 +5530,7 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key), which
 /// `load_checkpoint` and `io::load` compare.
 ///
-/// Throws FileError, and CommError if all ranks should call it and some don't.
+/// Throws FileError, and CommError if some ranks don't call it and rank 0 needs their state.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
@@ -5141,9 +5538,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     if (!net.is_server()) return;
   if constexpr (requires { optimizer.gathered(net); }) {
     const auto whole = optimizer.gathered(net);
-    if (detail::all_ranks_save<Net> || net.communicator().rank() == 0)
-      save_checkpoint(net, *whole, position, path, more...);
+    save_checkpoint(net, *whole, position, path, more...);
   } else {
+    if constexpr (!detail::all_ranks_save<Net> && requires { net.communicator().rank(); })
+      if (net.communicator().rank() != 0) return;
     using D = decltype(optimizer.device());
     detail::Outgoing out;
     detail::KeptRate rate(optimizer);
@@ -6487,7 +6885,7 @@ class RowParallelLinear : public Linear<D, T> {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 /// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
-/// scores don't fit into the limit, strided kernels read them without a copy.
+/// scores don't fit into the limit, products and kernels read them without a copy.
 
 // <chorus/ops/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
@@ -6499,6 +6897,32 @@ class RowParallelLinear : public Linear<D, T> {
 #define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 /// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
 /// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::kernels {
 
@@ -6558,10 +6982,28 @@ template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
-/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
+namespace detail {
+[[gnu::cold]] inline std::size_t scores_limit_at_first() {
+  const char* name = "CHORUS_CUDA_ATTENTION_MIB";
+  const char* const text = chorus::detail::env(name);
+  if (text == nullptr) return std::size_t{256} << 20;
+  constexpr std::size_t most = std::size_t{1} << 20;
+  const std::string_view value(text);
+  std::size_t mebibytes = 0;
+  const auto [stop, error] = std::from_chars(text, text + value.size(), mebibytes);
+  check<UsageError>(error == std::errc{} && stop == text + value.size() && mebibytes <= most, "environment variable ",
+                    name, ": expected a number of MiB from 0 to ", most, ", got '", printable(value), "'");
+  return mebibytes << 20;
+}
+}  // namespace detail
+
+/// The most scores, in bytes, that attention on GPUs stores: where all heads' take more, only a few heads' are in
+/// memory at once, and are computed again in backward, which takes twice their memory. Where one head's take more,
+/// blockwise kernels compute without scores in memory, and without tensor cores. At first CHORUS_CUDA_ATTENTION_MIB of
+/// the environment, or 256 MiB; it may be changed between steps. Throws UsageError for a value that is no number of
+/// MiB.
 inline std::atomic<std::size_t>& attention_scores_limit() {
-  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
+  static std::atomic<std::size_t> bytes{detail::scores_limit_at_first()};
   return bytes;
 }
 /// Whether that many scores of type T need blockwise kernels.
@@ -6779,9 +7221,15 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
-/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
-/// cuDNN accepts one can only be tested on a GPU.
+/// Attention on GPUs: by stacks of products with cuBLASLt, or, where one head's scores are above the limit, blockwise,
+/// with sums in float: the score matrix is never in memory. Blocks use no tensor cores. cuDNN's attention graphs are
+/// not used: whether cuDNN accepts one can only be tested on a GPU.
+
+// <chorus/kernels/cuda/attention_stacks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+/// Attention on GPUs by stacks of matrix products, a few heads at a time, whose scores stay in the GPU's cache.
+/// Queries, keys and values are read where they lie; scores are computed again in backward.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
@@ -6880,6 +7328,252 @@ struct AttentionTasks {
 
 }  // namespace chorus::kernels::cuda
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+namespace chorus::kernels::cuda {
+
+/// Heads whose scores are in memory at once, and whose matrices have one stride: of one sample, or one of several
+/// samples.
+struct AttentionStack {
+  Index sample, head, count;
+  bool of_samples;
+
+  Index first(const AttentionPitch& at) const { return sample * at.sample + head * at.head; }
+  Index step(const AttentionPitch& at) const { return of_samples ? at.sample : at.head; }
+  CHORUS_HD Index matrix(Index heads, Index i) const {
+    return of_samples ? (sample + i) * heads + head : sample * heads + head + i;
+  }
+};
+
+/// Bytes of scores at once: twice that, for backward, fits into an H100's L2 cache.
+inline constexpr Index attention_stack_bytes = Index{24} << 20;
+
+/// The stacks of an attention, of `most` heads each. There are as few as possible.
+struct AttentionStacks {
+  Index heads, samples, most;
+  bool of_samples;
+
+  template <class T>
+  static AttentionStacks of(const AttentionShape& s, const AttentionPitches& at) {
+    const Index at_once = std::min(attention_stack_bytes, static_cast<Index>(attention_scores_limit().load()));
+    const Index most = std::max(Index{1}, at_once / (s.queries * s.keys * static_cast<Index>(sizeof(T))));
+    const auto dense = [&](const AttentionPitch& p) { return p.sample == s.heads * p.head; };
+    if (s.samples == 1 || (dense(at.q) && dense(at.k) && dense(at.v) && dense(at.y)))
+      return {s.batch(), 1, most, false};
+    return {s.heads, s.samples, most, s.heads * divide_up(s.samples, most) < s.samples * divide_up(s.heads, most)};
+  }
+  Index along() const { return of_samples ? samples : heads; }
+  /// The largest number of heads in a stack: all have about the same.
+  Index each() const { return divide_up(along(), divide_up(along(), most)); }
+
+  template <class F>
+  void operator()(const F& f) const {
+    for (Index run = 0; run < (of_samples ? heads : samples); ++run)
+      for (Index i = 0; i < along(); i += each()) {
+        const Index count = std::min(each(), along() - i);
+        f(of_samples ? AttentionStack{i, run, count, true} : AttentionStack{run, i, count, false});
+      }
+  }
+};
+
+/// The parts of one line of scores.
+template <class T>
+struct AttentionScores {
+  using C = compute_type<T>;
+  AttentionShape s;
+  AttentionStack stack;
+  const T* mask;
+
+  struct Row {
+    Index matrix, query;
+    Line seen;  ///< the line up to the last key that the query attends to
+    const T* mask;
+  };
+  /// How many of `n` keys from `i` the query attends to.
+  static __device__ int seen(const Row& row, Index i, int n) {
+    const Index left = row.seen.length - i;
+    return left >= n ? n : left > 0 ? static_cast<int>(left) : 0;
+  }
+  __device__ Row row(const Line& line) const {
+    const Index i = line.result / s.queries, query = line.result - i * s.queries, matrix = stack.matrix(s.heads, i);
+    Line seen = line;
+    if (s.causal && query + 1 < line.length) seen.length = query + 1;
+    return {matrix, query, seen, mask == nullptr ? nullptr : mask + matrix * s.mask_pitch + query * s.keys};
+  }
+  static __device__ C score(const Row& row, const Vector<T>& x, Index i, int l) {
+    const auto score = static_cast<C>(x.v[l]);
+    return row.mask == nullptr ? score : score + get(row.mask, i + l);
+  }
+};
+
+/// Dropout's factors of a line of weights, where adjacent ones share a draw of four words.
+template <class C>
+struct AttentionKept {
+  const AttentionShape& s;
+  Index sample, line;
+  Index drawn = -1;
+  PhiloxWords words{};
+
+  __device__ AttentionKept(const AttentionShape& shape, Index matrix, Index query) : s(shape) {
+    sample = matrix / s.heads;
+    line = ((matrix - sample * s.heads) * s.queries + query) * s.keys;
+  }
+  __device__ C operator()(Index key) {
+    if (s.dropout == 0) return C(1);
+    const Index place = line + key;
+    if (place / 4 != drawn)
+      words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, drawn = place / 4));
+    const std::uint32_t even = place % 4 == 0 ? words[0] : words[2], odd = place % 4 == 1 ? words[1] : words[3];
+    const bool keeps = dropout_keeps(place % 2 == 0 ? even : odd, dropout_threshold(s.dropout));
+    return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, in place; with the log of each line's denominator.
+template <class T>
+struct AttentionWeights : AttentionScores<T> {
+  using C = compute_type<T>;
+  T* scores;
+  C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    auto mine = SumBelow<C>::none();
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      mine.template add<width>(n, [&](int l) { return this->score(row, x, i, l); });
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
+    if (!line.exists) return;
+    const bool none = all.sum == 0;
+    const C shift = none ? C(0) : all.largest, factor = none ? C(0) : static_cast<C>(1 / all.sum);
+    if (line.first())
+      log_sums[row.matrix * this->s.queries + row.query] =
+          none ? std::numeric_limits<C>::infinity() : shift + static_cast<C>(std::log(all.sum));
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T* const to = scores + line.at + i;
+      Vector<T> x = load_vector(to, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l)
+        x.v[l] = static_cast<T>(l < seen ? std::exp(this->score(row, x, i, l) - shift) * factor * kept(i + l) : C(0));
+      store_vector(to, x, n, true);
+    });
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, and the gradients w.r.t. these, unless null, into gradients
+/// w.r.t. the scores. The sums of a line are of the same rounded numbers as the rest, so that errors of a weight near 1
+/// cancel.
+template <class T>
+struct AttentionWeightGradients : AttentionScores<T> {
+  using C = compute_type<T>;
+  T *scores, *gradients;
+  const C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    const C log_sum = line.exists ? log_sums[row.matrix * this->s.queries + row.query] : C(0);
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    Pair mine{0, 0};
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      Vector<T> g;
+      if (gradients != nullptr) g = load_vector(gradients + line.at + i, n, true);
+      C sum = 0, total = 0;
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        if (l >= n) continue;
+        const C weight = std::exp(this->score(row, x, i, l) - log_sum);
+        total += weight;
+        if (gradients != nullptr) sum += weight * (static_cast<C>(g.v[l]) * kept(i + l));
+      }
+      mine = mine + Pair{static_cast<double>(sum), static_cast<double>(total)};
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, Plus{});
+    const C scale = all.b == 0 ? C(0) : static_cast<C>(1 / all.b), dot = static_cast<C>(all.a) * scale;
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T *const to = scores + line.at + i, *const by = gradients == nullptr ? nullptr : gradients + line.at + i;
+      Vector<T> x = load_vector(to, seen, true), g;
+      if (by != nullptr) g = load_vector(by, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        const C weight = l < seen ? std::exp(this->score(row, x, i, l) - log_sum) * scale : C(0);
+        const C factor = l < seen ? kept(i + l) : C(0);
+        x.v[l] = static_cast<T>(weight * factor);
+        if (by != nullptr) g.v[l] = static_cast<T>(l < seen ? weight * (static_cast<C>(g.v[l]) * factor - dot) : C(0));
+      }
+      store_vector(to, x, n, true);
+      if (by != nullptr) store_vector(by, g, n, true);
+    });
+  }
+};
+
+/// The threads for lines of scores, of which each reads vectors.
+template <class T>
+LinePlan attention_lines(const AttentionShape& s) {
+  return plan_lines(divide_up(s.keys, Vector<T>::width), 1);
+}
+
+inline constexpr const char* attention_product = "attention product";
+
+template <class T>
+void attention_forward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                 const AttentionStacks& stacks, const T* q, const T* k, const T* v, const T* mask, T* y,
+                                 compute_type<T>* log_sums) {
+  const Index all = s.queries * s.keys;
+  const Scratch<T> memory(device, stacks.each() * all);
+  T* const scores = memory.data();
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    gemm_stack(device, {stack.count, stack.step(at.q), stack.step(at.k), all}, Trans::no, Trans::yes, s.queries, s.keys,
+               s.features, of(at.q, q), at.q.row, of(at.k, k), at.k.row, scores, s.keys, false, s.scale,
+               attention_product);
+    for_lines(device, "attention weights", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeights<T>{{s, stack, mask}, scores, log_sums}, attention_lines<T>(s));
+    gemm_stack(device, {stack.count, all, stack.step(at.v), stack.step(at.y)}, Trans::no, Trans::no, s.queries,
+               s.values, s.keys, static_cast<const T*>(scores), s.keys, of(at.v, v), at.v.row, of(at.y, y), at.y.row,
+               false, 1.0, attention_product);
+  });
+}
+
+template <class T>
+void attention_backward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                  const AttentionStacks& stacks, const AttentionAdds& adds, const T* q, const T* k,
+                                  const T* v, const T* mask, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk,
+                                  T* dv) {
+  const Index all = s.queries * s.keys;
+  const bool by_scores = dq != nullptr || dk != nullptr;
+  const Scratch<T> memory(device, stacks.each() * all), other(device, by_scores ? stacks.each() * all : 0);
+  T *const scores = memory.data(), *const gradients = by_scores ? other.data() : nullptr;
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    const auto product = [&](Trans ta, Trans tb, Index m, Index n, Index depth, const T* a, Index step_a, Index lda,
+                             const T* b, Index step_b, Index ldb, T* c, Index step_c, Index ldc, bool add,
+                             double scale) {
+      gemm_stack(device, {stack.count, step_a, step_b, step_c}, ta, tb, m, n, depth, a, lda, b, ldb, c, ldc, add, scale,
+                 attention_product);
+    };
+    product(Trans::no, Trans::yes, s.queries, s.keys, s.features, of(at.q, q), stack.step(at.q), at.q.row, of(at.k, k),
+            stack.step(at.k), at.k.row, scores, all, s.keys, false, s.scale);
+    if (by_scores)
+      product(Trans::no, Trans::yes, s.queries, s.keys, s.values, of(at.y, dy), stack.step(at.y), at.y.row, of(at.v, v),
+              stack.step(at.v), at.v.row, gradients, all, s.keys, false, 1);
+    for_lines(device, "attention weights gradient", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeightGradients<T>{{s, stack, mask}, scores, gradients, log_sums}, attention_lines<T>(s));
+    if (dv != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.values, s.queries, scores, all, s.keys, of(at.y, dy), stack.step(at.y),
+              at.y.row, of(at.v, dv), stack.step(at.v), at.v.row, adds.v, 1);
+    if (dq != nullptr)
+      product(Trans::no, Trans::no, s.queries, s.features, s.keys, gradients, all, s.keys, of(at.k, k),
+              stack.step(at.k), at.k.row, of(at.q, dq), stack.step(at.q), at.q.row, adds.q, s.scale);
+    if (dk != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.features, s.queries, gradients, all, s.keys, of(at.q, q),
+              stack.step(at.q), at.q.row, of(at.k, dk), stack.step(at.k), at.k.row, adds.k, s.scale);
+  });
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
 
 namespace chorus::kernels {
 
@@ -6992,7 +7686,8 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix. Other threads
+/// read them in `add_products`, which begins with a barrier.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -7013,7 +7708,6 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
     m.gradients[row][column] =
         inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
   });
-  __syncthreads();
 }
 
 /// One block per tile of queries and of features.
@@ -7072,8 +7766,7 @@ __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s
     }
     const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
       sums.each([&](int r, int c, C sum) {
-        if (key + r < s.keys && column + c < width)
-          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
+        if (key + r < s.keys && column + c < width) put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
       });
     };
     if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
@@ -7094,18 +7787,25 @@ struct AttentionDots {
   }
 };
 
-/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
-[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
+/// Reports, once per shape, how many heads attention computes at once; 0: it is blockwise. Products are reported with
+/// cuBLASLt's plans, too.
+[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s, Index at_once) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
   static std::set<PlanKey> said;
   const std::lock_guard lock(mutex);
-  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
-                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch};
+  const PlanKey key{device.index, static_cast<Index>(type),
+                    s.samples,    s.heads,
+                    s.queries,    s.keys,
+                    s.features,   s.values,
+                    s.causal,     s.mask_pitch,
+                    at_once};
   if (!said.insert(key).second) return;
   chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
                           s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
-                          ": by blocks, without its scores in memory"));
+                          at_once == 0 ? ": by blocks, without its scores in memory"
+                                       : cat(": by products, with the scores of ", at_once,
+                                             at_once == 1 ? " head" : " heads", " in memory")));
 }
 
 }  // namespace cuda
@@ -7116,7 +7816,12 @@ void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitc
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
   const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
   if (tasks.count == 0) return;
-  cuda::say_attention(device, dtype<T>, s);
+  if (s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys)) {
+    const auto stacks = cuda::AttentionStacks::of<T>(s, at);
+    cuda::say_attention(device, dtype<T>, s, stacks.each());
+    return cuda::attention_forward_in_stacks(device, s, at, stacks, q, k, v, mask, y, log_sums);
+  }
+  cuda::say_attention(device, dtype<T>, s, 0);
   cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
                cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
 }
@@ -7133,6 +7838,9 @@ void attention_backward(Cuda device, const AttentionShape& s, const AttentionPit
                         const T* dy, T* dq, T* dk, T* dv) {
   constexpr Index tile = cuda::attention_tile<compute_type<T>>;
   const Index lines = s.batch() * s.queries;
+  if (lines * s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys))
+    return cuda::attention_backward_in_stacks<T>(device, s, at, cuda::AttentionStacks::of<T>(s, at), adds, q, k, v,
+                                                 mask, log_sums, dy, dq, dk, dv);
   const cuda::Scratch<compute_type<T>> dots(device, lines);
   cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
                   cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
@@ -8595,6 +9303,60 @@ class MixedPrecision : public Module {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_MIXED_PRECISION_HPP
 
+// <chorus/nn/module_dict.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MODULE_DICT_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MODULE_DICT_HPP
+/// ModuleDict: modules of one type, by name.
+
+namespace chorus::nn {
+
+/// Modules of one type by name, in the order in which they were added: `for (const auto& [name, head] : heads)`. Their
+/// names are parts of parameters' paths.
+template <class M>
+class ModuleDict : public Module {
+ public:
+  using device_type = typename M::device_type;
+  using Entry = std::pair<std::string, M>;
+
+  ModuleDict() = default;
+  explicit ModuleDict(std::vector<Entry> modules) {
+    for (auto& [name, module] : modules) insert(std::move(name), std::move(module));
+  }
+
+  /// Throws UsageError for a name that is taken, empty or has a dot.
+  void insert(std::string name, M module) {
+    check<UsageError>(!name.empty() && name.find('.') == std::string::npos,
+                      "ModuleDict: expected a name without a dot, got '", name, "'");
+    check<UsageError>(!contains(name), "ModuleDict: expected a name that is not taken, got '", name, "'");
+    modules_.emplace_back(std::move(name), std::move(module));
+  }
+  bool contains(std::string_view name) const { return find(name) != modules_.end(); }
+  std::size_t size() const { return modules_.size(); }
+  /// Throws UsageError if there is no such module.
+  const M& operator[](std::string_view name) const {
+    const auto found = find(name);
+    check<UsageError>(found != modules_.end(), "ModuleDict: expected one of ", size(), " names, got '", name, "'");
+    return found->second;
+  }
+  M& operator[](std::string_view name) { return const_cast<M&>(std::as_const(*this)[name]); }
+  auto begin() const { return modules_.begin(); }
+  auto end() const { return modules_.end(); }
+
+  void visit(Visitor& visitor) override {
+    for (auto& [name, module] : modules_) visitor.module(name, module);
+  }
+  std::string describe() const override { return "ModuleDict"; }
+
+ private:
+  auto find(std::string_view name) const {
+    return std::find_if(modules_.begin(), modules_.end(), [name](const Entry& entry) { return entry.first == name; });
+  }
+  std::vector<Entry> modules_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_MODULE_DICT_HPP
+
 // <chorus/nn/more_activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
@@ -9181,6 +9943,336 @@ auto rotary_positions(const X& x, Index first = 0) {
 /// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
 /// weights and gate order.
 
+// <chorus/ops/lists.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+/// Lists of tensors: concat and stack of a std::vector in one pass, split, chunk, unbind, meshgrid. All are
+/// differentiable.
+
+// <chorus/ops/rearranging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
+/// and ops/indexing.hpp.
+
+namespace chorus {
+
+namespace detail {
+template <Operand X>
+auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>& places) {
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+      std::span<const std::int64_t>(places), {static_cast<Index>(places.size())}, value_of(x).device());
+  return index_select(x, static_cast<Index>(axis), index);
+}
+}  // namespace detail
+
+/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
+template <Operand X>
+auto unsqueeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("unsqueeze", axis, rank + 1);
+  const auto& old = value_of(x).shape();
+  Shape<rank + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? old[i] : i == a ? 1 : old[i - 1];
+  return reshape(x, shape);
+}
+
+/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
+/// as in PyTorch.
+template <Operand X>
+auto squeeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "squeeze: expected at least one axis");
+  const auto a = normalize_axis("squeeze", axis, rank);
+  const auto& old = value_of(x).shape();
+  check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
+  Shape<rank - 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = old[i < a ? i : i + 1];
+  return reshape(x, shape);
+}
+
+/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
+/// UsageError if one is negative.
+template <Operand X, std::size_t N>
+auto repeat(const X& x, const std::array<Index, N>& times) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= rank, "repeat: expected a number for each axis, got fewer");
+  check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
+                    "repeat: expected numbers of at least 0, got ", times);
+  std::array<Index, N> shape{};
+  shape.fill(1);
+  const auto& old = value_of(x).shape();
+  std::copy(old.begin(), old.end(), shape.end() - static_cast<std::ptrdiff_t>(rank));
+  auto y = reshape(x, shape);
+  for (std::size_t axis = N; axis-- > 0;) {
+    if (times[axis] == 1) continue;
+    const auto view = detail::around_axis(shape, axis);
+    shape[axis] *= times[axis];
+    y = reshape(expand(reshape(y, Shape<3>{view.outer, 1, view.axis * view.inner}),
+                       Shape<3>{view.outer, times[axis], view.axis * view.inner}),
+                shape);
+  }
+  return y;
+}
+/// repeat under NumPy's name.
+template <Operand X, std::size_t N>
+auto tile(const X& x, const std::array<Index, N>& times) {
+  return repeat(x, times);
+}
+
+/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
+template <Operand X, std::size_t N>
+auto flip(const X& x, const std::array<Index, N>& axes) {
+  static_assert(N >= 1, "flip: expected at least one axis");
+  const auto one = [](const auto& y, Index axis) {
+    const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
+    std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
+    for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(places.size() - 1 - i);
+    return detail::select_along(y, a, places);
+  };
+  auto y = one(x, axes[0]);
+  for (std::size_t i = 1; i < N; ++i) y = one(y, axes[i]);
+  return y;
+}
+template <Operand X>
+auto flip(const X& x, Index axis) {
+  return flip(x, std::array<Index, 1>{axis});
+}
+
+/// Shifts the entries of an axis cyclically by `shift`.
+template <Operand X>
+auto roll(const X& x, Index shift, Index axis) {
+  const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
+  const Index size = value_of(x).shape()[a];
+  std::vector<std::int64_t> places(static_cast<std::size_t>(size));
+  for (Index i = 0; i < size; ++i) places[static_cast<std::size_t>(i)] = ((i - shift) % size + size) % size;
+  return detail::select_along(x, a, places);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+
+namespace chorus {
+
+namespace detail {
+
+/// The node of a list that is joined along an axis. Each part takes its block of the gradient.
+template <Real T, int Rank, int PartRank, Device D>
+class ListNode final : public GradNode<T, Rank, D> {
+ public:
+  struct Part {
+    Ref<GradNode<T, PartRank, D>> input;
+    Index start, count;
+  };
+
+  ListNode(const char* operation, const Tensor<T, Rank, D>& value, kernels::AxisShape whole, std::vector<Part> parts)
+      : GradNode<T, Rank, D>(operation, value.shape(), value.device()), whole_(whole), parts_(std::move(parts)) {
+    bool loose = false, of_data = false;
+    for (const Part& part : parts_) {
+      loose = loose || !part.input;
+      of_data = of_data || !part.input || part.input->may_be_of_data();
+    }
+    this->set_operands(loose, !parts_.front().input, of_data);
+    this->set_form(Node::Form::linear);
+  }
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(!parts_.empty(), "backward: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    const auto grad = this->take_grad();
+    for (const Part& part : parts_)
+      if (auto* const input = unless_skipped(part.input.get())) {
+        const auto [to, accumulate] = input->target();
+        kernels::take_block(to.device(), whole_, part.start, part.count, grad.data(), to.data(), accumulate);
+      }
+    if (!keep) parts_.clear();
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const Part& part : parts_)
+      if (part.input) visit(*part.input, context);
+  }
+
+ private:
+  kernels::AxisShape whole_;
+  std::vector<Part> parts_;
+};
+
+// Joins the list to a tensor of the given shape along an axis, where part i takes `count(its shape)` entries.
+template <std::size_t Size, Operand X, class Count>
+auto join_list(const char* operation, const std::array<Index, Size>& shape, std::size_t axis,
+               const std::vector<X>& list, const Count& count) {
+  using Numbers = tensor_of<X>;
+  using T = typename Numbers::value_type;
+  using D = typename Numbers::device_type;
+  constexpr int rank = static_cast<int>(Size);
+  const auto whole = around_axis(shape, axis);
+  auto out = Tensor<T, rank, D>::empty(shape, value_of(list.front()).device());
+  ++operations_ended;
+  Index start = 0;
+  const auto put = [&](const X& x) {
+    const auto part = contiguous(value_of(x));
+    check_same_device(operation, out, part);
+    const Index entries = count(part.shape());
+    kernels::put_block(out.device(), whole, start, entries, part.data(), out.data());
+    start += entries;
+    return entries;
+  };
+  if constexpr (AnyTensor<X>) {
+    for (const X& x : list) put(x);
+    return out;
+  } else {
+    using Node = ListNode<T, rank, Numbers::rank, D>;
+    std::vector<typename Node::Part> parts;
+    bool recorded = false;
+    for (const X& x : list) {
+      parts.push_back({grad_enabled() ? node_of(x) : Ref<GradNode<T, Numbers::rank, D>>(), start, put(x)});
+      recorded = recorded || parts.back().input;
+    }
+    if (detects_anomalies()) [[unlikely]]
+      check_finite(operation, out);
+    if (!recorded) return Variable<T, rank, D>(std::move(out));
+    Ref<GradNode<T, rank, D>> node(new Node(operation, out, whole, std::move(parts)));
+    return Variable<T, rank, D>(std::move(out), std::move(node));
+  }
+}
+
+// Whether a list is joined by operations of two operands, which an observer knows, or whose gradients are recorded.
+template <Operand X>
+bool is_joined_by_twos() {
+  if constexpr (may_be_intercepted<X>)
+    if (interceptor != nullptr) return true;
+  return is_graph_variable<X> || operation_watch != nullptr;
+}
+
+template <Operand X>
+void check_list(const char* operation, const std::vector<X>& list) {
+  check<UsageError>(!list.empty(), operation, ": expected at least one tensor, got none");
+  for (const X& x : list) check_defined(operation, value_of(x));
+}
+
+}  // namespace detail
+
+/// Joins a list along an axis, in one pass. Throws UsageError for an empty list, ShapeError if sizes differ in other
+/// axes, DeviceError if devices differ.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto concat(Index axis, const std::vector<X>& list) {
+  detail::check_list("concat", list);
+  const auto a = normalize_axis("concat", axis, tensor_of<X>::rank);
+  using Joined = decltype(detail::plain_concat(axis, list.front(), list.front()));
+  if (detail::is_joined_by_twos<X>()) {
+    if constexpr (std::is_same_v<X, Joined>)
+      return concat(axis, std::span<const X>(list));
+    else
+      return concat(axis, std::vector<Joined>(list.begin(), list.end()));
+  }
+  auto shape = value_of(list.front()).shape();
+  shape[a] = 0;
+  for (const X& x : list) {
+    auto expected = value_of(x).shape();
+    const Index size = std::exchange(expected[a], shape[a]);
+    check<ShapeError>(expected == shape, "concat: shapes ", value_of(list.front()).shape(), " and ",
+                      value_of(x).shape(), " differ outside of axis ", axis);
+    shape[a] += size;
+  }
+  return Joined(detail::join_list("concat", shape, a, list, [a](const auto& part) { return part[a]; }));
+}
+
+/// Joins a list of tensors of one shape along a new axis, in one pass. Throws as concat does.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto stack(Index axis, const std::vector<X>& list) {
+  detail::check_list("stack", list);
+  const auto a = normalize_axis("stack", axis, tensor_of<X>::rank + 1);
+  const auto& first = value_of(list.front()).shape();
+  for (const X& x : list)
+    check<ShapeError>(value_of(x).shape() == first, "stack: expected tensors of one shape, got ", first, " and ",
+                      value_of(x).shape());
+  using Wide = decltype(unsqueeze(list.front(), axis));
+  if (detail::is_joined_by_twos<X>()) {
+    std::vector<Wide> wide;
+    for (const X& x : list) wide.push_back(unsqueeze(x, axis));
+    return concat(axis, std::span<const Wide>(wide));
+  }
+  std::array<Index, static_cast<std::size_t>(tensor_of<X>::rank) + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    shape[i] = i < a ? first[i] : i == a ? static_cast<Index>(list.size()) : first[i - 1];
+  return Wide(detail::join_list("stack", shape, a, list, [](const auto&) { return Index{1}; }));
+}
+
+/// Parts of an axis of the given sizes. Throws ShapeError unless they sum to the axis's size.
+template <Operand X>
+auto split(const X& x, const std::vector<Index>& sizes, Index axis = 0) {
+  const auto a = normalize_axis("split", axis, tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  Index sum = 0;
+  for (const Index size : sizes) {
+    check<ShapeError>(size >= 0, "split: expected sizes of at least 0, got ", size);
+    sum += size;
+  }
+  check<ShapeError>(sum == shape[a], "split: expected sizes with the sum ", shape[a], ", that of axis ", axis,
+                    " of shape ", shape, ", got ", sum);
+  std::vector<decltype(slice(x, axis, 0, 0))> parts;
+  Index start = 0;
+  for (const Index size : sizes) {
+    parts.push_back(slice(x, axis, start, start + size));
+    start += size;
+  }
+  return parts;
+}
+/// Parts of an axis of `size` entries each; the last may be smaller. Throws UsageError unless the size is positive.
+template <Operand X>
+auto split(const X& x, Index size, Index axis = 0) {
+  check<UsageError>(size > 0, "split: expected a size of at least 1, got ", size);
+  Index left = value_of(x).size(axis);
+  std::vector<Index> sizes;
+  for (; left > 0 || sizes.empty(); left -= sizes.back()) sizes.push_back(left < size ? left : size);
+  return split(x, sizes, axis);
+}
+
+/// At most `chunks` parts of an axis, of equal size; the last may be smaller, and there may be fewer, as in PyTorch.
+/// Throws UsageError unless `chunks` is positive.
+template <Operand X>
+auto chunk(const X& x, Index chunks, Index axis = 0) {
+  check<UsageError>(chunks > 0, "chunk: expected at least 1 chunk, got ", chunks);
+  const Index size = value_of(x).size(axis);
+  if (size == 0) return split(x, std::vector<Index>(static_cast<std::size_t>(chunks)), axis);
+  return split(x, (size + chunks - 1) / chunks, axis);
+}
+
+/// The entries of an axis, without it.
+template <Operand X>
+auto unbind(const X& x, Index axis = 0) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "unbind: expected at least one axis");
+  const auto a = normalize_axis("unbind", axis, rank);
+  const auto& shape = value_of(x).shape();
+  Shape<rank - 1> rest{};
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  std::vector<decltype(reshape(x, rest))> entries;
+  for (Index i = 0; i < shape[a]; ++i) entries.push_back(reshape(slice(x, axis, i, i + 1), rest));
+  return entries;
+}
+
+/// The coordinates of a grid, a tuple of one tensor for each vector: all have the shape [size of the first vector, size
+/// of the second, ...]. `const auto [y, x] = meshgrid(arange(h), arange(w));` (torch.meshgrid with indexing="ij").
+template <Operand... Xs>
+auto meshgrid(const Xs&... xs) {
+  static_assert(((tensor_of<Xs>::rank == 1) && ...), "meshgrid: expected vectors");
+  const std::array<Index, sizeof...(Xs)> whole{value_of(xs).size(0)...};
+  std::size_t axis = 0;
+  const auto along = [&](const auto& x) {
+    std::array<Index, sizeof...(Xs)> shape{};
+    shape.fill(1);
+    shape[axis] = whole[axis];
+    ++axis;
+    return expand(reshape(x, shape), whole);
+  };
+  return std::tuple{along(xs)...};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+
 namespace chorus {
 
 namespace functors {
@@ -9304,14 +10396,6 @@ State as_state(const H& h) {
     return State(h);
 }
 
-template <class State>
-auto join_steps(const std::vector<State>& steps) {
-  const auto& shape = steps.front().shape();
-  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
-  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
-  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
-}
-
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
@@ -9338,7 +10422,7 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
     h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
     steps[static_cast<std::size_t>(t)] = h;
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
 /// The same with initial states of zero.
@@ -9373,7 +10457,7 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
                           candidate, h);
     steps[static_cast<std::size_t>(t)] = h;
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
 /// The same with an initial state of zero.
@@ -9484,10 +10568,7 @@ class Recurrent : public Module {
   /// marked with batch axis 1 for DataParallel.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
-    const auto& shape = states.front().shape();
-    std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
-    for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
-    return batch_axis<1>(concat(0, std::span<const typename decltype(rows)::value_type>(rows)));
+    return batch_axis<1>(stack(0, states));
   }
 
  private:
@@ -9569,6 +10650,116 @@ class GRU final : public Recurrent<D, T> {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
+
+// <chorus/nn/recurrent_cells.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_RECURRENT_CELLS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_RECURRENT_CELLS_HPP
+/// One step of recurrent layers, for loops of your own: LSTMCell and GRUCell, with PyTorch's parameter names and
+/// initialisation. LSTM and GRU (nn/recurrent.hpp) compute whole sequences faster.
+
+namespace chorus::nn {
+
+/// Options of LSTMCell and GRUCell.
+struct RecurrentCellOptions {
+  bool bias = true;
+};
+
+/// The states after a step of an LSTMCell: [batch, hidden] each.
+template <class State>
+struct LstmState {
+  State hidden, cell;
+  auto fields() { return std::tie(hidden, cell); }
+};
+
+/// The base of LSTMCell and GRUCell: parameters for `gates` gates.
+template <Device D, Real T>
+class RecurrentCell : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> weight_ih, weight_hh;
+  Parameter<T, 1, D> bias_ih, bias_hh;
+
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight_ih", weight_ih);
+    visitor.parameter("weight_hh", weight_hh);
+    if (bias_ih) visitor.parameter("bias_ih", bias_ih);
+    if (bias_hh) visitor.parameter("bias_hh", bias_hh);
+  }
+  std::string describe() const override {
+    return cat(name_, "(", weight_ih.shape()[1], ", ", weight_hh.shape()[1], ")");
+  }
+
+ protected:
+  RecurrentCell(const char* name, Index gates, Index in_features, Index hidden, const RecurrentCellOptions& options)
+      : name_(name) {
+    check<ShapeError>(in_features > 0 && hidden > 0, name, ": ", in_features, " inputs and ", hidden,
+                      " hidden features: both must be positive");
+    const double bound = 1 / std::sqrt(static_cast<double>(hidden));
+    weight_ih = Parameter(init::uniform<T, D, 2>({gates * hidden, in_features}, bound));
+    weight_hh = Parameter(init::uniform<T, D, 2>({gates * hidden, hidden}, bound));
+    if (!options.bias) return;
+    bias_ih = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+    bias_hh = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+  }
+
+  // The input as a sequence of one step.
+  template <Operand X>
+  static auto one_step(const X& x) {
+    static_assert(tensor_of<X>::rank == 2, "recurrent cell: expected an input [batch, features]");
+    return reshape(x, Shape<3>{value_of(x).size(0), 1, value_of(x).size(1)});
+  }
+
+ private:
+  const char* name_;
+};
+
+/// x: [batch, features], states [batch, hidden], 0 by default -> {hidden, cell}: [batch, hidden] each. A loop begins
+/// with the first step: `auto state = cell(x[0]);`. Throws ShapeError if sizes don't match.
+template <Device D, Real T = float>
+class LSTMCell final : public RecurrentCell<D, T> {
+ public:
+  LSTMCell(Index in_features, Index hidden, const RecurrentCellOptions& options = {})
+      : RecurrentCell<D, T>("LSTMCell", 4, in_features, hidden, options) {}
+
+  template <Operand X, Operand H, Operand C>
+  auto operator()(const X& x, const H& hidden, const C& cell) const {
+    return detail::watched(*this, [&] {
+      auto made = lstm(this->one_step(x), this->weight_ih, this->weight_hh, this->bias_ih, this->bias_hh, hidden, cell);
+      return LstmState<decltype(made.hidden)>{std::move(made.hidden), std::move(made.cell)};
+    });
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto zero = chorus::detail::zero_state(x, this->weight_hh);
+    return (*this)(x, zero, zero);
+  }
+  template <Operand X, class State>
+  auto operator()(const X& x, const LstmState<State>& state) const {
+    return (*this)(x, state.hidden, state.cell);
+  }
+};
+
+/// The same with one state: [batch, hidden].
+template <Device D, Real T = float>
+class GRUCell final : public RecurrentCell<D, T> {
+ public:
+  GRUCell(Index in_features, Index hidden, const RecurrentCellOptions& options = {})
+      : RecurrentCell<D, T>("GRUCell", 3, in_features, hidden, options) {}
+
+  template <Operand X, Operand H>
+  auto operator()(const X& x, const H& hidden) const {
+    return detail::watched(*this, [&] {
+      return gru(this->one_step(x), this->weight_ih, this->weight_hh, this->bias_ih, this->bias_hh, hidden).hidden;
+    });
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return (*this)(x, chorus::detail::zero_state(x, this->weight_hh));
+  }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_RECURRENT_CELLS_HPP
 
 // <chorus/nn/summary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
@@ -11952,7 +13143,7 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
 // <chorus/ops/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
-/// Cumulative sums and products.
+/// Cumulative sums and products, and prod.
 
 // <chorus/kernels/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
@@ -12262,6 +13453,25 @@ auto cumprod(const X& x, Index axis) {
       x);
 }
 
+/// The product along an axis, which is removed; 1 for an empty axis.
+template <Operand X>
+auto prod(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("prod", axis, rank);
+  auto shape = value_of(x).shape();
+  shape[a] = 1;
+  const auto one = tensor_of<X>::ones(shape, value_of(x).device());
+  Shape<rank - 1> rest{};
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  const Index size = value_of(x).shape()[a];
+  return reshape(slice(cumprod(concat(axis, one, x), axis), axis, size, size + 1), rest);
+}
+/// The product of all elements.
+template <Operand X>
+auto prod(const X& x) {
+  return prod(reshape(x, Shape<1>{value_of(x).numel()}), 0);
+}
+
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
 
@@ -12560,109 +13770,6 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
-
-// <chorus/ops/rearranging.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
-/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
-/// and ops/indexing.hpp.
-
-namespace chorus {
-
-namespace detail {
-template <Operand X>
-auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>& places) {
-  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
-      std::span<const std::int64_t>(places), {static_cast<Index>(places.size())}, value_of(x).device());
-  return index_select(x, static_cast<Index>(axis), index);
-}
-}  // namespace detail
-
-/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
-template <Operand X>
-auto unsqueeze(const X& x, Index axis) {
-  constexpr int rank = tensor_of<X>::rank;
-  const auto a = normalize_axis("unsqueeze", axis, rank + 1);
-  const auto& old = value_of(x).shape();
-  Shape<rank + 1> shape{};
-  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? old[i] : i == a ? 1 : old[i - 1];
-  return reshape(x, shape);
-}
-
-/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
-/// as in PyTorch.
-template <Operand X>
-auto squeeze(const X& x, Index axis) {
-  constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "squeeze: expected at least one axis");
-  const auto a = normalize_axis("squeeze", axis, rank);
-  const auto& old = value_of(x).shape();
-  check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
-  Shape<rank - 1> shape{};
-  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = old[i < a ? i : i + 1];
-  return reshape(x, shape);
-}
-
-/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
-/// UsageError if one is negative.
-template <Operand X, std::size_t N>
-auto repeat(const X& x, const std::array<Index, N>& times) {
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= rank, "repeat: expected a number for each axis, got fewer");
-  check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
-                    "repeat: expected numbers of at least 0, got ", times);
-  std::array<Index, N> shape{};
-  shape.fill(1);
-  const auto& old = value_of(x).shape();
-  std::copy(old.begin(), old.end(), shape.end() - static_cast<std::ptrdiff_t>(rank));
-  auto y = reshape(x, shape);
-  for (std::size_t axis = N; axis-- > 0;) {
-    if (times[axis] == 1) continue;
-    const auto view = detail::around_axis(shape, axis);
-    shape[axis] *= times[axis];
-    y = reshape(expand(reshape(y, Shape<3>{view.outer, 1, view.axis * view.inner}),
-                       Shape<3>{view.outer, times[axis], view.axis * view.inner}),
-                shape);
-  }
-  return y;
-}
-/// repeat under NumPy's name.
-template <Operand X, std::size_t N>
-auto tile(const X& x, const std::array<Index, N>& times) {
-  return repeat(x, times);
-}
-
-/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
-template <Operand X, std::size_t N>
-auto flip(const X& x, const std::array<Index, N>& axes) {
-  static_assert(N >= 1, "flip: expected at least one axis");
-  const auto one = [](const auto& y, Index axis) {
-    const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
-    std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
-    for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(places.size() - 1 - i);
-    return detail::select_along(y, a, places);
-  };
-  auto y = one(x, axes[0]);
-  for (std::size_t i = 1; i < N; ++i) y = one(y, axes[i]);
-  return y;
-}
-template <Operand X>
-auto flip(const X& x, Index axis) {
-  return flip(x, std::array<Index, 1>{axis});
-}
-
-/// Shifts the entries of an axis cyclically by `shift`.
-template <Operand X>
-auto roll(const X& x, Index shift, Index axis) {
-  const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
-  const Index size = value_of(x).shape()[a];
-  std::vector<std::int64_t> places(static_cast<std::size_t>(size));
-  for (Index i = 0; i < size; ++i) places[static_cast<std::size_t>(i)] = ((i - shift) % size + size) % size;
-  return detail::select_along(x, a, places);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
 
 namespace chorus {
 
@@ -13349,40 +14456,20 @@ auto of_global_batch(const Net& net, const X& x) {
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
 
-// <chorus/ops/higher_order.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
-/// Gradients of gradients. If a computation starts with GraphVariables, all results are GraphVariables, and `grad` with
-/// `create_graph` returns recorded gradients:
-///
-///   const ch::GraphVariable x(images, true);
-///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
-///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
-///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
-///
-/// Under a policy this code is in the model's `forward`, or around the policy's call, whose outputs are GraphVariables
-/// if an input is one.
-///
-/// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
-/// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
-/// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
-/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
-/// own gradient uses Dual numbers of Dual numbers.
-///
-/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
-/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
-/// only. Else `grad` throws a UsageError with the operation's name.
+// <chorus/ops/gumbel_softmax.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_GUMBEL_SOFTMAX_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_GUMBEL_SOFTMAX_HPP
+/// gumbel_softmax: differentiable samples of categories.
 
-// <chorus/ops/higher_order/convolution.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
-/// Recorded derivatives of convolutions. conv2d and its two gradients are one form that is linear in image, weight and
-/// result; each derivative is another of the three.
+// <chorus/ops/scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+/// scatter_add, scatter, index_add, scatter_reduce.
 
-// <chorus/ops/higher_order/reduction.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
-/// Recorded derivatives of matrix products, reductions, softmax and losses over classes.
+// <chorus/ops/higher_order/picking.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+/// Recorded derivatives of index_select, gather, pooling, resampling and dropout. All are linear.
 
 // <chorus/ops/higher_order/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
@@ -14801,6 +15888,486 @@ auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, con
 
 namespace chorus {
 
+namespace operations {
+template <class D>
+struct IndexAdd {
+  static constexpr const char* name = "index_add";
+  Tensor<std::int64_t, 1, D> index;
+  std::size_t axis;
+};
+template <int Rank, class D>
+struct ScatterAdd {
+  static constexpr const char* name = "scatter_add";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+struct AvgUnpool2d {
+  static constexpr const char* name = "avg_unpool2d";
+  kernels::Pool2dShape shape;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// The transpose of index_select: entry i of x is added to entry `index[i]` of zeros of the given shape.
+template <Operand X, class D>
+auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
+               const Tensor<std::int64_t, 1, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::index_select_backward(input.device(), whole, index.numel(), index.data(), input.data(), out.data(), false);
+  return record(
+      operations::IndexAdd<D>{index, axis}, std::move(out),
+      [index, whole, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::index_select(dy.device(), whole, index.numel(), index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// The transpose of gather.
+template <Operand X, int Rank, class D>
+auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  const Index count = index.shape()[axis];
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::gather_backward(input.device(), whole, count, index.data(), input.data(), out.data(), false);
+  return record(
+      operations::ScatterAdd<Rank, D>{index, axis}, std::move(out),
+      [index, whole, count, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// The transpose of avg_pool2d.
+template <Operand X>
+auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
+  const auto input = contiguous(value_of(x));
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::avg_pool2d_backward(input.device(), pool, input.data(), out.data(), false);
+  return record(
+      operations::AvgUnpool2d{pool}, std::move(out),
+      [pool, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::avg_pool2d_forward(dy.device(), pool, dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// Multiplies by the factors, 0 or 1 / (1 - p), of an earlier dropout.
+template <Operand X>
+auto dropout_again(const X& x, const operations::Dropout& operation) {
+  const auto input = contiguous(value_of(x));
+  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::dropout_forward(input.device(), samples, inner, input.data(), out.data(), operation.p, operation.key);
+  return record(
+      operation, std::move(out),
+      [samples, inner, operation](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), operation.p, operation.key,
+                                  accumulate);
+      },
+      x);
+}
+
+}  // namespace detail
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexSelect<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::index_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexAdd<D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return index_select(dy, static_cast<Index>(operation.axis), operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Gather<Rank, D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::scatter_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::gather_along(dy, operation.axis, operation.index); }};
+}
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    // The indices of the windows' maxima in each plane.
+    const auto& [batch, channels, height, width] = x.shape();
+    const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
+    auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
+    kernels::convert(x.device(), index.numel(), operation.argmax.data(), index.data());
+    return reshape(
+        detail::scatter_add(reshape(dy, picked), Shape<3>{batch, channels, height * width}, std::size_t{2}, index),
+        x.shape());
+  }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgPool2d& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::avg_unpool2d(dy, x.shape(), operation.shape); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
+  (void)y;
+  return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
+}
+
+template <class T, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Resample<T, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::resample(dy, operations::Resample<T, D>{operation.back, operation.there}); }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+
+namespace chorus {
+
+namespace operations {
+template <int Rank, class D, bool add>
+struct Scatter {
+  static constexpr const char* name = add ? "scatter_add" : "scatter";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+}  // namespace operations
+
+namespace detail {
+
+// CPU kernels detect repeated positions themselves. On a GPU the elements for each position are counted.
+template <class T, int Rank, class D>
+void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
+  if constexpr (!std::is_same_v<D, Cpu>) {
+    const auto ones = Tensor<T, Rank, D>::ones(index.shape(), index.device());
+    auto count = Tensor<T, Rank, D>::zeros(shape, index.device());
+    kernels::scatter(index.device(), around_axis(shape, axis), index.shape()[axis], index.data(), ones.data(),
+                     count.data(), true);
+    check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
+                      "scatter: the index names a position twice");
+  }
+}
+
+/// A copy of x, with `source` added or stored at the indices.
+template <bool add, Operand X, int Rank, class D, Operand S>
+auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
+  using T = typename tensor_of<X>::value_type;
+  using Operation = operations::Scatter<Rank, D, add>;
+  static_assert(of_one_type<X, S>, "scatter: expected one scalar type; to<float>(x) converts");
+  const auto& shape = value_of(x).shape();
+  const auto device = value_of(x).device();
+  auto expected = shape;
+  expected[axis] = positions.shape()[axis];
+  check<ShapeError>(positions.shape() == expected && value_of(source).shape() == expected, Operation::name,
+                    ": an index of shape ", positions.shape(), " and a source of shape ", value_of(source).shape(),
+                    " do not fit an input of ", shape);
+  check<DeviceError>(positions.device() == device && value_of(source).device() == device, Operation::name,
+                     ": index and source are on ", positions.device(), " and ", value_of(source).device(),
+                     ", the input on ", device);
+  const auto index = contiguous(positions);
+  if constexpr (!add) check_positions_once<T>(shape, axis, index);
+  const auto from = contiguous(value_of(source));
+  const auto whole = around_axis(shape, axis);
+  const Index count = index.shape()[axis];
+  auto out = clone(value_of(x));
+  kernels::scatter(device, whole, count, index.data(), from.data(), out.data(), add);
+  return record(
+      Operation{index, axis}, std::move(out),
+      [index, whole, count](const auto& dy, auto dx, auto dsource) {
+        if (dsource) {
+          auto grad = Tensor<T, Rank, D>::empty(index.shape(), dy.device());
+          kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
+          dsource->add(grad);
+        }
+        if (!dx) return;
+        if constexpr (add) {
+          dx->add(dy);
+        } else {
+          auto grad = clone(dy);
+          const auto zeros = Tensor<T, Rank, D>::zeros(index.shape(), dy.device());
+          kernels::scatter(dy.device(), whole, count, index.data(), zeros.data(), grad.data(), false);
+          dx->add(grad);
+        }
+      },
+      x, source);
+}
+
+}  // namespace detail
+
+template <int Rank, class D, bool add, class Dy, class Y, class X, class S>
+auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& dy, const Y&, const X&, const S&) {
+  const auto by_input = [&] {
+    if constexpr (add) {
+      return Dy(dy);
+    } else {
+      using Zeros = Tensor<typename Dy::value_type, Rank, D>;
+      const auto zeros = Zeros::zeros(operation.index.shape(), operation.index.device());
+      return detail::put_at<false>(dy, operation.axis, operation.index, zeros);
+    }
+  };
+  return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
+}
+
+/// As torch.scatter_add: adds each element of `source` to x at `index` along `axis`, at the same position in the other
+/// axes. index and source have one shape, which equals x's except along the axis. Throws ShapeError if shapes don't
+/// fit, DeviceError if devices differ, UsageError for an index out of range.
+template <Operand X, class D, Operand S>
+auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
+  return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
+}
+
+/// As torch.scatter: stores each element of `source` in x at `index`. Throws as scatter_add does, and UsageError if a
+/// position occurs twice.
+template <Operand X, class D, Operand S>
+auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
+  return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);
+}
+
+/// As torch.index_add: adds entry i of source's axis to entry `index[i]` of x's. The other sizes are equal. Throws
+/// ShapeError if sizes differ, UsageError for an index out of range. Waits for the GPU.
+template <Operand X, class D, Operand S>
+auto index_add(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index, const S& source) {
+  static_assert(of_one_type<X, S> && tensor_of<X>::rank == tensor_of<S>::rank,
+                "index_add: expected one scalar type and rank; to<float>(x) converts");
+  const auto a = normalize_axis("index_add", axis, tensor_of<X>::rank);
+  auto expected = value_of(x).shape();
+  expected[a] = index.numel();
+  check<ShapeError>(value_of(source).shape() == expected, "index_add: expected a source of shape ", expected, " for ",
+                    index.numel(), " indices and an input of shape ", value_of(x).shape(), ", got ",
+                    value_of(source).shape());
+  const Index size = value_of(x).shape()[a];
+  const auto places = to_device(contiguous(index), Cpu{});
+  for (Index i = 0; i < places.numel(); ++i)
+    check<UsageError>(places.data()[i] >= 0 && places.data()[i] < size, "index_add: index ", places.data()[i],
+                      " is not in [0, ", size, ")");
+  return x + detail::index_add(source, value_of(x).shape(), a, contiguous(index));
+}
+
+/// How `scatter_reduce` joins the elements for one position.
+enum class ScatterReduction : std::uint8_t { sum, prod, mean, amax, amin };
+
+namespace operations {
+template <int Rank, class D>
+struct ScatterReduce {
+  static constexpr const char* name = "scatter_reduce";
+  Tensor<std::int64_t, Rank, D> index;
+};
+}  // namespace operations
+
+namespace detail {
+
+// Calls `f(position in x, position in the source)` for each element of the source; arrays are contiguous on the host.
+template <class F>
+void for_each_scattered(const kernels::AxisShape& whole, Index count, const std::int64_t* index, const F& f) {
+  for (Index o = 0; o < whole.outer; ++o)
+    for (Index j = 0; j < count; ++j)
+      for (Index i = 0; i < whole.inner; ++i) {
+        const Index from = (o * count + j) * whole.inner + i;
+        f((o * whole.axis + index[from]) * whole.inner + i, from);
+      }
+}
+
+// The product of all factors but one; a factor of 0 counts separately.
+struct OtherFactors {
+  double product = 1;
+  Index zeros = 0;
+  void add(double factor) { factor == 0 ? static_cast<void>(++zeros) : static_cast<void>(product *= factor); }
+  double all() const { return zeros > 0 ? 0 : product; }
+  double without(double factor) const {
+    return factor == 0 ? (zeros == 1 ? product : 0) : (zeros == 0 ? product / factor : 0);
+  }
+};
+
+// prod, amax and amin: on the host. `touched`: where x counts no longer.
+template <Operand X, int Rank, class D, Operand S>
+auto reduce_scattered(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index, const S& source,
+                      ScatterReduction how, const Tensor<bool, Rank, D>& touched) {
+  using T = typename tensor_of<X>::value_type;
+  const auto whole = around_axis(value_of(x).shape(), axis);
+  const Index count = index.shape()[axis];
+  const auto device = value_of(x).device();
+  struct OnHost {
+    Tensor<T, Rank> x, source;
+    Tensor<std::int64_t, Rank> index;
+    Tensor<bool, Rank> touched;
+  };
+  const OnHost host{to_device(contiguous(value_of(x)), Cpu{}), to_device(contiguous(value_of(source)), Cpu{}),
+                    to_device(index, Cpu{}), to_device(contiguous(touched), Cpu{})};
+  const auto factors = [host, whole, count] {
+    std::vector<OtherFactors> all(static_cast<std::size_t>(host.x.numel()));
+    for (Index i = 0; i < host.x.numel(); ++i)
+      if (!host.touched.data()[i]) all[static_cast<std::size_t>(i)].add(static_cast<double>(host.x.data()[i]));
+    for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+      all[static_cast<std::size_t>(at)].add(static_cast<double>(host.source.data()[from]));
+    });
+    return all;
+  };
+  auto out = clone(host.x);
+  if (how == ScatterReduction::prod) {
+    const auto all = factors();
+    std::transform(all.begin(), all.end(), out.data(), [](const auto& one) { return static_cast<T>(one.all()); });
+  } else {
+    const bool largest = how == ScatterReduction::amax;
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    for (Index i = 0; i < out.numel(); ++i)
+      if (host.touched.data()[i]) out.data()[i] = largest ? -infinity : infinity;
+    for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+      T& best = out.data()[at];
+      const T next = host.source.data()[from];
+      if (next != next || (largest ? next > best : next < best)) best = next;
+    });
+  }
+  return record(
+      operations::ScatterReduce<Rank, D>{index}, to_device(out, device),
+      [host, whole, count, how, out, factors, of_x = Saved(value_of(x)), of_source = Saved(value_of(source))](
+          const auto& dy, auto dx, auto dsource) {
+        of_x.read("scatter_reduce");
+        of_source.read("scatter_reduce");
+        const auto above = to_device(contiguous(dy), Cpu{});
+        auto by_x = Tensor<T, Rank>::zeros(host.x.shape()), by_source = Tensor<T, Rank>::zeros(host.source.shape());
+        const auto x_counts = [&](Index i) { return !host.touched.data()[i]; };
+        if (how == ScatterReduction::prod) {
+          const auto all = factors();
+          const auto slope = [&](Index at, T factor) {
+            return static_cast<T>(static_cast<double>(above.data()[at]) *
+                                  all[static_cast<std::size_t>(at)].without(static_cast<double>(factor)));
+          };
+          for (Index i = 0; i < by_x.numel(); ++i)
+            if (x_counts(i)) by_x.data()[i] = slope(i, host.x.data()[i]);
+          for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+            by_source.data()[from] = slope(at, host.source.data()[from]);
+          });
+        } else {  // equal extremes share the gradient
+          std::vector<double> equal(static_cast<std::size_t>(by_x.numel()));
+          const auto is_best = [&](Index at, T number) { return number == out.data()[at]; };
+          const auto share = [&](Index at) {
+            return static_cast<T>(static_cast<double>(above.data()[at]) / equal[static_cast<std::size_t>(at)]);
+          };
+          for (Index i = 0; i < by_x.numel(); ++i)
+            if (x_counts(i) && is_best(i, host.x.data()[i])) ++equal[static_cast<std::size_t>(i)];
+          for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+            if (is_best(at, host.source.data()[from])) ++equal[static_cast<std::size_t>(at)];
+          });
+          for (Index i = 0; i < by_x.numel(); ++i)
+            if (x_counts(i) && is_best(i, host.x.data()[i])) by_x.data()[i] = share(i);
+          for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+            if (is_best(at, host.source.data()[from])) by_source.data()[from] = share(at);
+          });
+        }
+        if (dx) dx->add(to_device(by_x, dy.device()));
+        if (dsource) dsource->add(to_device(by_source, dy.device()));
+      },
+      x, source);
+}
+
+}  // namespace detail
+
+/// As torch.scatter_reduce: each element of x joined with the elements of `source` that the index sends there. Without
+/// `include_self` x counts only where nothing is sent. Equal extremes share the gradient. `prod`, `amax` and `amin` run
+/// on the host: a GPU's values are copied there, the results back. Shapes and errors as for scatter_add.
+template <Operand X, class D, Operand S>
+auto scatter_reduce(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source,
+                    ScatterReduction how, bool include_self = true) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(of_one_type<X, S> && Real<T>, "scatter_reduce: expected floating-point operands of one scalar type");
+  if constexpr (NarrowOperand<X>) {
+    return to<T>(scatter_reduce(to<float>(x), axis, index, to<float>(source), how, include_self));
+  } else {
+    const auto& shape = value_of(x).shape();
+    const auto zeros = Tensor<T, tensor_of<X>::rank, D>::zeros(shape, value_of(x).device());
+    const auto ones = Tensor<T, tensor_of<X>::rank, D>::ones(index.shape(), index.device());
+    const auto counts = scatter_add(zeros, axis, index, ones);
+    const auto touched = include_self ? zeros > 0 : counts > 0;
+    auto sum = scatter_add(masked_fill(x, touched, 0), axis, index, source);
+    if (how == ScatterReduction::sum) return sum;
+    if (how == ScatterReduction::mean) return decltype(sum)(sum / maximum(counts + (include_self ? 1 : 0), zeros + 1));
+    return decltype(sum)(detail::reduce_scattered(x, normalize_axis("scatter_reduce", axis, tensor_of<X>::rank),
+                                                  contiguous(index), source, how, touched));
+  }
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+
+namespace chorus {
+
+/// Samples of the categories of an axis: softmax((logits + Gumbel noise) / tau) (Jang et al. 2017). With `hard` the
+/// largest becomes 1, the others 0, with the gradient of the soft sample. Throws UsageError unless tau is positive.
+template <Operand X>
+auto gumbel_softmax(const X& logits, double tau = 1, bool hard = false, Index axis = -1,
+                    const RandomOptions& options = {}) {
+  using Numbers = tensor_of<X>;
+  using T = typename Numbers::value_type;
+  check<UsageError>(tau > 0, "gumbel_softmax: expected a tau above 0, got ", tau);
+  if constexpr (NarrowOperand<X>) {
+    return to<T>(gumbel_softmax(to<float>(logits), tau, hard, axis, options));
+  } else {
+    // log(0) would be infinite.
+    const auto uniform =
+        maximum(rand_like(logits, options), Tensor<T, 0, typename Numbers::device_type>::full(
+                                                {}, std::numeric_limits<T>::min(), value_of(logits).device()));
+    const auto soft = softmax((logits - log(-log(uniform))) / tau, axis);
+    if (!hard) return soft;
+    const auto& value = value_of(soft);
+    auto one = value.shape();
+    one[normalize_axis("gumbel_softmax", axis, Numbers::rank)] = 1;
+    const auto zeros = Numbers::zeros(value.shape(), value.device());
+    const auto chosen = scatter(zeros, axis, argmax(value, axis).view(one), Numbers::ones(one, value.device()));
+    return std::remove_const_t<decltype(soft)>(soft + (chosen - value));
+  }
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_GUMBEL_SOFTMAX_HPP
+
+// <chorus/ops/higher_order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+/// Gradients of gradients. If a computation starts with GraphVariables, all results are GraphVariables, and `grad` with
+/// `create_graph` returns recorded gradients:
+///
+///   const ch::GraphVariable x(images, true);
+///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
+///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
+///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
+///
+/// Under a policy this code is in the model's `forward`, or around the policy's call, whose outputs are GraphVariables
+/// if an input is one.
+///
+/// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
+/// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
+/// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
+/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
+/// own gradient uses Dual numbers of Dual numbers.
+///
+/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
+/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
+/// only. Else `grad` throws a UsageError with the operation's name.
+
+// <chorus/ops/higher_order/convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
+/// Recorded derivatives of convolutions. conv2d and its two gradients are one form that is linear in image, weight and
+/// result; each derivative is another of the three.
+
+// <chorus/ops/higher_order/reduction.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
+/// Recorded derivatives of matrix products, reductions, softmax and losses over classes.
+
+namespace chorus {
+
 namespace detail {
 // The gradient of a reduced value, repeated along the reduced axis.
 template <class Dy, class X>
@@ -15138,158 +16705,6 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
 
-// <chorus/ops/higher_order/picking.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-/// Recorded derivatives of index_select, gather, pooling, resampling and dropout. All are linear.
-
-namespace chorus {
-
-namespace operations {
-template <class D>
-struct IndexAdd {
-  static constexpr const char* name = "index_add";
-  Tensor<std::int64_t, 1, D> index;
-  std::size_t axis;
-};
-template <int Rank, class D>
-struct ScatterAdd {
-  static constexpr const char* name = "scatter_add";
-  Tensor<std::int64_t, Rank, D> index;
-  std::size_t axis;
-};
-struct AvgUnpool2d {
-  static constexpr const char* name = "avg_unpool2d";
-  kernels::Pool2dShape shape;
-};
-}  // namespace operations
-
-namespace detail {
-
-/// The transpose of index_select: entry i of x is added to entry `index[i]` of zeros of the given shape.
-template <Operand X, class D>
-auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
-               const Tensor<std::int64_t, 1, D>& index) {
-  const auto input = contiguous(value_of(x));
-  const auto whole = around_axis(shape, axis);
-  auto out = tensor_of<X>::empty(shape, input.device());
-  kernels::index_select_backward(input.device(), whole, index.numel(), index.data(), input.data(), out.data(), false);
-  return record(
-      operations::IndexAdd<D>{index, axis}, std::move(out),
-      [index, whole, of = input.shape()](const auto& dy, auto dx) {
-        auto grad = tensor_of<X>::empty(of, dy.device());
-        kernels::index_select(dy.device(), whole, index.numel(), index.data(), dy.data(), grad.data());
-        dx->add(grad);
-      },
-      x);
-}
-
-/// The transpose of gather.
-template <Operand X, int Rank, class D>
-auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
-  const auto input = contiguous(value_of(x));
-  const auto whole = around_axis(shape, axis);
-  const Index count = index.shape()[axis];
-  auto out = tensor_of<X>::empty(shape, input.device());
-  kernels::gather_backward(input.device(), whole, count, index.data(), input.data(), out.data(), false);
-  return record(
-      operations::ScatterAdd<Rank, D>{index, axis}, std::move(out),
-      [index, whole, count, of = input.shape()](const auto& dy, auto dx) {
-        auto grad = tensor_of<X>::empty(of, dy.device());
-        kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
-        dx->add(grad);
-      },
-      x);
-}
-
-/// The transpose of avg_pool2d.
-template <Operand X>
-auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
-  const auto input = contiguous(value_of(x));
-  auto out = tensor_of<X>::empty(shape, input.device());
-  kernels::avg_pool2d_backward(input.device(), pool, input.data(), out.data(), false);
-  return record(
-      operations::AvgUnpool2d{pool}, std::move(out),
-      [pool, of = input.shape()](const auto& dy, auto dx) {
-        auto grad = tensor_of<X>::empty(of, dy.device());
-        kernels::avg_pool2d_forward(dy.device(), pool, dy.data(), grad.data());
-        dx->add(grad);
-      },
-      x);
-}
-
-/// Multiplies by the factors, 0 or 1 / (1 - p), of an earlier dropout.
-template <Operand X>
-auto dropout_again(const X& x, const operations::Dropout& operation) {
-  const auto input = contiguous(value_of(x));
-  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
-  auto out = tensor_of<X>::empty(input.shape(), input.device());
-  kernels::dropout_forward(input.device(), samples, inner, input.data(), out.data(), operation.p, operation.key);
-  return record(
-      operation, std::move(out),
-      [samples, inner, operation](const auto& dy, auto dx) {
-        const auto [grad, accumulate] = dx->target();
-        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), operation.p, operation.key,
-                                  accumulate);
-      },
-      x);
-}
-
-}  // namespace detail
-
-template <class D, class Dy, class Y, class X>
-auto derivatives(const operations::IndexSelect<D>& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] { return detail::index_add(dy, x.shape(), operation.axis, operation.index); }};
-}
-template <class D, class Dy, class Y, class X>
-auto derivatives(const operations::IndexAdd<D>& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return index_select(dy, static_cast<Index>(operation.axis), operation.index); }};
-}
-template <int Rank, class D, class Dy, class Y, class X>
-auto derivatives(const operations::Gather<Rank, D>& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] { return detail::scatter_add(dy, x.shape(), operation.axis, operation.index); }};
-}
-template <int Rank, class D, class Dy, class Y, class X>
-auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return detail::gather_along(dy, operation.axis, operation.index); }};
-}
-
-template <class D, class Dy, class Y, class X>
-auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] {
-    // The indices of the windows' maxima in each plane.
-    const auto& [batch, channels, height, width] = x.shape();
-    const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
-    auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
-    kernels::convert(x.device(), index.numel(), operation.argmax.data(), index.data());
-    return reshape(
-        detail::scatter_add(reshape(dy, picked), Shape<3>{batch, channels, height * width}, std::size_t{2}, index),
-        x.shape());
-  }};
-}
-template <class Dy, class Y, class X>
-auto derivatives(const operations::AvgPool2d& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] { return detail::avg_unpool2d(dy, x.shape(), operation.shape); }};
-}
-template <class Dy, class Y, class X>
-auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
-  (void)y;
-  return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
-}
-
-template <class T, class D, class Dy, class Y, class X>
-auto derivatives(const operations::Resample<T, D>& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return detail::resample(dy, operations::Resample<T, D>{operation.back, operation.there}); }};
-}
-
-template <class Dy, class Y, class X>
-auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-
 // <chorus/ops/higher_order/sync_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
@@ -15436,6 +16851,268 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
 
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+
+// <chorus/ops/images.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_IMAGES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_IMAGES_HPP
+/// grid_sample, unfold, pixel_shuffle, max_pool1d. All are differentiable, and made of other operators.
+
+// <chorus/ops/rounding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+/// sign, floor, ceil, round. Their gradients are 0.
+
+namespace chorus {
+
+namespace functors {
+
+/// 1, 0 or -1; 0 for NaN, as in PyTorch.
+struct Sign {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, S(1), where(x < 0, S(-1), S(0)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The nearest integer, the even one of two. Adding 2^23, or 2^52 for double, leaves no bits for fractions; numbers
+/// from there on are integers.
+struct Round {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    constexpr auto whole = 1 / std::numeric_limits<real_of<S>>::epsilon();
+    const S above = abs(x), near = (above + whole) - whole;
+    return where(above < whole, where(x < 0, -near, where(x > 0, near, x)), x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The largest integer that is not above x.
+struct Floor {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    const S near = Round{}(x);
+    return where(near > x, near - 1, near);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The smallest integer that is not below x.
+struct Ceil {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -Floor{}(-x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+}  // namespace functors
+
+/// 1, 0 or -1; 0 for NaN.
+template <Operand X>
+auto sign(const X& x) {
+  return detail::pointwise("sign", functors::Sign{}, x);
+}
+/// The largest integer that is not above x.
+template <Operand X>
+auto floor(const X& x) {
+  return detail::pointwise("floor", functors::Floor{}, x);
+}
+/// The smallest integer that is not below x.
+template <Operand X>
+auto ceil(const X& x) {
+  return detail::pointwise("ceil", functors::Ceil{}, x);
+}
+/// The nearest integer; halves go to the even one.
+template <Operand X>
+auto round(const X& x) {
+  return detail::pointwise("round", functors::Round{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+
+namespace chorus {
+
+/// How grid_sample finds a value between pixels.
+enum class SampleMode : std::uint8_t { bilinear, nearest };
+/// What grid_sample finds outside of the image: 0, the nearest pixel of the border, or the mirrored image.
+enum class SamplePadding : std::uint8_t { zeros, border, reflection };
+/// Options of grid_sample.
+struct GridSampleOptions {
+  SampleMode mode = SampleMode::bilinear;
+  SamplePadding padding = SamplePadding::zeros;
+  /// -1 and 1 are the centres of the border's pixels, else the image's edges.
+  bool align_corners = false;
+};
+
+namespace detail {
+
+// Coordinates in [-1, 1] as places in an axis of `size` pixels, moved inside as the padding says.
+template <Operand X>
+auto places_in_axis(const X& grid, Index size, const GridSampleOptions& options) {
+  const auto pixels = static_cast<double>(size);
+  const bool corners = options.align_corners;
+  auto place = corners ? (grid + 1) * ((pixels - 1) / 2) : (grid + 1) * (pixels / 2) - 0.5;
+  using Place = decltype(place);
+  if (options.padding == SamplePadding::zeros) return place;
+  if (options.padding == SamplePadding::reflection) {
+    const double low = corners ? 0 : -0.5, span = corners ? pixels - 1 : pixels;
+    if (span == 0) return Place(place * 0);
+    const auto beyond = abs(place - low);
+    const auto flips = floor(value_of(beyond) / span);
+    const auto odd = flips - floor(flips / 2) * 2;
+    place = Place((beyond - flips * span) * (1 - odd * 2) + odd * span + low);
+  }
+  return size == 1 ? Place(place * 0) : Place(hardtanh(place, 0, pixels - 1));
+}
+
+}  // namespace detail
+
+/// x: [batch, channels, height, width], grid: [batch, out_h, out_w, 2] -> [batch, channels, out_h, out_w]: the images
+/// at the grid's points, each x and y from -1, left or top, to 1 (torch.nn.functional.grid_sample). Throws ShapeError
+/// if the batches differ or the grid's last size is not 2.
+template <Operand X, Operand G>
+auto grid_sample(const X& x, const G& grid, const GridSampleOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 4 && tensor_of<G>::rank == 4,
+                "grid_sample: expected images [batch, channels, height, width] and a grid [batch, out_h, out_w, 2]");
+  static_assert(of_one_type<X, G>, "grid_sample: operands have different scalar types; to<float>(x) converts one");
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  if constexpr (NarrowOperand<X>) {
+    return to<T>(grid_sample(to<float>(x), to<float>(grid), options));
+  } else {
+    const auto& images = value_of(x).shape();
+    const auto& points = value_of(grid).shape();
+    check<ShapeError>(points[0] == images[0] && points[3] == 2, "grid_sample: expected a grid [", images[0],
+                      ", out_h, out_w, 2] for images of shape ", images, ", got ", points);
+    const Index batch = images[0], channels = images[1], height = images[2], width = images[3];
+    check<ShapeError>(height > 0 && width > 0, "grid_sample: images of shape ", images, " have no pixels");
+    const Index outputs = points[1] * points[2], count = batch * outputs, pixels = batch * height * width;
+    const auto device = value_of(x).device();
+    const auto columns = detail::places_in_axis(reshape(slice(grid, 3, 0, 1), Shape<1>{count}), width, options);
+    const auto rows = detail::places_in_axis(reshape(slice(grid, 3, 1, 2), Shape<1>{count}), height, options);
+    // A row for each pixel, and one of zeros for all points outside.
+    const auto by_pixel = concat(0, reshape(permute(x, {0, 2, 3, 1}), Shape<2>{pixels, channels}),
+                                 Tensor<T, 2, D>::zeros({1, channels}, device));
+    std::vector<std::int64_t> images_of_points;
+    for (Index n = 0; n < batch; ++n)
+      images_of_points.insert(images_of_points.end(), static_cast<std::size_t>(outputs), n * height * width);
+    const auto begin =
+        Tensor<std::int64_t, 1, D>::from(std::span<const std::int64_t>(images_of_points), {count}, device);
+    const auto outside = Tensor<std::int64_t, 1, D>::full({count}, pixels, device);
+    const auto pick = [&](const Tensor<T, 1, D>& row, const Tensor<T, 1, D>& column) {
+      const auto inside =
+          (row >= 0) & (row <= static_cast<T>(height - 1)) & (column >= 0) & (column <= static_cast<T>(width - 1));
+      auto place = to<std::int64_t>(where(inside, row, 0));
+      place *= width;
+      place += to<std::int64_t>(where(inside, column, 0));
+      place += begin;
+      return index_select(by_pixel, 0, where(inside, place, outside));
+    };
+    const auto as_images = [&](const auto& y) {
+      return permute(reshape(y, Shape<4>{batch, points[1], points[2], channels}), {0, 3, 1, 2});
+    };
+    const auto top = floor(value_of(rows)), left = floor(value_of(columns));
+    const auto down = unsqueeze(rows - top, 1), right = unsqueeze(columns - left, 1);
+    const auto corner = [&](Index i, Index j, const auto& by_row, const auto& by_column) {
+      return pick(top + i, left + j) * (by_row * by_column);
+    };
+    const auto all = [&] {
+      return as_images(corner(0, 0, 1 - down, 1 - right) + corner(0, 1, 1 - down, right) +
+                       corner(1, 0, down, 1 - right) + corner(1, 1, down, right));
+    };
+    if (options.mode == SampleMode::bilinear) return all();
+    // 1, whose gradient by the grid is 0, as in PyTorch, and not missing.
+    const auto one = unsqueeze(sign(rows) - sign(value_of(rows)) + (sign(columns) - sign(value_of(columns))), 1) + 1;
+    return decltype(all())(as_images(pick(round(value_of(rows)), round(value_of(columns))) * one));
+  }
+}
+
+/// Options of unfold.
+struct UnfoldOptions {
+  Size2d dilation = 1, padding = 0, stride = 1;
+};
+
+/// x: [batch, channels, height, width] -> the windows as columns: [batch, channels window.height window.width,
+/// windows], as torch.nn.functional.unfold; padding counts as zeros. Throws UsageError for windows, strides and
+/// dilations below 1, ShapeError if the window does not fit.
+template <Operand X>
+auto unfold(const X& x, Size2d window, const UnfoldOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 4, "unfold: expected an input [batch, channels, height, width]");
+  using D = typename tensor_of<X>::device_type;
+  const auto& [dilation, padding, stride] = options;
+  check<UsageError>(
+      std::min({window.height, window.width, dilation.height, dilation.width, stride.height, stride.width}) > 0,
+      "unfold: expected window, stride and dilation of at least 1, got ", window.height, " x ", window.width, ", ",
+      stride.height, " x ", stride.width, " and ", dilation.height, " x ", dilation.width);
+  const auto padded = pad2d(x, {padding.width, padding.width, padding.height, padding.height});
+  const auto& [batch, channels, height, width] = value_of(padded).shape();
+  const Index rows = (height - dilation.height * (window.height - 1) - 1) / stride.height + 1,
+              columns = (width - dilation.width * (window.width - 1) - 1) / stride.width + 1;
+  check<ShapeError>(height > dilation.height * (window.height - 1) && width > dilation.width * (window.width - 1),
+                    "unfold: a window of ", window.height, " x ", window.width, " does not fit an input of shape ",
+                    value_of(x).shape());
+  std::vector<std::int64_t> places;
+  for (Index i = 0; i < window.height; ++i)
+    for (Index j = 0; j < window.width; ++j)
+      for (Index row = 0; row < rows; ++row)
+        for (Index column = 0; column < columns; ++column)
+          places.push_back((row * stride.height + i * dilation.height) * width + column * stride.width +
+                           j * dilation.width);
+  const auto index = Tensor<std::int64_t, 1, D>::from(std::span<const std::int64_t>(places),
+                                                      {static_cast<Index>(places.size())}, value_of(x).device());
+  return reshape(index_select(reshape(padded, Shape<3>{batch, channels, height * width}), 2, index),
+                 Shape<3>{batch, channels * window.height * window.width, rows * columns});
+}
+
+/// x: [batch, channels factor², height, width] -> [batch, channels, height factor, width factor] (Shi et al. 2016).
+/// Throws UsageError unless the factor is positive, ShapeError if the channels are no multiple of its square.
+template <Operand X>
+auto pixel_shuffle(const X& x, Index factor) {
+  static_assert(tensor_of<X>::rank == 4, "pixel_shuffle: expected an input [batch, channels, height, width]");
+  check<UsageError>(factor > 0, "pixel_shuffle: expected a factor of at least 1, got ", factor);
+  const auto& [batch, channels, height, width] = value_of(x).shape();
+  const Index out = channels / (factor * factor);
+  check<ShapeError>(out * factor * factor == channels, "pixel_shuffle: expected channels that are a multiple of ",
+                    factor * factor, ", got shape ", value_of(x).shape());
+  return reshape(permute(reshape(x, Shape<6>{batch, out, factor, factor, height, width}), {0, 1, 4, 2, 5, 3}),
+                 Shape<4>{batch, out, height * factor, width * factor});
+}
+
+/// Options of max_pool1d. `stride` 0 means the window size.
+struct Pool1dOptions {
+  Index stride = 0, padding = 0, dilation = 1;
+  bool ceil_mode = false;
+};
+
+/// x: [batch, channels, length] -> the maximum of each window: max_pool2d of images of height 1. Throws as that does.
+template <Operand X>
+auto max_pool1d(const X& x, Index window, const Pool1dOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 3, "max_pool1d: expected an input [batch, channels, length]");
+  const auto& in = value_of(x).shape();
+  const auto y = max_pool2d(reshape(x, Shape<4>{in[0], in[1], 1, in[2]}), {1, window},
+                            {.stride = {1, options.stride == 0 ? window : options.stride},
+                             .padding = {0, options.padding},
+                             .ceil_mode = options.ceil_mode,
+                             .dilation = {1, options.dilation}});
+  return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_IMAGES_HPP
 
 // <chorus/ops/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
@@ -16298,168 +17975,15 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
 
-// <chorus/ops/padding_modes.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-/// Padding of images with their own pixels.
-
-namespace chorus {
-
-/// The content of the padding: the image mirrored at its edge pixels, the edge pixels repeated, or the opposite side.
-enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
-
-namespace detail {
-// For each position of the padded axis, the source index.
-inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
-  const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
-  check<UsageError>(before >= 0 && after >= 0, "pad2d: expected padding of at least 0, got ", before, " and ", after);
-  check<ShapeError>(size > 0 && before <= most && after <= most, "pad2d: padding of ", before, " and ", after,
-                    " is more than an axis of ", size, " can fill");
-  std::vector<std::int64_t> places;
-  for (Index i = -before; i < size + after; ++i) {
-    Index at = i;
-    if (mode == PaddingMode::replicate) at = std::clamp(i, Index{0}, size - 1);
-    if (mode == PaddingMode::circular) at = (i + size) % size;
-    if (mode == PaddingMode::reflect) at = i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i;
-    places.push_back(at);
-  }
-  return places;
-}
-
-template <Operand X>
-auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index after) {
-  const auto places = padded_places(mode, value_of(x).size(axis), before, after);
-  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
-      places, Shape<1>{static_cast<Index>(places.size())}, value_of(x).device());
-  return index_select(x, axis, index);
-}
-}  // namespace detail
-
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]. Throws UsageError for negative
-/// padding, ShapeError if the image is too small for the padding.
-template <Operand X>
-auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
-  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
-  return detail::pad_axis(detail::pad_axis(x, -2, mode, padding.top, padding.bottom), -1, mode, padding.left,
-                          padding.right);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-
-// <chorus/ops/scatter.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
-/// scatter_add and scatter.
-
-namespace chorus {
-
-namespace operations {
-template <int Rank, class D, bool add>
-struct Scatter {
-  static constexpr const char* name = add ? "scatter_add" : "scatter";
-  Tensor<std::int64_t, Rank, D> index;
-  std::size_t axis;
-};
-}  // namespace operations
-
-namespace detail {
-
-// CPU kernels detect repeated positions themselves. On a GPU the elements for each position are counted.
-template <class T, int Rank, class D>
-void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
-  if constexpr (!std::is_same_v<D, Cpu>) {
-    const auto ones = Tensor<T, Rank, D>::ones(index.shape(), index.device());
-    auto count = Tensor<T, Rank, D>::zeros(shape, index.device());
-    kernels::scatter(index.device(), around_axis(shape, axis), index.shape()[axis], index.data(), ones.data(),
-                     count.data(), true);
-    check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
-                      "scatter: the index names a position twice");
-  }
-}
-
-/// A copy of x, with `source` added or stored at the indices.
-template <bool add, Operand X, int Rank, class D, Operand S>
-auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
-  using T = typename tensor_of<X>::value_type;
-  using Operation = operations::Scatter<Rank, D, add>;
-  static_assert(of_one_type<X, S>, "scatter: expected one scalar type; to<float>(x) converts");
-  const auto& shape = value_of(x).shape();
-  const auto device = value_of(x).device();
-  auto expected = shape;
-  expected[axis] = positions.shape()[axis];
-  check<ShapeError>(positions.shape() == expected && value_of(source).shape() == expected, Operation::name,
-                    ": an index of shape ", positions.shape(), " and a source of shape ", value_of(source).shape(),
-                    " do not fit an input of ", shape);
-  check<DeviceError>(positions.device() == device && value_of(source).device() == device, Operation::name,
-                     ": index and source are on ", positions.device(), " and ", value_of(source).device(),
-                     ", the input on ", device);
-  const auto index = contiguous(positions);
-  if constexpr (!add) check_positions_once<T>(shape, axis, index);
-  const auto from = contiguous(value_of(source));
-  const auto whole = around_axis(shape, axis);
-  const Index count = index.shape()[axis];
-  auto out = clone(value_of(x));
-  kernels::scatter(device, whole, count, index.data(), from.data(), out.data(), add);
-  return record(
-      Operation{index, axis}, std::move(out),
-      [index, whole, count](const auto& dy, auto dx, auto dsource) {
-        if (dsource) {
-          auto grad = Tensor<T, Rank, D>::empty(index.shape(), dy.device());
-          kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
-          dsource->add(grad);
-        }
-        if (!dx) return;
-        if constexpr (add) {
-          dx->add(dy);
-        } else {
-          auto grad = clone(dy);
-          const auto zeros = Tensor<T, Rank, D>::zeros(index.shape(), dy.device());
-          kernels::scatter(dy.device(), whole, count, index.data(), zeros.data(), grad.data(), false);
-          dx->add(grad);
-        }
-      },
-      x, source);
-}
-
-}  // namespace detail
-
-template <int Rank, class D, bool add, class Dy, class Y, class X, class S>
-auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& dy, const Y&, const X&, const S&) {
-  const auto by_input = [&] {
-    if constexpr (add) {
-      return Dy(dy);
-    } else {
-      using Zeros = Tensor<typename Dy::value_type, Rank, D>;
-      const auto zeros = Zeros::zeros(operation.index.shape(), operation.index.device());
-      return detail::put_at<false>(dy, operation.axis, operation.index, zeros);
-    }
-  };
-  return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
-}
-
-/// As torch.scatter_add: adds each element of `source` to x at `index` along `axis`, at the same position in the other
-/// axes. index and source have one shape, which equals x's except along the axis. Throws ShapeError if shapes don't
-/// fit, DeviceError if devices differ, UsageError for an index out of range.
-template <Operand X, class D, Operand S>
-auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
-  return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
-}
-
-/// As torch.scatter: stores each element of `source` in x at `index`. Throws as scatter_add does, and UsageError if a
-/// position occurs twice.
-template <Operand X, class D, Operand S>
-auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
-  return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+// <chorus/ops/order_statistics.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ORDER_STATISTICS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ORDER_STATISTICS_HPP
+/// median and quantile, by sorting. If a line has a NaN, its result is NaN, as in PyTorch.
 
 // <chorus/ops/truth.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
-/// any, all, count_nonzero, masked_select, nonzero.
+/// any, all, count_nonzero, masked_select, nonzero, allclose.
 
 namespace chorus {
 
@@ -16567,8 +18091,145 @@ auto nonzero(const X& x) {
       value_of(x).device());
 }
 
+/// Whether |a - b| <= atol + rtol |b| for all elements; the operands broadcast. Equal infinities are close; with
+/// `equal_nan`, so are two NaN. Waits for the GPU. Throws ShapeError if shapes don't broadcast.
+template <Operand A, Operand B>
+bool allclose(const A& a, const B& b, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) {
+  detail::check_defined("allclose", value_of(a), value_of(b));
+  const auto shape = broadcast_shapes("allclose", value_of(a).shape(), value_of(b).shape());
+  const auto left = to_device(detail::broadcast_to(value_of(a), shape), Cpu{});
+  const auto right = to_device(detail::broadcast_to(value_of(b), shape), Cpu{});
+  for (Index i = 0; i < left.numel(); ++i) {
+    const auto x = static_cast<double>(left.data()[i]), y = static_cast<double>(right.data()[i]);
+    const bool finite = std::isfinite(x) && std::isfinite(y);
+    if (!(finite ? std::abs(x - y) <= atol + rtol * std::abs(y) : x == y || (equal_nan && x != x && y != y)))
+      return false;
+  }
+  return true;
+}
+
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
+
+namespace chorus {
+
+namespace detail {
+// The index of the wanted entry of each sorted line, [..., 1, ...]; the last if that is NaN, the largest in order.
+template <class Last>
+auto place_or_nan(const Last& last, Index place, Index size) {
+  using Places = Tensor<std::int64_t, tensor_of<Last>::rank, typename tensor_of<Last>::device_type>;
+  const auto device = value_of(last).device();
+  return where(isnan(last), Places::full(value_of(last).shape(), size - 1, device),
+               Places::full(value_of(last).shape(), place, device));
+}
+}  // namespace detail
+
+/// The median along an axis, which is removed, and its index: the lower of two in the middle. Among equal elements the
+/// first gets the gradient. Throws ShapeError for an empty axis.
+template <Operand X>
+auto median(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  detail::check_not_empty("median", x, axis);
+  const Index size = value_of(x).size(axis);
+  const auto order = argsort(x, axis);
+  const auto last = gather(value_of(x), axis, order.slice(axis, size - 1, size));
+  const auto index = gather(order, axis, detail::place_or_nan(last, (size - 1) / 2, size));
+  const auto rest = detail::without_axis<rank>(index.shape(), normalize_axis("median", axis, rank));
+  auto values = reshape(gather(x, axis, index), rest);
+  auto indices = index.view(rest);
+  return Sorted<decltype(values), decltype(indices)>{std::move(values), std::move(indices)};
+}
+/// The median of all elements; equal ones share the gradient, as in PyTorch. Waits for the GPU.
+template <Operand X>
+auto median(const X& x) {
+  const auto flat = reshape(x, Shape<1>{value_of(x).numel()});
+  const auto value = median(value_of(flat), 0).values;
+  const auto same = isnan(value).item() ? isnan(value_of(flat)) : value_of(flat) == value;
+  return amax(masked_select(flat, same), 0);
+}
+
+/// What `quantile` returns between two elements.
+enum class Interpolation : std::uint8_t { linear, lower, higher, nearest, midpoint };
+
+/// The q-quantile along an axis, which is removed: the element at place q (size - 1) in order, interpolated between
+/// two. Throws UsageError unless 0 <= q <= 1, ShapeError for an empty axis.
+template <Operand X>
+auto quantile(const X& x, double q, Index axis, Interpolation interpolation = Interpolation::linear) {
+  constexpr int rank = tensor_of<X>::rank;
+  check<UsageError>(q >= 0 && q <= 1, "quantile: expected a number in [0, 1], got ", q);
+  detail::check_not_empty("quantile", x, axis);
+  const Index size = value_of(x).size(axis);
+  const auto sorted = sort(x, axis).values;
+  const auto last = slice(value_of(sorted), axis, size - 1, size);
+  const auto at = [&](double place) {
+    return gather(sorted, axis, detail::place_or_nan(last, static_cast<Index>(place), size));
+  };
+  const double place = q * static_cast<double>(size - 1), below = std::floor(place), above = std::ceil(place);
+  const auto rest = detail::without_axis<rank>(value_of(last).shape(), normalize_axis("quantile", axis, rank));
+  double share = place - below;
+  if (interpolation == Interpolation::midpoint && share > 0) share = 0.5;
+  if (interpolation == Interpolation::nearest) return reshape(at(std::nearbyint(place)), rest);
+  if (interpolation == Interpolation::higher) return reshape(at(above), rest);
+  if (interpolation == Interpolation::lower || share == 0) return reshape(at(below), rest);
+  return reshape(at(below) * (1 - share) + at(above) * share, rest);
+}
+/// The quantile of all elements.
+template <Operand X>
+auto quantile(const X& x, double q, Interpolation interpolation = Interpolation::linear) {
+  return quantile(reshape(x, Shape<1>{value_of(x).numel()}), q, 0, interpolation);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ORDER_STATISTICS_HPP
+
+// <chorus/ops/padding_modes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+/// Padding of images with their own pixels.
+
+namespace chorus {
+
+/// The content of the padding: the image mirrored at its edge pixels, the edge pixels repeated, or the opposite side.
+enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
+
+namespace detail {
+// For each position of the padded axis, the source index.
+inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
+  const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
+  check<UsageError>(before >= 0 && after >= 0, "pad2d: expected padding of at least 0, got ", before, " and ", after);
+  check<ShapeError>(size > 0 && before <= most && after <= most, "pad2d: padding of ", before, " and ", after,
+                    " is more than an axis of ", size, " can fill");
+  std::vector<std::int64_t> places;
+  for (Index i = -before; i < size + after; ++i) {
+    Index at = i;
+    if (mode == PaddingMode::replicate) at = std::clamp(i, Index{0}, size - 1);
+    if (mode == PaddingMode::circular) at = (i + size) % size;
+    if (mode == PaddingMode::reflect) at = i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i;
+    places.push_back(at);
+  }
+  return places;
+}
+
+template <Operand X>
+auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index after) {
+  const auto places = padded_places(mode, value_of(x).size(axis), before, after);
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+      places, Shape<1>{static_cast<Index>(places.size())}, value_of(x).device());
+  return index_select(x, axis, index);
+}
+}  // namespace detail
+
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]. Throws UsageError for negative
+/// padding, ShapeError if the image is too small for the padding.
+template <Operand X>
+auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
+  return detail::pad_axis(detail::pad_axis(x, -2, mode, padding.top, padding.bottom), -1, mode, padding.left,
+                          padding.right);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
 
 // <chorus/optim/adagrad.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
@@ -17647,6 +19308,294 @@ class Lamb final : public Optimizer<D> {
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 
+// <chorus/optim/lbfgs.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LBFGS_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LBFGS_HPP
+/// L-BFGS (Liu, Nocedal 1989), as in PyTorch, on the CPU.
+
+#include <deque>
+
+namespace chorus::optim {
+
+/// How Lbfgs finds the length of a step: always `lr`, or by a search until the strong Wolfe conditions hold.
+enum class LineSearch : std::uint8_t { none, strong_wolfe };
+
+/// Options of Lbfgs; defaults are PyTorch's.
+struct LbfgsOptions {
+  double lr = 1;
+  /// Iterations in a step, and evaluations of the loss; 0: 1.25 times as many as iterations.
+  int max_iter = 20, max_eval = 0;
+  /// A step ends if no gradient is larger, or if the loss and the parameters change by less.
+  double tolerance_grad = 1e-7, tolerance_change = 1e-9;
+  int history_size = 100;
+  LineSearch line_search = LineSearch::none;
+};
+
+/// Steps along the gradient times an approximate inverse Hessian, from the last `history_size` changes. `step(closure)`
+/// evaluates the loss several times:
+///   optimizer.step([&] {
+///     optimizer.zero_grad();
+///     auto loss = ch::mse_loss(net(x), y);
+///     loss.backward();
+///     return loss.item();
+///   });
+/// For SingleDevice and DataParallel: with several processes each would decide by the loss of its own samples.
+template <Device D>
+class Lbfgs final : public Optimizer<D> {
+  static_assert(std::is_same_v<D, Cpu>, "Lbfgs: expected parameters on the CPU");
+
+ public:
+  using options_type = LbfgsOptions;
+  static constexpr bool needs_whole_parameters = true;
+
+  /// Throws UsageError for options out of range, and for parameters of a policy of several processes.
+  explicit Lbfgs(std::vector<nn::NamedParameter<D>> parameters, const LbfgsOptions& options = {})
+      : Optimizer<D>(parameters, options.lr), options_(options), parameters_(std::move(parameters)) {
+    check<UsageError>(options.max_iter > 0 && options.max_eval >= 0 && options.history_size > 0,
+                      "Lbfgs: expected max_iter and history_size of at least 1, max_eval of at least 0, got ",
+                      options.max_iter, ", ", options.history_size, " and ", options.max_eval);
+    check<UsageError>(options.tolerance_grad >= 0 && options.tolerance_change >= 0,
+                      "Lbfgs: expected tolerances of at least 0, got ", options.tolerance_grad, " and ",
+                      options.tolerance_change);
+    for (const auto& named : parameters_) {
+      check<UsageError>(named.parameter->ledger() == nullptr, "Lbfgs: '", named.name,
+                        "' belongs to a policy of several processes, each with a loss over other samples: expected "
+                        "SingleDevice or DataParallel");
+      nn::check_whole("Lbfgs", named, "it needs whole parameters");
+      first_.push_back(count_);
+      count_ += static_cast<std::size_t>(named.parameter->count());
+    }
+    if (options_.max_eval == 0) options_.max_eval = options.max_iter * 5 / 4;
+  }
+
+  /// Throws UsageError: L-BFGS needs the closure.
+  void step() override { fail<UsageError>("Lbfgs: expected step(closure), where closure computes the loss again"); }
+
+  /// `closure` clears the gradients, computes the loss and its gradients, and returns the loss, a number or a scalar.
+  /// Returns the first loss. Throws UsageError if a parameter group has options of its own.
+  template <class Closure>
+  double step(const Closure& closure) {
+    const auto evaluate = [&](Point& at) {
+      const GradMode on(true);
+      const auto loss = closure();
+      if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(loss)>>)
+        at.loss = static_cast<double>(loss);
+      else
+        at.loss = static_cast<double>(loss.item());
+      at.gradient = gradient();
+      ++evaluations_;
+    };
+    evaluations_ = 0;
+    Point now;
+    evaluate(now);
+    const double first = now.loss;
+    for (int i = 1; largest(now.gradient) > options_.tolerance_grad && i <= options_.max_iter; ++i) {
+      const bool begins = direction_.empty();
+      follow(now.gradient);
+      before_ = now.gradient;
+      const double loss = now.loss, slope = dot(now.gradient, direction_);
+      length_ = begins ? std::min(1.0, 1 / sum_of_sizes(now.gradient)) * this->lr() : this->lr();
+      if (slope > -options_.tolerance_change) break;
+      const Numbers from = values();
+      if (options_.line_search == LineSearch::strong_wolfe) {
+        now.slope = slope;
+        now = search(now, [&](double length) {
+          move(from, length);
+          Point there{.length = length};
+          evaluate(there);
+          there.slope = dot(there.gradient, direction_);
+          return there;
+        });
+        length_ = now.length;
+        now.length = 0;
+        move(from, length_);
+      } else {
+        move(from, length_);
+        if (i == options_.max_iter) break;
+        evaluate(now);
+      }
+      if (evaluations_ >= options_.max_eval || largest(direction_) * length_ <= options_.tolerance_change ||
+          std::abs(now.loss - loss) < options_.tolerance_change)
+        break;
+    }
+    return first;
+  }
+
+  /// Forgets the history: the next step begins along the gradient.
+  void reset_history() {
+    direction_.clear();
+    history_.clear();
+    scale_ = 1;
+  }
+  /// For checkpoints, which hold no history. Throws UsageError if there is one: a resumed run would take other steps.
+  std::vector<StateTensor> state() {
+    check<UsageError>(direction_.empty(),
+                      "Lbfgs: a checkpoint does not hold its history: call reset_history() before it is saved");
+    return Optimizer<D>::state();
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override { return {}; }
+
+ private:
+  using Numbers = std::vector<double>;
+  /// A point along the direction.
+  struct Point {
+    double length = 0, loss = 0, slope = 0;
+    Numbers gradient{};
+  };
+  struct Change {
+    Numbers gradient, values;
+    double weight;
+  };
+
+  static double dot(const Numbers& a, const Numbers& b) {
+    return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+  }
+  static double largest(const Numbers& x) {
+    double most = 0;
+    for (const double number : x) most = std::abs(number) > most || std::isnan(number) ? std::abs(number) : most;
+    return most;
+  }
+  static double sum_of_sizes(const Numbers& x) {
+    return std::accumulate(x.begin(), x.end(), 0.0, [](double sum, double number) { return sum + std::abs(number); });
+  }
+  static void add(Numbers& to, double factor, const Numbers& x) {
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] += factor * x[i];
+  }
+
+  // Calls `f(parameter, place in the flat vector, T{})`.
+  template <class F>
+  void for_each_parameter(const F& f) const {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i].parameter->dtype() == DType::f32)
+        f(parameters_[i], first_[i], float{});
+      else
+        f(parameters_[i], first_[i], double{});
+  }
+  // Parameters without a gradient count as 0.
+  Numbers gradient() const {
+    Numbers all(count_);
+    for_each_parameter([&]<class T>(const nn::NamedParameter<D>& named, std::size_t first, T) {
+      named.parameter->check_grad_whole();
+      if (!named.parameter->grad_arrived() || !named.parameter->wants_grad()) return;
+      const auto* const from = static_cast<const T*>(named.parameter->grad_data());
+      std::copy_n(from, named.parameter->count(), all.begin() + static_cast<std::ptrdiff_t>(first));
+    });
+    return all;
+  }
+  Numbers values() const {
+    Numbers all(count_);
+    for_each_parameter([&]<class T>(const nn::NamedParameter<D>& named, std::size_t first, T) {
+      const auto* const from = static_cast<const T*>(named.parameter->memory());
+      std::copy_n(from, named.parameter->count(), all.begin() + static_cast<std::ptrdiff_t>(first));
+    });
+    return all;
+  }
+  // The parameters become `from` + length direction.
+  void move(const Numbers& from, double length) {
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      check<UsageError>(range.group.lr_scale == 1 && !range.group.weight_decay,
+                        "Lbfgs: expected one group of parameters: its direction is of all together");
+      std::size_t i = 0;
+      while (parameters_[i].parameter->memory() != range.value) ++i;
+      auto* const to = static_cast<T*>(range.value);
+      for (std::size_t k = 0; k < static_cast<std::size_t>(range.count); ++k)
+        to[k] = static_cast<T>(from[first_[i] + k] + length * direction_[first_[i] + k]);
+    });
+  }
+
+  // The direction from the gradient: the two loops over the history (Nocedal 1980).
+  void follow(const Numbers& gradient) {
+    if (!direction_.empty()) {
+      Change change{gradient, direction_, 0};
+      add(change.gradient, -1, before_);
+      for (double& number : change.values) number *= length_;
+      const double product = dot(change.gradient, change.values);
+      if (product > 1e-10) {
+        if (history_.size() == static_cast<std::size_t>(options_.history_size)) history_.pop_front();
+        change.weight = 1 / product;
+        scale_ = product / dot(change.gradient, change.gradient);
+        history_.push_back(std::move(change));
+      }
+    }
+    Numbers next(count_);
+    add(next, -1, gradient);
+    std::vector<double> along(history_.size());
+    for (std::size_t i = history_.size(); i-- > 0;) {
+      along[i] = dot(history_[i].values, next) * history_[i].weight;
+      add(next, -along[i], history_[i].gradient);
+    }
+    for (double& number : next) number *= scale_;
+    for (std::size_t i = 0; i < history_.size(); ++i)
+      add(next, along[i] - dot(history_[i].gradient, next) * history_[i].weight, history_[i].values);
+    direction_ = std::move(next);
+  }
+
+  // The minimum of the cubic through two points with their slopes, at least `margin` of their distance inside.
+  static double between(const Point& a, const Point& b, double margin) {
+    const double distance = b.length - a.length, d = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.length - b.length);
+    const double root = std::copysign(std::sqrt(d * d - a.slope * b.slope), distance);
+    const double at = b.length - distance * (b.slope + root - d) / (b.slope - a.slope + 2 * root);
+    if (!std::isfinite(at)) return a.length + distance / 2;
+    const auto [low, high] = std::minmax(a.length, b.length);
+    return std::clamp(at, low + margin * (high - low), high - margin * (high - low));
+  }
+
+  // A point where the loss is low enough and flat enough (Nocedal, Wright 2006, algorithms 3.5 and 3.6); the best one
+  // if evaluations run out.
+  template <class At>
+  Point search(const Point& start, const At& at) {
+    constexpr double enough = 1e-4, flat = 0.9;
+    const auto too_high = [&](const Point& x) { return !(x.loss <= start.loss + enough * x.length * start.slope); };
+    const auto is_flat = [&](const Point& x) { return std::abs(x.slope) <= -flat * start.slope; };
+    Point low = start, high;
+    double length = length_;
+    bool bracketed = false;
+    for (bool first = true; !bracketed; first = false) {
+      if (evaluations_ >= options_.max_eval) return low;
+      Point next = at(length);
+      if (too_high(next) || (!first && next.loss >= low.loss)) {
+        high = std::move(next);
+        bracketed = true;
+      } else if (is_flat(next)) {
+        return next;
+      } else if (next.slope >= 0) {
+        high = std::exchange(low, std::move(next));
+        bracketed = true;
+      } else {
+        const double step = next.length - low.length;
+        low = std::move(next);
+        length = low.length + 4 * step;
+      }
+    }
+    while (evaluations_ < options_.max_eval &&
+           std::abs(high.length - low.length) * largest(direction_) > options_.tolerance_change) {
+      Point next = at(between(low, high, 0.1));
+      if (too_high(next) || next.loss >= low.loss) {
+        high = std::move(next);
+        continue;
+      }
+      if (is_flat(next)) return next;
+      if (next.slope * (high.length - low.length) >= 0) high = low;
+      low = std::move(next);
+    }
+    return low;
+  }
+
+  LbfgsOptions options_;
+  std::vector<nn::NamedParameter<D>> parameters_;
+  std::vector<std::size_t> first_;  // of each parameter in the flat vectors
+  std::size_t count_ = 0;
+  int evaluations_ = 0;
+  Numbers direction_, before_;  // the last direction, and the gradient before it
+  double length_ = 0, scale_ = 1;
+  std::deque<Change> history_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LBFGS_HPP
+
 // <chorus/optim/lion.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
@@ -17714,6 +19663,11 @@ class Lion final : public Optimizer<D> {
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+
+// <chorus/optim/radam.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+/// RAdam (Liu et al. 2020), as in PyTorch.
 
 // <chorus/optim/rmsprop.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
@@ -17828,6 +19782,82 @@ class RmsProp final : public Optimizer<D> {
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
+
+namespace chorus::optim {
+
+/// Options of RAdam; defaults are PyTorch's.
+struct RAdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+};
+
+namespace detail {
+/// p - rate m / (sqrt(v) + eps)
+struct RAdamStep {
+  double rate, eps;
+  template <class S>
+  CHORUS_HD S operator()(const S& p, const S& m, const S& v) const {
+    using namespace math;
+    using R = real_of<S>;
+    return p - m * R(rate) / (sqrt(v) + R(eps));
+  }
+};
+}  // namespace detail
+
+/// Adam whose step is rectified for the variance of its adaptive rate, and along the momentum alone while that variance
+/// is too large, in the first steps. Weight decay is added to the gradient.
+template <Device D>
+class RAdam final : public Optimizer<D> {
+ public:
+  using options_type = RAdamOptions;
+
+  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  explicit RAdam(std::vector<nn::NamedParameter<D>> parameters, const RAdamOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+        options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "RAdam: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "RAdam: expected eps, weight_decay >= 0, got ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("RAdam");
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const Index n = range.count;
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                 v = static_cast<T*>(range.state[1]);
+      const T *g = static_cast<const T*>(range.grad), *const_p = p, *const_m = m, *const_v = v;
+      const double decay = range.weight_decay(options_.weight_decay), t = static_cast<double>(range.steps + 1);
+      detail::update(device, n, detail::CenteredMean{options_.beta1, decay}, m, const_m, g, const_p);
+      detail::update(device, n, detail::CenteredSquare{options_.beta2, decay}, v, const_v, g, const_p);
+      const double first = 1 - std::pow(options_.beta1, t), power = std::pow(options_.beta2, t), second = 1 - power;
+      const double longest = 2 / (1 - options_.beta2) - 1, length = longest - 2 * t * power / second;
+      const double rate = this->lr_of(range) / first;
+      if (length > 5) {
+        const double rectified =
+            std::sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+        detail::update(device, n, detail::RAdamStep{rate * rectified * std::sqrt(second), options_.eps}, p, const_p,
+                       const_m, const_v);
+      } else {
+        detail::update(device, n, detail::Mix{1, -rate}, p, const_p, const_m);
+      }
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+
+ private:
+  RAdamOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
 
 // <chorus/optim/update_bn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
@@ -18182,6 +20212,7 @@ class ParameterSlice : public ParameterOn<D> {
   Index part_begin() const override { return begin_; }
   const Storage<D>& storage() const override { return whole_.storage(); }
   void* grad_place() const override { return at(whole_.grad_place()); }
+  const Storage<D>& grad_storage() const override { return whole_.grad_storage(); }
   const void* grad_block() const override { return whole_.grad_block(); }
   bool grad_arrived() const override { return whole_.grad_arrived(); }
   void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
@@ -18232,9 +20263,14 @@ namespace chorus::fsdp {
 template <Device D>
 class Shard final : public chorus::detail::ParameterSlice<D> {
  public:
-  using chorus::detail::ParameterSlice<D>::ParameterSlice;
+  /// `at`: an empty part's place in the parameter, which may be outside of it: all shards' addresses are in the order
+  /// of the parameters, on all ranks.
+  Shard(ParameterOn<D>& whole, Index begin, Index count, std::ptrdiff_t at)
+      : chorus::detail::ParameterSlice<D>(whole, begin, count),
+        at_(at * static_cast<std::ptrdiff_t>(size_of(whole.dtype()))) {}
 
-  void* place() const override { return this->at(this->whole().place()); }
+  void* place() const override { return static_cast<std::byte*>(this->whole().place()) + at_; }
+  void* grad_place() const override { return static_cast<std::byte*>(this->whole().grad_storage().data()) + at_; }
   bool grad_arrived() const override { return arrived_; }
   /// Dropping the part's gradient also drops the whole parameter's gradient from passes under no_sync.
   void set_grad_arrived(bool arrived) override {
@@ -18248,6 +20284,7 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
   void set_averaged(bool averaged) { arrived_ = averaged; }
 
  private:
+  const std::ptrdiff_t at_;  // in bytes
   bool arrived_ = false;
   std::uint32_t forgotten_ = 0;
 };
@@ -18301,6 +20338,11 @@ struct Order {
 
 }  // namespace chorus::fsdp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+
+// <chorus/parallel/fsdp/unit_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNIT_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNIT_MEMORY_HPP
+/// Where a rank keeps units: whole ones, and its parts of the others.
 
 // <chorus/parallel/fsdp/units.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
@@ -18427,6 +20469,156 @@ struct KeepParameters : ByBytes<> {
 
 namespace chorus::fsdp {
 
+/// A unit and this rank's part of it, in elements from the unit's first.
+struct UnitPart {
+  const Unit* unit;
+  ddp::Elements own;
+};
+
+/// In the memory of a GPU: whole units are blocks of the device's pool, which other units and activations use in turn;
+/// this rank's parts stay, in one block for each dtype, in the order of the units. Parameters and gradients move
+/// between them: their homes are told. The address of a parameter that is away is such that this rank's part of it lies
+/// at its place; the rest is others' memory.
+template <Device D>
+class UnitMemory {
+ public:
+  /// Takes the parameters out of `flat`, where all units are whole.
+  [[gnu::cold]] UnitMemory(nn::FlatParameters<D>& flat, std::vector<UnitPart> units)
+      : flat_(flat), units_(std::move(units)), device_(flat.entries().front().parameter().where()) {
+    std::vector<std::size_t> end(flat_.groups().size()), at;  // by group, by unit: in bytes of the parts
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      constexpr std::size_t alignment = 256;
+      auto& bytes = end[units_[u].unit->group];
+      at.push_back((bytes + alignment - 1) / alignment * alignment);
+      bytes = at.back() + own_bytes(u);
+    }
+    std::vector<Storage<D>> values, grads;
+    for (const std::size_t bytes : end) {
+      values.push_back(block(bytes, trace::Memory::parameters));
+      grads.push_back(block(bytes, trace::Memory::gradients));
+    }
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const auto [group, begin] = std::pair(units_[u].unit->group, units_[u].unit->begin);
+      const auto place = [&](const Storage<D>& own, const Storage<D>& whole, std::byte* whole_at) {
+        return Place{own, static_cast<std::byte*>(own.data()) + at[u], whole, whole_at};
+      };
+      values_.push_back(place(values[group], flat_.groups()[group].values, flat_.groups()[group].value(begin)));
+      grads_.push_back(place(grads[group], flat_.groups()[group].grads, flat_.groups()[group].grad(begin)));
+    }
+  }
+  /// Nothing is in the flat buffers any more.
+  void settled() { flat_.leave_memory(); }
+
+  std::byte* values(std::size_t u) const { return values_[u].whole_at; }
+  /// Memory for the whole unit, with this rank's part; other values are not set, other gradients are zeros.
+  void take_values(std::size_t u) { take(u, true); }
+  void take_grads(std::size_t u) { take(u, false); }
+  /// Keeps this rank's part only.
+  void give_values_back(std::size_t u) { give_back(u, true); }
+  void give_grads_back(std::size_t u) { give_back(u, false); }
+
+ private:
+  struct Place {
+    Storage<D> own;  // of all units of a dtype
+    std::byte* own_at;
+    Storage<D> whole;
+    std::byte* whole_at;
+  };
+
+  std::size_t size(std::size_t u) const { return size_of(flat_.groups()[units_[u].unit->group].dtype); }
+  std::size_t own_begin(std::size_t u) const { return units_[u].own.begin * size(u); }
+  std::size_t own_bytes(std::size_t u) const { return (units_[u].own.end - units_[u].own.begin) * size(u); }
+  Storage<D> block(std::size_t bytes, trace::Memory kind) const {
+    const MemoryScope scope(kind);
+    return Storage<D>(device_, bytes);
+  }
+
+  void take(std::size_t u, bool values) {
+    Place& place = values ? values_[u] : grads_[u];
+    const std::size_t bytes = units_[u].unit->count * size(u);
+    place.whole = block(bytes, values ? trace::Memory::parameters : trace::Memory::gradients);
+    place.whole_at = static_cast<std::byte*>(place.whole.data());
+    if (!values) zero_bytes(device_, place.whole_at, bytes);
+    copy_bytes(device_, place.whole_at + own_begin(u), device_, place.own_at, own_bytes(u));
+    move(u, values, place.whole, place.whole_at);
+  }
+  void give_back(std::size_t u, bool values) {
+    Place& place = values ? values_[u] : grads_[u];
+    if (!values) check_not_held(u);
+    copy_bytes(device_, place.own_at, device_, place.whole_at + own_begin(u), own_bytes(u));
+    move(u, values, place.own, place.own_at - own_begin(u));
+    place.whole = {};
+    place.whole_at = nullptr;
+  }
+  void check_not_held(std::size_t u) const {
+    for (const std::size_t i : units_[u].unit->entries)
+      check<UsageError>(flat_.entries()[i].parameter().grad_storage().owners() == 1,
+                        "FullyShardedDataParallel: the program holds the gradient of '", flat_.entries()[i].named.name,
+                        "', whose memory is freed now: keep a copy of its numbers instead");
+  }
+  // The unit's first element is at `first` now.
+  void move(std::size_t u, bool values, const Storage<D>& memory, std::byte* first) {
+    const Unit& unit = *units_[u].unit;
+    for (const std::size_t i : unit.entries) {
+      const auto& entry = flat_.entries()[i];
+      const auto& home = values ? entry.parameter().storage() : entry.parameter().grad_storage();
+      home.move_home(memory, first + (entry.begin - unit.begin) * size(u));
+    }
+  }
+
+  nn::FlatParameters<D>& flat_;
+  std::vector<UnitPart> units_;
+  D device_;
+  std::vector<Place> values_, grads_;  // by unit
+};
+
+/// In the host's memory units stay in the flat buffers; the pages of other ranks' parts are released to the system, so
+/// that addresses never change.
+template <>
+class UnitMemory<Cpu> {
+ public:
+  /// Moves the flat buffers to memory whose pages can be freed.
+  [[gnu::cold]] UnitMemory(nn::FlatParameters<Cpu>& flat, std::vector<UnitPart> units)
+      : flat_(flat), units_(std::move(units)) {
+    const int slot = trace_slot(flat.groups().front().values.device());
+    const auto pages = [slot](auto& list, trace::Memory kind) {
+      return [slot, kind, &list](std::size_t bytes) {
+        list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
+        return std::shared_ptr<void>(list.back(), list.back()->data());
+      };
+    };
+    flat.use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+  }
+  void settled() {}
+
+  std::byte* values(std::size_t u) const { return flat_.groups()[units_[u].unit->group].value(units_[u].unit->begin); }
+  void take_values(std::size_t u) { on_others(u, values_, &PagedMemory::take); }
+  void take_grads(std::size_t u) { on_others(u, grads_, &PagedMemory::take); }
+  void give_values_back(std::size_t u) { on_others(u, values_, &PagedMemory::give_back); }
+  void give_grads_back(std::size_t u) { on_others(u, grads_, &PagedMemory::give_back); }
+
+ private:
+  using Pages = std::vector<std::shared_ptr<PagedMemory>>;  // by group
+
+  // For the byte ranges of the group's buffer that hold other ranks' parts.
+  void on_others(std::size_t u, const Pages& pages, void (PagedMemory::*call)(std::size_t, std::size_t)) const {
+    const auto& [unit, own] = units_[u];
+    const std::size_t size = size_of(flat_.groups()[unit->group].dtype);
+    PagedMemory& memory = *pages[unit->group];
+    (memory.*call)(unit->begin * size, (unit->begin + own.begin) * size);
+    (memory.*call)((unit->begin + own.end) * size, (unit->begin + unit->count) * size);
+  }
+
+  nn::FlatParameters<Cpu>& flat_;
+  std::vector<UnitPart> units_;
+  Pages values_, grads_;
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNIT_MEMORY_HPP
+
+namespace chorus::fsdp {
+
 /// The phase in which a rank uses its parameters.
 enum class Pass : std::uint8_t {
   none,     // only this rank's parts are present
@@ -18436,8 +20628,8 @@ enum class Pass : std::uint8_t {
   gathered,  // within gathered()
 };
 
-/// Each rank keeps its part of each unit and gathers the other parts at their places in the flat buffer, so that
-/// addresses in tensors and in saved values stay valid. All ranks make the same calls and gather in one order (see
+/// Each rank keeps its part of each unit and gathers the other parts (UnitMemory says where; tensors and saved values
+/// follow). All ranks make the same calls and gather in one order (see
 /// Order). At most two units are whole at a time: the one that operations read, and the next, which is being gathered.
 /// A unit that is used again later in the pass stays.
 template <Device D, class Communicator>
@@ -18457,32 +20649,32 @@ class UnitsAtHand final : public Residence {
     for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
   }
 
-  /// Moves the flat buffers to memory whose pages can be freed, and frees the other ranks' parts. Draws promised
-  /// values: only this rank's part of each unit.
-  [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
-    const int slot = trace_slot(flat_->groups().front().values.device());
+  /// Moves the parameters to memory that can be freed, and frees the other ranks' parts. Draws promised values: only
+  /// this rank's part of each unit.
+  [[gnu::cold]] void settle(std::shared_ptr<UnitsAtHand> self) {
+    const auto device = flat_->entries().front().parameter().where();
     {
-      const trace::PeakKept kept(slot);
-      const auto pages = [slot](auto& list, trace::Memory kind) {
-        return [slot, kind, &list](std::size_t bytes) {
-          list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
-          return std::shared_ptr<void>(list.back(), list.back()->data());
-        };
-      };
-      flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+      const trace::PeakKept kept(trace_slot(device));
+      std::vector<UnitPart> parts;
+      for (std::size_t u = 0; u < states_.size(); ++u) parts.push_back({&states_[u].unit, part(u)});
+      memory_.emplace(*flat_, std::move(parts));
+      const auto grads = std::shared_ptr<Residence>(self, &grads_);
       for (std::size_t u = 0; u < states_.size(); ++u) {
         for (const std::size_t i : states_[u].unit.entries) {
+          const auto& parameter = flat_->entries()[i].parameter();
           draw_promised(states_[u].unit, flat_->entries()[i], part(u));
-          flat_->entries()[i].parameter().storage().set_residence(self, u);
+          parameter.storage().set_residence(self, u);
+          if constexpr (!std::is_same_v<D, Cpu>) parameter.grad_storage().set_residence(grads, u);
         }
         give_back(u);
         states_[u].has_gradients = true;
         give_gradients_back(u);
       }
+      memory_->settled();
       if (auto* const promises = PromisedNumbers::current())
         for (const auto& entry : flat_->entries()) promises->forget(entry.parameter().place());
     }
-    CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
+    CachingAllocator<D>::of(device).empty_cache();
   }
   /// The policy is being destroyed.
   void end() { flat_ = nullptr; }
@@ -18555,14 +20747,12 @@ class UnitsAtHand final : public Residence {
   /// A gradient of the unit is about to be written.
   void gradient_begins(std::size_t u) {
     State& state = states_[u];
-    if (std::exchange(state.has_gradients, true)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
+    if (!std::exchange(state.has_gradients, true)) memory_->take_grads(u);
   }
   /// Frees the parts of the unit's gradients that belong to other ranks.
   void give_gradients_back(std::size_t u) {
     State& state = states_[u];
-    if (!std::exchange(state.has_gradients, false)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
+    if (std::exchange(state.has_gradients, false)) memory_->give_grads_back(u);
   }
 
   /// Keeps all units gathered until `end_gathered`.
@@ -18618,6 +20808,20 @@ class UnitsAtHand final : public Residence {
     std::vector<comm::Work> work = {};
   };
 
+  // The gradients of a unit get memory before one is written.
+  class GradsOfUnits final : public Residence {
+   public:
+    explicit GradsOfUnits(UnitsAtHand& units) : units_(units) {}
+    void touch(std::size_t u) override {
+      if (units_.flat_ == nullptr) units_.refuse(u);
+      units_.gradient_begins(u);
+    }
+    bool present(std::size_t u) const override { return units_.states_[u].has_gradients; }
+
+   private:
+    UnitsAtHand& units_;
+  };
+
   static void draw_promised(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry,
                             const ddp::Elements& part) {
     auto* const promises = PromisedNumbers::current();
@@ -18663,8 +20867,7 @@ class UnitsAtHand final : public Residence {
     if (state.at != At::away) return;
     state.at = At::on_its_way;
     state.gathered = true;
-    const Unit& unit = state.unit;
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[unit.group]->take(begin, end); });
+    if (ranks_.size() > 1) memory_->take_values(u);
     if (ranks_.size() == 1) return;
     with_values(u, [&]<class T>(std::span<T> numbers) {
       const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
@@ -18690,7 +20893,7 @@ class UnitsAtHand final : public Residence {
     state.at = At::away;
     for (const std::size_t i : state.unit.entries)
       if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
+    memory_->give_values_back(u);
   }
   // Frees units that the pass has finished with and that no running operation can use. `now` is in use.
   void release_passed(std::size_t now) {
@@ -18726,20 +20929,10 @@ class UnitsAtHand final : public Residence {
     order.take_rank_0s(ranks_);
   }
 
-  // Calls `f(begin, end)` with the byte ranges of a group's buffer that hold other ranks' parts of the unit.
-  template <class F>
-  void on_others(std::size_t u, const F& f) const {
-    const Unit& unit = states_[u].unit;
-    const auto own = part(u);
-    const std::size_t size = size_of(flat_->groups()[unit.group].dtype);
-    f(unit.begin * size, (unit.begin + own.begin) * size);
-    f((unit.begin + own.end) * size, (unit.begin + unit.count) * size);
-  }
   template <class F>
   void with_values(std::size_t u, const F& f) const {
     const Unit& unit = states_[u].unit;
-    const auto& group = flat_->groups()[unit.group];
-    ddp::with_type(group.dtype, group.value(unit.begin),
+    ddp::with_type(flat_->groups()[unit.group].dtype, memory_->values(u),
                    [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
   }
   static comm::CollectiveOptions of_unit(std::size_t u) {
@@ -18771,7 +20964,8 @@ class UnitsAtHand final : public Residence {
   const bool keeps_unused_, reshard_after_forward_;
   Order forward_, aside_, backward_;
   std::vector<State> states_;
-  std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
+  std::optional<UnitMemory<D>> memory_;
+  GradsOfUnits grads_{*this};
   Pass pass_ = Pass::none;
   std::size_t next_ = 0;                 // index in the pass's order: gathers that have been started
   std::size_t come_ = 0;                 // the pass's position in its order
@@ -18871,8 +21065,10 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (const std::size_t i : unit.entries) {
       const auto& entry = core_.flat.entries()[i];
       const auto mine = within<D>(unit, entry, part);
-      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
-                                                static_cast<Index>(mine.end - mine.begin));
+      const std::size_t from = entry.begin - unit.begin, at = std::clamp(from + mine.begin, part.begin, part.end);
+      shard_of_[i] =
+          std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
+                                     static_cast<Index>(mine.end - mine.begin), static_cast<std::ptrdiff_t>(at - from));
       shard_of_[i]->set_ledger(entry.parameter().ledger());
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
@@ -18882,8 +21078,11 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
         if (!shard_of_[i]->grad_arrived()) continue;
-        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_place());
-        aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
+        const Shard<D>& shard = *shard_of_[i];
+        const MemoryScope scope(trace::Memory::gradients);
+        aside_[u].push_back({i, Storage<D>(shard.where(), shard.size_bytes()), shard.times_forgotten()});
+        copy_bytes(shard.where(), aside_[u].back().gradient.data(), shard.where(), shard.grad_place(),
+                   shard.size_bytes());
         shard_of_[i]->set_averaged(false);
       }
   }
@@ -18893,12 +21092,12 @@ class ShardedUnits final : public ddp::Extension<D> {
         Shard<D>& shard = *shard_of_[aside.entry];
         if (shard.times_forgotten() != aside.times_forgotten) continue;
         if (!shard.grad_arrived()) {
-          std::memcpy(shard.grad_place(), aside.gradient.data(), aside.gradient.size());
+          copy_bytes(shard.where(), shard.grad_place(), shard.where(), aside.gradient.data(), shard.size_bytes());
           shard.set_averaged(true);
           continue;
         }
         ddp::with_type(shard.dtype(), shard.grad_place(), [&]<class T>(T* grad) {
-          kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
+          kernels::axpy(shard.where(), shard.count(), T{1}, static_cast<const T*>(aside.gradient.data()), grad);
         });
       }
       of_unit.clear();
@@ -18907,7 +21106,7 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   struct Aside {
     std::size_t entry;
-    std::vector<std::byte> gradient;
+    Storage<D> gradient;
     std::uint32_t times_forgotten;
   };
 
@@ -19047,7 +21246,6 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
-  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a model on the CPU");
 
   /// As DistributedDataParallel's. `gathers`: a second communicator of the ranks that shard the parameters, in the same
   /// order, so that parameters and gradients are sent concurrently. It must outlive this, too.
@@ -19062,17 +21260,25 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
       : Base(std::move(model), run, ddp_options(options)) {
     gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
-    shard(*gathers_, options);
+    if constexpr (std::is_same_v<D, Cpu>)
+      shard(*gathers_, options);
+    else
+      shard(detail::RankDevice<D>::over(*gathers_, this->model_device(), run.world().timeout, gathers_on_device_),
+            options);
   }
 
   /// The same for a model that is constructed here: each rank draws only its own parts; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
-      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
+      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {
+    static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a deferred model on the CPU");
+  }
 
   /// Returns the model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!this->in_captured_step(),
+                      "FullyShardedDataParallel: its units move, so a step can't be captured; train without Graphed");
     // 3. Units are gathered when an operation uses them.
     const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
     return Base::operator()(inputs...);
@@ -19146,6 +21352,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(gathers.takes_device_memory(), "FullyShardedDataParallel: expected gathers in the memory of ",
+                        D::kind, ", such as comm::StagedCommunicator, got ", gathers.backend());
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
     // 1. The parameters, already rank 0's, are cut into units.
@@ -19165,7 +21374,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     }
   }
 
-  std::optional<comm::AnyCommunicator> gathers_;  // set if constructed from a run
+  std::optional<comm::AnyCommunicator> gathers_, gathers_on_device_;  // set if constructed from a run
   fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
 };
 
@@ -20174,7 +22383,12 @@ struct SparseRows {
 // <chorus/parallel/launch_any.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
-/// Programs that select the policy on the command line.
+/// Programs that select a policy around one model on the command line.
+
+// <chorus/parallel/launch_any_of.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_OF_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_OF_HPP
+/// Programs that select one of several policies on the command line.
 
 namespace chorus {
 
@@ -20219,9 +22433,13 @@ requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Bod
   return status;
 }
 
-/// The same with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
-/// `--policy single` (default), `dp`, `ddp` or `fsdp`, plus `--devices N` and the other options of `launch`. The body
-/// is compiled for each of the four.
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_OF_HPP
+
+namespace chorus {
+
+/// `launch_any_of` with the four policies that suit every model: `--policy single` (default), `dp`, `ddp` or `fsdp`,
+/// plus `--devices N` and the other options of `launch`. The body is compiled for each of the four.
 template <class Model, class Body>
 int launch_any(int argc, char** argv, const Body& body) {
   return launch_any_of<SingleDevice<Model>, DataParallel<Model>, DistributedDataParallel<Model>,
@@ -21071,7 +23289,7 @@ class SharedLayers {
     if constexpr (!std::is_same_v<D, Cpu>)
       check<UsageError>(communicator_.takes_device_memory(),
                         "TensorParallel: expected a communicator for the memory of ", D::kind,
-                        ", such as comm::NcclCommunicator, got ", communicator_.backend());
+                        ", such as comm::StagedCommunicator, got ", communicator_.backend());
     for (const auto& named : nn::named_parameters<D>(model))
       check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
                         "' is already split by another policy");
@@ -22262,8 +24480,6 @@ class PassGradients {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
 /// The messages between neighbouring stages of a pipeline.
-
-#include <deque>
 
 namespace chorus::pipeline {
 
@@ -32907,32 +35123,6 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 /// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Environment variables.
-
-namespace chorus::detail {
-
-/// The value of an environment variable; null if it is unset or empty.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
-                    printable(value), "'");
-  return value == "1";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-
 namespace chorus::comm {
 
 /// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
@@ -38894,6 +41084,173 @@ CHORUS_INLINE void MetricsLog::flush() {
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 
 #if CHORUS_USE_CUDA
+// <chorus/comm/staged.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+/// `StagedCommunicator`: any engine of host memory as a Communicator of GPU memory, for machines without NCCL. Needs
+/// CUDA; link chorus::cuda.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// The calls under way, with their copies in pinned memory. They end in the order of their calls.
+class StagedCalls final : public Progress {
+ public:
+  explicit StagedCalls(Engine& host) : host_(host) {}
+
+  void now(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    host_.now(staged.on_host);
+    copy_out(staged);
+  }
+  std::uint64_t later(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    staged.work = host_.later(staged.on_host);
+    calls_.push_back(std::move(staged));
+    return finished_ + calls_.size();
+  }
+
+  void wait(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket) finish_first();
+  }
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket && !failure_ && calls_.front().work.done()) try {
+        finish_first();
+      } catch (const Error&) {
+        break;  // `wait` throws it
+      }
+    return finished_ >= ticket || failure_;
+  }
+
+ private:
+  using Buffers = std::multimap<std::size_t, cuda::Owned<void*, cudaFreeHost>>;  // by size
+  struct Staged {
+    Call call, on_host;
+    Cuda device;
+    Buffers::node_type buffer;
+    Work work = {};  // destroyed first: it uses the buffer
+  };
+
+  Staged copy_in(const Call& call, Cuda device) {
+    check<UsageError>(!cuda::is_capturing(cuda::current_stream(device)), comm::name(call.op), ": ", host_.name(),
+                      " carries it through the host's memory, which can't be captured; train without Graphed, or build "
+                      "with NCCL");
+    const auto ranks = static_cast<std::size_t>(host_.size);
+    const std::size_t bytes = call.count * call.reduction.element;
+    const std::size_t in = bytes * (call.op == Op::reduce_scatter ? ranks : 1),
+                      out = bytes * (call.op == Op::all_gather ? ranks : 1);
+    // A chunk to gather lies at its own place in the result.
+    const std::size_t out_at = call.op == Op::reduce_scatter ? (in + 63) / 64 * 64 : 0,
+                      in_at = call.op == Op::all_gather ? bytes * static_cast<std::size_t>(host_.rank) : 0;
+    Staged staged{call, call, device, buffer(std::max(in, out_at + out))};
+    auto* const memory = static_cast<std::byte*>(staged.buffer.mapped().get());
+    if (call.in != nullptr) staged.on_host.in = memory + in_at;
+    if (call.out != nullptr) staged.on_host.out = memory + out_at;
+    const bool only_receives = call.op == Op::broadcast && call.peer != host_.rank;
+    if (call.in != nullptr && !only_receives) copy_bytes(Cpu{}, memory + in_at, device, call.in, in);
+    return staged;
+  }
+  void copy_out(Staged& staged) {
+    const Call& call = staged.call;
+    const auto ranks = static_cast<std::size_t>(call.op == Op::all_gather ? host_.size : 1);
+    if (call.out != nullptr && !(call.op == Op::broadcast && call.peer == host_.rank))
+      copy_bytes(staged.device, call.out, Cpu{}, staged.on_host.out, ranks * call.count * call.reduction.element);
+    spare_.insert(std::move(staged.buffer));
+  }
+  void finish_first() {
+    if (failure_) std::rethrow_exception(failure_);
+    try {
+      calls_.front().work.wait();
+      copy_out(calls_.front());
+    } catch (...) {
+      failure_ = std::current_exception();
+      calls_.clear();
+      throw;
+    }
+    calls_.erase(calls_.begin());
+    ++finished_;
+  }
+
+  // The smallest spare one that is large enough, or a new one.
+  Buffers::node_type buffer(std::size_t bytes) {
+    const auto found = spare_.lower_bound(bytes);
+    return spare_.extract(found != spare_.end() ? found : spare_.emplace(bytes, cuda::pinned_memory(bytes)));
+  }
+
+  Engine& host_;
+  std::mutex mutex_;
+  Buffers spare_;
+  std::vector<Staged> calls_;
+  std::uint64_t finished_ = 0;
+  std::exception_ptr failure_;
+};
+
+class StagedEngine final : public Engine {
+ public:
+  explicit StagedEngine(AnyCommunicator& host)
+      : Engine(host.rank(), host.size(), host.engine().members),
+        host_(host.engine()),
+        calls_(std::make_shared<StagedCalls>(host_)) {}
+
+  void now(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.now(call) : calls_->now(call, device);
+  }
+  Work later(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.later(call) : Work(calls_, calls_->later(call, device));
+  }
+  bool takes_device_memory() const override { return true; }
+  void abort(std::string_view why) noexcept override { host_.abort(why); }
+  std::string_view name() const override { return host_.name(); }
+  std::chrono::nanoseconds busy() const override { return host_.busy(); }
+  Clock::time_point time() const override { return host_.time(); }
+  std::string record() const override { return host_.record(); }
+  Algorithm all_reduce() const override { return host_.all_reduce(); }
+  std::string trouble() override { return host_.trouble(); }
+
+ private:
+  // The device with the call's memory; -1: the host.
+  static Cuda device_of(const Call& call) {
+    if (call.count == 0) return Cuda{-1};
+    const Cuda in = device_of(call.in), out = device_of(call.out);
+    check<UsageError>(in == out || call.in == nullptr || call.out == nullptr, comm::name(call.op),
+                      ": expected both arguments in one device's memory");
+    return call.in != nullptr ? in : out;
+  }
+  static Cuda device_of(const void* memory) {
+    if (memory == nullptr) return Cuda{-1};
+    cudaPointerAttributes attributes{};
+    CHORUS_CUDA_CHECK(cudaPointerGetAttributes(&attributes, memory));
+    return Cuda{attributes.type == cudaMemoryTypeDevice ? attributes.device : -1};
+  }
+
+  Engine& host_;
+  std::shared_ptr<StagedCalls> calls_;
+};
+
+}  // namespace detail
+
+/// A Communicator for numbers in GPUs' memory, and in the host's. A call waits for the present work of the calling
+/// thread's stream, copies its numbers to the host, and makes the same call over `host`; waiting for the call copies
+/// the result back. So results, deadlines and failures are those of `host`. Calls of device memory can't be captured
+/// (Graphed): UsageError. Policies on GPUs use it if the program is built without NCCL.
+class StagedCommunicator : public AnyCommunicator {
+ public:
+  /// `host` must outlive this. Each rank may use any of its devices.
+  explicit StagedCommunicator(AnyCommunicator& host) : AnyCommunicator(std::make_shared<detail::StagedEngine>(host)) {}
+};
+
+static_assert(Communicator<StagedCommunicator>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+
 // <chorus/data/cuda/device_loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP

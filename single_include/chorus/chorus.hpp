@@ -2450,6 +2450,8 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
 
 /// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
+/// A wait asks without a pause for that long. A sleep may end 70 us late, 0.3 % of such a wait.
+inline constexpr std::chrono::milliseconds spin{20};
 
 /// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
@@ -2459,7 +2461,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   while (!done()) {
     const auto waited = Clock::now() - start;
     if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (waited > spin) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
@@ -2477,6 +2479,32 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus {
 
@@ -2510,6 +2538,11 @@ struct Block<Cuda> {
 
 namespace cuda {
 
+/// With CHORUS_CUDA_EXACT_MEMORY=1 in the environment each tensor has memory of its own from the driver, of its exact
+/// size, and no block is used again: for compute-sanitizer, which knows the driver's allocations alone. Slow. Private
+/// pools of captured graphs are as usual.
+inline bool exact_memory() { return chorus::detail::env_switch("CHORUS_CUDA_EXACT_MEMORY", false); }
+
 /// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
@@ -2517,7 +2550,8 @@ class MemoryPool {
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
-  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  /// `exact`: see exact_memory.
+  MemoryPool(Cuda device, cudaStream_t stream, bool exact = false) : device_(device), stream_(stream), exact_(exact) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
@@ -2526,11 +2560,13 @@ class MemoryPool {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
     if (!sealed_) unpark();
+    if (exact_) [[unlikely]]
+      free_unused();
     Block<Cuda>* block = free_[list];
     if (block != nullptr)
       free_[list] = block->next_free;
     else
-      block = fresh(rounded);
+      block = fresh(exact_ ? std::max(bytes, std::size_t{1}) : rounded);
     ++live_;
     return block;
   }
@@ -2651,7 +2687,7 @@ class MemoryPool {
     block->device = device_;
     block->bytes = bytes;
     block->pool = this;
-    block->carved = bytes <= largest_carved;
+    block->carved = bytes <= largest_carved && !exact_;
     if (block->carved) {
       if (slab_left_ < bytes) {
         slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
@@ -2672,6 +2708,7 @@ class MemoryPool {
 
   const Cuda device_;
   const cudaStream_t stream_;
+  const bool exact_;
   std::mutex mutex_;
   std::array<Block<Cuda>*, size_classes> free_{};
   Block<Cuda>* parked_ = nullptr;
@@ -2772,7 +2809,7 @@ class CachingAllocator<Cuda> {
   cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
     cuda::MemoryPool*& pool = pools_[{stream, stay}];
-    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream, cuda::exact_memory());
     return *pool;
   }
 
@@ -3957,6 +3994,8 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
 
 /// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
+/// A wait asks without a pause for that long. A sleep may end 70 us late, 0.3 % of such a wait.
+inline constexpr std::chrono::milliseconds spin{20};
 
 /// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
@@ -3966,7 +4005,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   while (!done()) {
     const auto waited = Clock::now() - start;
     if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (waited > spin) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
@@ -4839,6 +4878,32 @@ void Storage<D>::release(Block<D>* block) noexcept {
 /// The memory of one GPU stream: blocks in size classes, cached and reused in stream order; and the private pools of
 /// captured graphs. `allocator.hpp` has the pools of all streams.
 
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
 namespace chorus {
 
 template <Device D>
@@ -4871,6 +4936,11 @@ struct Block<Cuda> {
 
 namespace cuda {
 
+/// With CHORUS_CUDA_EXACT_MEMORY=1 in the environment each tensor has memory of its own from the driver, of its exact
+/// size, and no block is used again: for compute-sanitizer, which knows the driver's allocations alone. Slow. Private
+/// pools of captured graphs are as usual.
+inline bool exact_memory() { return chorus::detail::env_switch("CHORUS_CUDA_EXACT_MEMORY", false); }
+
 /// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
@@ -4878,7 +4948,8 @@ class MemoryPool {
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
-  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  /// `exact`: see exact_memory.
+  MemoryPool(Cuda device, cudaStream_t stream, bool exact = false) : device_(device), stream_(stream), exact_(exact) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
@@ -4887,11 +4958,13 @@ class MemoryPool {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
     if (!sealed_) unpark();
+    if (exact_) [[unlikely]]
+      free_unused();
     Block<Cuda>* block = free_[list];
     if (block != nullptr)
       free_[list] = block->next_free;
     else
-      block = fresh(rounded);
+      block = fresh(exact_ ? std::max(bytes, std::size_t{1}) : rounded);
     ++live_;
     return block;
   }
@@ -5012,7 +5085,7 @@ class MemoryPool {
     block->device = device_;
     block->bytes = bytes;
     block->pool = this;
-    block->carved = bytes <= largest_carved;
+    block->carved = bytes <= largest_carved && !exact_;
     if (block->carved) {
       if (slab_left_ < bytes) {
         slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
@@ -5033,6 +5106,7 @@ class MemoryPool {
 
   const Cuda device_;
   const cudaStream_t stream_;
+  const bool exact_;
   std::mutex mutex_;
   std::array<Block<Cuda>*, size_classes> free_{};
   Block<Cuda>* parked_ = nullptr;
@@ -5133,7 +5207,7 @@ class CachingAllocator<Cuda> {
   cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
     cuda::MemoryPool*& pool = pools_[{stream, stay}];
-    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream, cuda::exact_memory());
     return *pool;
   }
 
@@ -5241,19 +5315,24 @@ inline constexpr int block_threads = 256;
 /// Bytes of a vector access, for pointers aligned to it.
 inline constexpr int access_bytes = 16;
 
+// The project's tests replace it, so that small grids loop.
+#ifndef CHORUS_MOST_BLOCKS
+#define CHORUS_MOST_BLOCKS 8192
+#endif
+
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
 /// The number of blocks for `items`, one per thread at a time. Above the limit, threads continue in grid strides. At
 /// least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
-  constexpr Index most = 8192;
-  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
+  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, Index{CHORUS_MOST_BLOCKS}));
 }
 
-/// The largest power of two, at most `most`, that divides the address.
-inline int alignment_of(const void* pointer, int most = 256) {
+/// The largest power of two, at most `access_bytes`, that divides the address. More makes no access faster, and would
+/// only tell apart plans (see plan_key.hpp) of operands that lie elsewhere in the next step.
+inline int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
+  return address % access_bytes == 0 ? access_bytes : 1 << std::countr_zero(address);
 }
 /// Whether all pointers, except null ones, allow 16-byte accesses.
 template <class... T>
@@ -5305,21 +5384,45 @@ constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   return plan;
 }
 
+/// Division of numbers below `most` by a number that the host knows: up to 2^31 by one multiplication, where a GPU's
+/// division takes some 70 instructions (Granlund and Montgomery, "Division by invariant integers using multiplication",
+/// 1994).
+class Divider {
+ public:
+  explicit Divider(Index by, Index most = std::numeric_limits<Index>::max()) : by_(by) {
+    if (by < 1 || most > Index{1} << 31) return;
+    shift_ = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(by) - 1));
+    const std::uint64_t power = std::uint64_t{1} << shift_, divisor = static_cast<std::uint64_t>(by);
+    factor_ = static_cast<std::uint32_t>(((power - divisor) << 32) / divisor + 1);
+    fast_ = by < Index{1} << 31;
+  }
+  CHORUS_HD Index operator()(Index i) const {
+    if (!fast_) return i / by_;
+    const auto n = static_cast<std::uint32_t>(i);
+    const auto high = static_cast<std::uint32_t>(std::uint64_t{n} * factor_ >> 32);
+    return static_cast<Index>((high + n) >> shift_);
+  }
+
+ private:
+  Index by_;
+  int shift_ = 0;
+  std::uint32_t factor_ = 0;
+  bool fast_ = false;
+};
+
 inline constexpr int most_axes = 8;
 
 /// The offsets of element i, in row-major order of a shape, in `N` strided arrays.
 template <int N>
 struct StridedMap {
-  int axes = 0;  ///< after merging; innermost first
+  int axes = 0;         ///< after merging; innermost first
   bool narrow = false;  ///< whether 32-bit divisions suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
     Index at[N];
   };
-  CHORUS_HD Offsets operator()(Index i) const {
-    return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i);
-  }
+  CHORUS_HD Offsets operator()(Index i) const { return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i); }
 
  private:
   template <class Number>
@@ -5815,12 +5918,33 @@ __global__ void lines(AxisShape shape, LinePlan plan, const __grid_constant__ Bo
 
 /// Calls `body(line)` for all lines along the axis, on the device.
 template <class Body>
-void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body) {
+void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body, const LinePlan& plan) {
   static_assert(std::is_trivially_copyable_v<Body>);
   const Index count = shape.outer * shape.inner;
   if (count == 0) return;
-  const LinePlan plan = plan_lines(shape.axis, shape.inner);
   launch(device, name, blocks_for(count, plan.lines), detail::lines<Body>, shape, plan, body);
+}
+template <class Body>
+void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body) {
+  for_lines(device, name, shape, body, plan_lines(shape.axis, shape.inner));
+}
+
+/// Calls `f(i, n)` for this thread's vectors of a contiguous line of `x`: the `n` numbers at indices i to i + n - 1.
+/// With `vector`, whole ones begin where a 16-byte access may; the first and the last of a line may be short.
+template <class T, class F>
+__device__ void each_place(const Line& line, const T* x, bool vector, const F& f) {
+  constexpr int width = Vector<T>::width;
+  const auto address = reinterpret_cast<std::uintptr_t>(x + line.at);
+  const Index skipped = vector ? static_cast<Index>(address % access_bytes / sizeof(T)) : 0;
+  for (Index i = Index{width} * line.lane - skipped; i < line.length; i += Index{width} * line.plan.lanes) {
+    const Index begin = i < 0 ? 0 : i, end = i + width < line.length ? i + width : line.length;
+    if (begin < end) f(begin, static_cast<int>(end - begin));
+  }
+}
+/// Calls `f(i, n, numbers)` likewise.
+template <class T, class F>
+__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
+  each_place(line, x, vector, [&](Index i, int n) { f(i, n, load_vector(x + line.at + i, n, vector)); });
 }
 
 namespace detail {
@@ -6914,6 +7038,8 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
 
 /// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
+/// A wait asks without a pause for that long. A sleep may end 70 us late, 0.3 % of such a wait.
+inline constexpr std::chrono::milliseconds spin{20};
 
 /// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
@@ -6923,7 +7049,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   while (!done()) {
     const auto waited = Clock::now() - start;
     if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (waited > spin) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
@@ -6941,6 +7067,32 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus {
 
@@ -6974,6 +7126,11 @@ struct Block<Cuda> {
 
 namespace cuda {
 
+/// With CHORUS_CUDA_EXACT_MEMORY=1 in the environment each tensor has memory of its own from the driver, of its exact
+/// size, and no block is used again: for compute-sanitizer, which knows the driver's allocations alone. Slow. Private
+/// pools of captured graphs are as usual.
+inline bool exact_memory() { return chorus::detail::env_switch("CHORUS_CUDA_EXACT_MEMORY", false); }
+
 /// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
@@ -6981,7 +7138,8 @@ class MemoryPool {
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
-  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  /// `exact`: see exact_memory.
+  MemoryPool(Cuda device, cudaStream_t stream, bool exact = false) : device_(device), stream_(stream), exact_(exact) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
@@ -6990,11 +7148,13 @@ class MemoryPool {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
     if (!sealed_) unpark();
+    if (exact_) [[unlikely]]
+      free_unused();
     Block<Cuda>* block = free_[list];
     if (block != nullptr)
       free_[list] = block->next_free;
     else
-      block = fresh(rounded);
+      block = fresh(exact_ ? std::max(bytes, std::size_t{1}) : rounded);
     ++live_;
     return block;
   }
@@ -7115,7 +7275,7 @@ class MemoryPool {
     block->device = device_;
     block->bytes = bytes;
     block->pool = this;
-    block->carved = bytes <= largest_carved;
+    block->carved = bytes <= largest_carved && !exact_;
     if (block->carved) {
       if (slab_left_ < bytes) {
         slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
@@ -7136,6 +7296,7 @@ class MemoryPool {
 
   const Cuda device_;
   const cudaStream_t stream_;
+  const bool exact_;
   std::mutex mutex_;
   std::array<Block<Cuda>*, size_classes> free_{};
   Block<Cuda>* parked_ = nullptr;
@@ -7236,7 +7397,7 @@ class CachingAllocator<Cuda> {
   cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
     cuda::MemoryPool*& pool = pools_[{stream, stay}];
-    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream, cuda::exact_memory());
     return *pool;
   }
 
@@ -9597,6 +9758,8 @@ class ParameterOn : public detail::AtHome<D> {
   }
   /// Valid until the gradient is cleared.
   void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
+  /// The gradient's home, for policies that move it.
+  virtual const Storage<D>& grad_storage() const = 0;
   /// The memory block of the gradient; null if unknown.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since it was last cleared.
@@ -9737,7 +9900,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     const auto* const writes = value_.storage().writes();
     return writes == nullptr ? "" : writes->name.c_str();
   }
-  void* grad_place() const override { return this->grad_memory().data(); }
+  void* grad_place() const override { return grad_storage().touch(), this->grad_memory().data(); }
+  const Storage<D>& grad_storage() const override { return this->grad_memory().storage(); }
   const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override {
@@ -10028,6 +10192,7 @@ Stream& operator<<(Stream& stream, const Parameter<T, Rank, D>& parameter) {
 
 namespace chorus {
 
+/// A counter, or what it becomes.
 using PhiloxWords = std::array<std::uint32_t, 4>;
 
 /// Four random words for a counter under a key.
@@ -21942,7 +22107,9 @@ inline constexpr const char* launch_variables =
     "  CHORUS_HOST_ID          name of the machine; ranks with different names talk like different machines\n"
     "  CHORUS_FLIGHT_RECORDER  file, or stderr, for the newest calls of each rank after a failure\n"
     "  CHORUS_COMPARE_CALLS=0  no comparison of ranks' calls over MPI and gloo\n"
+    "  CHORUS_CUDA_EXACT_MEMORY=1  separate memory for each tensor on a GPU, for compute-sanitizer\n"
     "  CHORUS_CUDA_PLANS=1     prints the algorithms of products and convolutions\n"
+    "  CHORUS_CUDA_ATTENTION_MIB  most memory for attention's scores, 256 if unset\n"
     "  CHORUS_ALLOW_UNOPTIMIZED=1  no warning about a program without optimization\n";
 
 }  // namespace chorus::detail
@@ -25406,16 +25573,58 @@ void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
 
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/dropout_part.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_PART_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_PART_HPP
+/// Dropout of a range of columns on GPUs, with the same mask as on the CPU.
+
 namespace chorus::kernels {
 
-#if CHORUS_USE_CUDA
+namespace cuda {
+
+/// The columns among four elements of a sample's whole value, which share a Philox counter.
 template <class T>
-void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, double, const RandomKey&, bool) {
-  fail<UsageError>("dropout: columns that are split over ranks need the CPU");
+struct DropoutColumns {
+  Index rows, quads;  // of a sample; at most, of a row's columns
+  ColumnsOfRow columns;
+  const T* in;
+  T* out;
+  RandomKey key;
+  std::uint32_t threshold;
+  compute_type<T> scale;
+  bool accumulate;
+  __device__ void operator()(Index i) const {
+    using C = compute_type<T>;
+    const Index line = i / quads, sample = line / rows;
+    const Index begin = (line - sample * rows) * columns.width + columns.begin, quad = begin / 4 + (i - line * quads);
+    const PhiloxWords words = philox(key.seed, dropout_counter(key, key.first_sample + sample, quad));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const Index column = 4 * quad + k - begin;
+      if (column < 0 || column >= columns.count) continue;
+      const bool keeps = dropout_keeps(words[static_cast<std::size_t>(k)], threshold);
+      const Index at = line * columns.count + column;
+      put(out, at, get(in, at) * (keeps ? scale : C(0)), accumulate);
+    }
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void dropout_columns(Cuda device, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
+                     const RandomKey& key, bool accumulate) {
+  const Index quads = cuda::divide_up(columns.count, 4) + 1;  // the first may begin in the middle
+  cuda::for_each(device, "dropout of columns", samples * rows * quads,
+                 cuda::DropoutColumns<T>{rows, quads, columns, in, out, key, dropout_threshold(p),
+                                         static_cast<compute_type<T>>(dropout_scale(p)), accumulate});
 }
-#endif
 
 }  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_PART_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
 
 // <chorus/ops/shape.hpp>
@@ -25685,6 +25894,11 @@ template <Operand X, std::size_t NewRank>
 auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
   return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
 }
+/// The same for a shape in braces: `reshape(x, {x.size(0), -1})`.
+template <class X, std::size_t NewRank>
+auto reshape(const X& x, const Index (&shape)[NewRank]) {
+  return reshape(x, std::to_array(shape));
+}
 
 /// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
 template <int StartAxis = 1, Operand X>
@@ -25693,27 +25907,19 @@ auto flatten(const X& x) {
   static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis does not exist");
   const auto& old = value_of(x).shape();
   Shape<StartAxis + 1> shape{};
-  shape.back() = 1;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
-    if (axis < static_cast<std::size_t>(StartAxis))
-      shape[axis] = old[axis];
-    else
-      shape.back() *= old[axis];
-  }
+  std::copy_n(old.begin(), StartAxis, shape.begin());
+  shape.back() = std::accumulate(old.begin() + StartAxis, old.end(), Index{1}, std::multiplies<>());
   return reshape(x, shape);
 }
 
 /// Axis i of the result is axis `axes[i]` of x.
 template <Operand X>
 auto permute(const X& x, const Shape<tensor_of<X>::rank>& axes) {
-  const auto& input = value_of(x);
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  auto out = contiguous(input.permute(axes));
-  Shape<tensor_of<X>::rank> inverse{};
-  for (std::size_t i = 0; i < rank; ++i)
-    inverse[normalize_axis("permute", axes[i], tensor_of<X>::rank)] = static_cast<Index>(i);
+  constexpr int rank = tensor_of<X>::rank;
+  Shape<rank> inverse{};
+  for (Index i = 0; const Index axis : axes) inverse[normalize_axis("permute", axis, rank)] = i++;
   return record(
-      operations::Permute<tensor_of<X>::rank>{inverse}, std::move(out),
+      operations::Permute<rank>{inverse}, contiguous(value_of(x).permute(axes)),
       [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
 }
 
@@ -25732,9 +25938,8 @@ template <Operand X, std::size_t NewRank>
 auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
   detail::check_defined(operations::Expand::name, input);
-  auto out = contiguous(input.expand(shape));
   return record(
-      operations::Expand{}, std::move(out),
+      operations::Expand{}, contiguous(input.expand(shape)),
       [shape](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
@@ -25742,15 +25947,18 @@ auto expand(const X& x, const std::array<Index, NewRank>& shape) {
       },
       x);
 }
+template <class X, std::size_t NewRank>
+auto expand(const X& x, const Index (&shape)[NewRank]) {
+  return expand(x, std::to_array(shape));
+}
 
 /// Indices `start` to `stop - 1` of an axis.
 template <Operand X>
 auto slice(const X& x, Index axis, Index start, Index stop) {
   const auto& input = value_of(x);
   const auto whole = detail::around_axis(input.shape(), normalize_axis("slice", axis, tensor_of<X>::rank));
-  auto out = contiguous(input.slice(axis, start, stop));
   return record(
-      operations::Slice{axis, start}, std::move(out),
+      operations::Slice{axis, start}, contiguous(input.slice(axis, start, stop)),
       [whole, start, count = stop - start](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (accumulate)
@@ -25765,7 +25973,6 @@ namespace detail {
 /// concat without the interceptor.
 template <Operand First, Operand... Rest>
 auto plain_concat(Index axis, const First& first, const Rest&... rest) {
-  using T = typename tensor_of<First>::value_type;
   constexpr int rank = tensor_of<First>::rank;
   static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
   const auto a = normalize_axis("concat", axis, rank);
@@ -25783,7 +25990,7 @@ auto plain_concat(Index axis, const First& first, const Rest&... rest) {
   }
   const auto device = parts[0].device();
   const auto whole = detail::around_axis(shape, a);
-  auto out = Tensor<T, rank, typename tensor_of<First>::device_type>::empty(shape, device);
+  auto out = tensor_of<First>::empty(shape, device);
   for (std::size_t i = 0; i < count; ++i)
     kernels::put_block(device, whole, starts[i], parts[i].shape()[a], parts[i].data(), out.data());
   return record(
@@ -25810,9 +26017,8 @@ X plain_concat(Index axis, std::span<const X> list) {
 /// Joins operands along an axis; their other sizes are equal. Throws ShapeError if they are not.
 template <Operand First, Operand... Rest>
 auto concat(Index axis, const First& first, const Rest&... rest) {
-  return detail::joined(
-      Interceptor::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
-      first, rest...);
+  const auto plain = [axis](const auto&... x) { return detail::plain_concat(axis, x...); };
+  return detail::joined(Interceptor::Joint::concatenation, plain, first, rest...);
 }
 
 /// Joins the operands of a list. Throws UsageError for an empty one.
@@ -25821,6 +26027,13 @@ X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: expected at least one tensor, got none");
   return detail::joined_list([axis](std::span<const X> xs) { return detail::plain_concat(axis, xs); }, list);
 }
+
+template <class X>
+struct JoinedList;  // concat and stack of a std::vector need #include <chorus/ops/lists.hpp>
+template <Operand X>
+JoinedList<X> concat(Index axis, const std::vector<X>& list);
+template <Operand X>
+JoinedList<X> stack(Index axis, const std::vector<X>& list);
 
 /// Joins operands of one shape along a new axis.
 template <Operand First, Operand... Rest>
@@ -27174,6 +27387,40 @@ __device__ LogSumBelowMaximum<compute_type<T>> log_sum_below_maximum(const Line&
   const double total = line.sum([&](Index i) { return std::exp(get(x, i) - maximum); });
   return {maximum, static_cast<C>(std::log(total))};
 }
+
+/// A maximum, and the sum of exp(x - maximum), of numbers that are read once (Milakov and Gimelshein, "Online
+/// normalizer calculation for softmax", 2018). No initialiser, since shared memory does not allow one.
+template <class C>
+struct SumBelow {
+  C largest;
+  double sum;
+
+  static __device__ SumBelow none() { return {-std::numeric_limits<C>::infinity(), 0}; }
+  /// Adds the numbers `value(l)` for l below `n`, which is at most `width`. Those of -inf add nothing.
+  template <int width, class Value>
+  __device__ void add(int n, const Value& value) {
+    C top = largest, more = 0;
+#pragma unroll
+    for (int l = 0; l < width; ++l)
+      if (l < n) top = Larger{}(top, value(l));
+    if (top != largest) *this = {top, sum * static_cast<double>(std::exp(largest - top))};
+    if (top == none().largest) return;
+#pragma unroll
+    for (int l = 0; l < width; ++l)
+      if (l < n) more += std::exp(value(l) - top);
+    sum += static_cast<double>(more);
+  }
+};
+template <class C>
+struct JoinSums {
+  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
+    const C largest = Larger{}(a.largest, b.largest);
+    const auto part = [&](const SumBelow<C>& x) {
+      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
+    };
+    return {largest, part(a) + part(b)};
+  }
+};
 
 template <class T>
 struct LogSumExp {
@@ -29290,11 +29537,12 @@ namespace cuda {
 struct ChannelReduction {
   ChannelShape shape;
   double* sums;
-  __device__ Index offset(Index channel, Index i) const {
-    const Index sample = i / shape.inner;
-    return (sample * shape.channels + channel) * shape.inner + (i - sample * shape.inner);
+  Divider inner{shape.inner, shape.per_channel()};
+  __device__ Index start(Index channel) const { return channel * shape.inner; }
+  /// Where the channel's element i is, whose first is at `start`.
+  __device__ Index offset(Index start, Index i) const {
+    return start + i + inner(i) * (shape.channels - 1) * shape.inner;
   }
-  __device__ Index start(Index channel) const { return channel; }
   __device__ void finish(Index channel, const Pair& sum) const {
     sums[channel] = sum.a;
     sums[shape.channels + channel] = sum.b;
@@ -29304,8 +29552,8 @@ struct ChannelReduction {
 template <class T>
 struct ChannelSums : ChannelReduction {
   const T* x;
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const auto value = static_cast<double>(get(x, offset(channel, i)));
+  __device__ Pair value(Index start, Index i, Index) const {
+    const auto value = static_cast<double>(get(x, offset(start, i)));
     return {value, value * value};
   }
 };
@@ -29315,8 +29563,8 @@ struct ChannelGradientSums : ChannelReduction {
   const T *x, *dy, *y;
   const S* mean;
   T* masked;
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const Index at = offset(channel, i);
+  __device__ Pair value(Index start, Index i, Index channel) const {
+    const Index at = offset(start, i);
     auto g = get(dy, at);
     if (y != nullptr) {
       if (get(y, at) <= 0) g = 0;
@@ -29363,11 +29611,21 @@ struct InverseStd {
 };
 
 /// The channel of element i; the same for `n` adjacent elements if `inner` is a multiple of n.
-inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
+struct ChannelOf {
+  Index channels;
+  Divider inner, all;
+  explicit ChannelOf(const ChannelShape& shape)
+      : channels(shape.channels), inner(shape.inner, shape.numel()), all(shape.channels, shape.numel()) {}
+  __device__ Index operator()(Index i) const {
+    const Index row = inner(i);
+    return row - all(row) * channels;
+  }
+};
 
 template <class T, class S>
-__global__ void normalise(ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
-                          const S* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
+__global__ void normalise(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x, const S* weight,
+                          const S* bias, const S* mean, const S* invstd, T* y, const T* residual, bool relu,
+                          bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
@@ -29378,7 +29636,7 @@ __global__ void normalise(ChannelShape shape, const T* x, const S* weight, const
     for (int l = 0; l < Vector<T>::width; ++l) {
       if (l >= n) break;
       if (l == 0 || !one_channel) {
-        const Index c = channel_of(shape, first + l);
+        const Index c = channel_of(first + l);
         centre = get(mean, c);
         scale = weight != nullptr ? get(invstd, c) * get(weight, c) : get(invstd, c);
         shift = bias != nullptr ? get(bias, c) : C(0);
@@ -29392,9 +29650,10 @@ __global__ void normalise(ChannelShape shape, const T* x, const S* weight, const
 }
 
 template <class T, class S>
-__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const S* weight,
-                                   const S* mean, const S* invstd, double count, const double* sums, T* dx,
-                                   bool accumulate, bool vector, bool one_channel) {
+__global__ void normalise_gradient(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x,
+                                   const T* dy, const T* y, const S* weight, const S* mean, const S* invstd,
+                                   double count, const double* sums, T* dx, bool accumulate, bool vector,
+                                   bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     const auto value = load_vector(x + first, n, vector);
@@ -29407,7 +29666,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
     for (int l = 0; l < Vector<T>::width; ++l) {
       if (l >= n) break;
       if (l == 0 || !one_channel) {
-        const Index c = channel_of(shape, first + l);
+        const Index c = channel_of(first + l);
         const C inverse = get(invstd, c);
         m = get(mean, c);
         scale = weight != nullptr ? inverse * get(weight, c) : inverse;
@@ -29466,8 +29725,8 @@ template <class T, class S>
 void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
                           const S* invstd, T* y, const T* residual = nullptr, bool relu = false) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape, x, weight,
-               bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
+  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape,
+               cuda::ChannelOf(shape), x, weight, bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
@@ -29514,8 +29773,8 @@ void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, cons
                                const T* y = nullptr) {
   if (shape.numel() == 0) return;
   cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T, S>,
-               shape, x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
-               shape.inner % cuda::Vector<T>::width == 0);
+               shape, cuda::ChannelOf(shape), x, dy, y, weight, mean, invstd, count, sums, dx, accumulate,
+               cuda::aligned(x, dy, y, dx), shape.inner % cuda::Vector<T>::width == 0);
 }
 
 template <class T, class S>
@@ -31124,8 +31383,9 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
-/// product or convolution. Always warns if a convolution uses a direct kernel.
+/// Plans in words. Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new
+/// shape of a matrix product or convolution. Always warns if a convolution uses a direct kernel. Refuses new plans in a
+/// capture.
 
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
@@ -31241,6 +31501,16 @@ template <class Problem, class Choice>
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
 }
 
+/// Before a new plan: asking a library for one may do what a capture forbids. Throws UsageError if this thread's stream
+/// is captured.
+template <class Problem>
+[[gnu::cold]] void require_eager(Cuda device, const Problem& problem) {
+  check<UsageError>(!chorus::cuda::is_capturing(chorus::cuda::current_stream(device)),
+                    "captured graph: expected only plans that eager steps have made, got a new one on ", device,
+                    " for ", text_of(problem), "; warm up more: run the step eagerly until it has met this shape and "
+                    "alignment (Graphed: GraphedOptions::warm_up)");
+}
+
 namespace detail {
 inline std::atomic<bool>& direct_convolution_logged() {
   static std::atomic<bool> said = false;
@@ -31301,6 +31571,7 @@ class GemmPlan {
     if (problem.epilogue != Epilogue::none) {
       const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      if (!sums && out != type) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);  // else that of the result
       set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
@@ -31412,12 +31683,13 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
@@ -31511,7 +31783,8 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
 /// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
-                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias,
+                  const char* name = "matrix product") {
   // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
@@ -31544,7 +31817,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
       return;
     }
   }
-  for_each(device, "matrix product", rows * n,
+  for_each(device, name, rows * n,
            PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
                              lda, b, ldb, c, ldc, accumulate, bias});
 }
@@ -31575,10 +31848,12 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`; `name` is for errors. At most 65,535 matrices per launch, the limit of a grid's
+/// last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1,
+                const char* name = "matrix product") {
   constexpr Index most = 65535;
   if (m == 0 || n == 0) return;
   for (Index i = 0; i < stack.count; i += most) {
@@ -31586,7 +31861,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
     some.count = std::min(most, stack.count - i);
     if (some.count == 1) some = {};
     cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
-                          c + i * stack.c, ldc, accumulate, nullptr);
+                          c + i * stack.c, ldc, accumulate, nullptr, name);
   }
 }
 
@@ -33597,8 +33872,9 @@ struct ChannelBiasGradient {
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
-/// product or convolution. Always warns if a convolution uses a direct kernel.
+/// Plans in words. Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new
+/// shape of a matrix product or convolution. Always warns if a convolution uses a direct kernel. Refuses new plans in a
+/// capture.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -33751,6 +34027,16 @@ template <class Problem, class Choice>
 [[gnu::cold]] void log_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
+}
+
+/// Before a new plan: asking a library for one may do what a capture forbids. Throws UsageError if this thread's stream
+/// is captured.
+template <class Problem>
+[[gnu::cold]] void require_eager(Cuda device, const Problem& problem) {
+  check<UsageError>(!chorus::cuda::is_capturing(chorus::cuda::current_stream(device)),
+                    "captured graph: expected only plans that eager steps have made, got a new one on ", device,
+                    " for ", text_of(problem), "; warm up more: run the step eagerly until it has met this shape and "
+                    "alignment (Graphed: GraphedOptions::warm_up)");
 }
 
 namespace detail {
@@ -34085,11 +34371,12 @@ struct CudnnContext {
     static auto& all = *new std::array<CudnnContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   ConvolutionPlan& plan(Cuda device, const ConvolutionProblem& problem) {
     if (handle == nullptr) CHORUS_CUDNN_CHECK(cudnnCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<ConvolutionPlan>(handle, problem);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
@@ -34996,8 +35283,8 @@ struct Pick {
   }
 };
 
-/// One block for each position that is the first with its index: it finds the later ones and sums all their rows. The
-/// list is read block_threads indices at a time.
+/// For lists of at most block_threads indices: one block for each position that is the first with its index, which
+/// finds the later ones and sums all their rows.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -35007,45 +35294,88 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
     const Index o = block / count, place = block - o * count;
     const std::int64_t wanted = index[place];
     if (wanted < 0 || wanted >= whole.axis) continue;
-    bool earlier = false;
-    for (Index begin = 0; begin < place && !earlier; begin += block_threads) {
-      const Index i = begin + thread;
-      earlier = __syncthreads_or(i < place && index[i] == wanted) != 0;
-    }
-    if (earlier) continue;
-    const T* from = dy + o * count * whole.inner;
-    T* to = dx + (o * whole.axis + wanted) * whole.inner;
-    for (Index begin = place; begin < count; begin += block_threads) {
-      const Index i = begin + thread;
-      const bool mine = i < count && index[i] == wanted;
-      same[thread] = mine;
-      if (__syncthreads_or(mine) == 0) continue;
-      const int n = count - begin < block_threads ? static_cast<int>(count - begin) : block_threads;
+    same[thread] = thread < count && index[thread] == wanted;
+    if (__syncthreads_or(same[thread] && thread < place) == 0)
       for (Index j = thread; j < whole.inner; j += block_threads) {
-        C sum = get(to, j);
-        for (int k = 0; k < n; ++k)
-          if (same[k]) sum += get(from, (begin + k) * whole.inner + j);
-        put(to, j, sum);
+        C sum = 0;
+        for (Index k = place; k < count; ++k)
+          if (same[k]) sum += get(dy, (o * count + k) * whole.inner + j);
+        put(dx, (o * whole.axis + wanted) * whole.inner + j, sum, /*accumulate=*/true);
       }
-      __syncthreads();  // before the next piece overwrites `same`
+    __syncthreads();  // before the next position overwrites `same`
+  }
+}
+
+/// Positions of a sorted list that one block sums.
+inline constexpr int index_run = 64;
+
+/// A long list, sorted by index and cut into runs: sums over the rows of each index in a run. An index that goes on in
+/// another run has its sum in `parts`: [outer, runs, 2, inner], first if it began in an earlier run.
+template <class T>
+__global__ void run_sums(AxisShape whole, Index count, const std::int64_t* index, const Index* order, const T* dy,
+                         T* dx, compute_type<T>* parts) {
+  using C = compute_type<T>;
+  constexpr int ahead = 8;  // numbers that are read at once
+  __shared__ Index rows[index_run];
+  __shared__ std::int64_t keys[index_run];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Index runs = divide_up(count, index_run);
+  for (Index block = blockIdx.x; block < whole.outer * runs; block += gridDim.x) {
+    const Index o = block / runs, begin = (block - o * runs) * index_run;
+    const int n = count - begin < index_run ? static_cast<int>(count - begin) : index_run;
+    __syncthreads();  // the previous run's keys may still be read
+    if (thread < n) {
+      rows[thread] = order[begin + thread];
+      keys[thread] = index[rows[thread]];
+    }
+    __syncthreads();
+    const bool began = begin > 0 && index[order[begin - 1]] == keys[0];
+    const bool goes_on = begin + n < count && index[order[begin + n]] == keys[n - 1];
+    for (Index j = thread; j < whole.inner; j += block_threads) {
+      C sum = 0;
+      bool first = true;
+      for (int i = 0; i < n; i += ahead) {
+        C x[ahead];
+#pragma unroll
+        for (int l = 0; l < ahead; ++l) x[l] = i + l < n ? get(dy, (o * count + rows[i + l]) * whole.inner + j) : C(0);
+#pragma unroll
+        for (int l = 0; l < ahead; ++l) {
+          if (i + l >= n) continue;
+          const std::int64_t key = keys[i + l];
+          const bool last = i + l + 1 == n;
+          sum += x[l];
+          if (!last && keys[i + l + 1] == key) continue;
+          const bool from_before = first && began;
+          if (from_before || (last && goes_on))
+            parts[(2 * block + !from_before) * whole.inner + j] = sum;
+          else if (key >= 0 && key < whole.axis)
+            put(dx, (o * whole.axis + key) * whole.inner + j, sum, /*accumulate=*/true);
+          sum = 0;
+          first = false;
+        }
+      }
     }
   }
 }
 
-/// The same for a long list sorted by index: one block for the first position of each index.
+/// Adds the parts of each index that several runs have, in their order: one block for the run where it begins.
 template <class T>
-__global__ void ordered_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
-                                        const T* dy, T* dx) {
-  for (Index block = blockIdx.x; block < whole.outer * count; block += gridDim.x) {
-    const Index o = block / count, first = block - o * count;
-    const std::int64_t wanted = index[order[first]];
-    if (wanted < 0 || wanted >= whole.axis || (first > 0 && index[order[first - 1]] == wanted)) continue;
-    const T* from = dy + o * count * whole.inner;
-    T* to = dx + (o * whole.axis + wanted) * whole.inner;
+__global__ void join_runs(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
+                          const compute_type<T>* parts, T* dx) {
+  const Index runs = divide_up(count, index_run);
+  const auto key_at = [&](Index place) { return index[order[place]]; };
+  for (Index block = blockIdx.x; block < whole.outer * runs; block += gridDim.x) {
+    const Index o = block / runs, run = block - o * runs, begin = run * index_run;
+    if (run + 1 == runs) continue;
+    const std::int64_t key = key_at(begin + index_run - 1);
+    const bool goes_on = key_at(begin + index_run) == key, began = begin > 0 && key_at(begin - 1) == key;
+    if (!goes_on || began || key < 0 || key >= whole.axis) continue;
+    Index end = run + 2;  // behind the last run that has it
+    while (end < runs && key_at(end * index_run - 1) == key && key_at(end * index_run) == key) ++end;
     for (Index j = threadIdx.x; j < whole.inner; j += block_threads) {
-      compute_type<T> sum = get(to, j);
-      for (Index i = first; i < count && index[order[i]] == wanted; ++i) sum += get(from, order[i] * whole.inner + j);
-      put(to, j, sum);
+      compute_type<T> sum = parts[(2 * block + 1) * whole.inner + j];
+      for (Index other = o * runs + run + 1; other < o * runs + end; ++other) sum += parts[2 * other * whole.inner + j];
+      put(dx, (o * whole.axis + key) * whole.inner + j, sum, /*accumulate=*/true);
     }
   }
 }
@@ -35086,14 +35416,17 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
                            bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
-  const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // searching such lists is faster than sorting them
-  if (count <= short_list)
-    return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
-                        dy, dx);
+  constexpr const char* name = "index_select gradient";
+  if (count <= cuda::block_threads)
+    return cuda::launch(device, name, cuda::blocks_for(whole.outer * count, 1), cuda::index_select_gradient<T>, whole,
+                        count, index, dy, dx);
   const auto order = cuda::index_order(device, whole.axis, count, index);
-  cuda::launch(device, "index_select gradient", blocks, cuda::ordered_select_gradient<T>, whole, count, index,
-               order.data(), dy, dx);
+  const Index runs = whole.outer * cuda::divide_up(count, cuda::index_run);
+  const cuda::Scratch<compute_type<T>> parts(device, 2 * runs * whole.inner);
+  cuda::launch(device, name, cuda::blocks_for(runs, 1), cuda::run_sums<T>, whole, count, index, order.data(), dy, dx,
+               parts.data());
+  cuda::launch(device, name, cuda::blocks_for(runs, 1), cuda::join_runs<T>, whole, count, index, order.data(),
+               parts.data(), dx);
 }
 
 template <class T>
@@ -35106,9 +35439,9 @@ template <class T>
 void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
-  cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
-                 cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true,
-                                  cuda::fault_note(device, "gather", "index")});
+  cuda::for_each(
+      device, "gather gradient", whole.outer * whole.inner,
+      cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true, cuda::fault_note(device, "gather", "index")});
 }
 
 template <class T>
@@ -36274,6 +36607,7 @@ class GemmPlan {
     if (problem.epilogue != Epilogue::none) {
       const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      if (!sums && out != type) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);  // else that of the result
       set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
@@ -36385,12 +36719,13 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
@@ -36462,7 +36797,8 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
 /// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
-                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias,
+                  const char* name = "matrix product") {
   // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
@@ -36495,7 +36831,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
       return;
     }
   }
-  for_each(device, "matrix product", rows * n,
+  for_each(device, name, rows * n,
            PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
                              lda, b, ldb, c, ldc, accumulate, bias});
 }
@@ -36526,10 +36862,12 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`; `name` is for errors. At most 65,535 matrices per launch, the limit of a grid's
+/// last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1,
+                const char* name = "matrix product") {
   constexpr Index most = 65535;
   if (m == 0 || n == 0) return;
   for (Index i = 0; i < stack.count; i += most) {
@@ -36537,7 +36875,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
     some.count = std::min(most, stack.count - i);
     if (some.count == 1) some = {};
     cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
-                          c + i * stack.c, ldc, accumulate, nullptr);
+                          c + i * stack.c, ldc, accumulate, nullptr, name);
   }
 }
 
@@ -37549,36 +37887,7 @@ struct Labels {
   }
 };
 
-/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: the `n` numbers at indices i to i + n - 1.
-/// `vector`: all lines allow 16-byte accesses.
-template <class T, class F>
-__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
-  constexpr int width = Vector<T>::width;
-  for (Index i = Index{width} * line.lane; i < line.length; i += Index{width} * line.plan.lanes) {
-    const int n = line.length - i < width ? static_cast<int>(line.length - i) : width;
-    f(i, n, load_vector(x + line.at + i, n, vector));
-  }
-}
-
-/// A maximum, and the sum of exp(x - maximum). No initialiser, since shared memory does not allow one.
-template <class C>
-struct SumBelow {
-  C largest;
-  double sum;
-};
-template <class C>
-struct JoinSums {
-  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
-    const C largest = Larger{}(a.largest, b.largest);
-    const auto part = [&](const SumBelow<C>& x) {
-      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
-    };
-    return {largest, part(a) + part(b)};
-  }
-};
-
-/// Reads each line once: sums are relative to the current maximum (Milakov and Gimelshein, "Online normalizer
-/// calculation for softmax", 2018).
+/// Reads each line once.
 template <class T>
 struct CrossEntropy {
   using C = compute_type<T>;
@@ -37591,22 +37900,15 @@ struct CrossEntropy {
   C *log_sum_exp, *largest;
   __device__ void operator()(const Line& line) const {
     const C lowest = -std::numeric_limits<C>::infinity();
-    SumBelow<C> mine{lowest, 0};
+    auto mine = SumBelow<C>::none();
     double total = 0;
     each_vector(line, logits, vector, [&](Index, int n, const Vector<T>& x) {
-      C top = mine.largest, sum = 0, plain = 0;
+      mine.template add<Vector<T>::width>(n, [&](int l) { return static_cast<C>(x.v[l]); });
+      if (smoothing == C(0) || mine.largest == lowest) return;  // masked numbers add nothing
+      C plain = 0;
 #pragma unroll
       for (int l = 0; l < Vector<T>::width; ++l)
-        if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
-      if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
-      if (top == lowest) return;  // masked numbers add nothing
-#pragma unroll
-      for (int l = 0; l < Vector<T>::width; ++l) {
-        if (l >= n) continue;
-        sum += std::exp(static_cast<C>(x.v[l]) - top);
-        plain += static_cast<C>(x.v[l]);
-      }
-      mine.sum += static_cast<double>(sum);
+        if (l < n) plain += static_cast<C>(x.v[l]);
       total += static_cast<double>(plain);
     });
     const auto below = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
@@ -37749,12 +38051,6 @@ inline Scratch<double> count_labels(Cuda device, Index batch, const Labels& labe
   return count;
 }
 
-/// Whether all lines of `classes` numbers in these arrays allow 16-byte accesses.
-template <class... T>
-bool lines_aligned(Index classes, const T*... arrays) {
-  return aligned(arrays...) && ((classes % Vector<T>::width == 0) && ...);
-}
-
 }  // namespace cuda
 
 template <class T>
@@ -37765,11 +38061,10 @@ void cross_entropy_forward(Cuda device, Index batch, Index classes, const T* log
   using C = compute_type<T>;
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<C> losses(device, batch);
-  cuda::for_lines(device, "cross_entropy", AxisShape{batch, classes, 1},
-                  cuda::CrossEntropy<T>{logits, cuda::lines_aligned(classes, logits), targets,
-                                        cuda::fault_note(device, "cross_entropy", "label"),
-                                        static_cast<C>(options.label_smoothing), losses.data(), statistics,
-                                        statistics + batch});
+  cuda::for_lines(
+      device, "cross_entropy", AxisShape{batch, classes, 1},
+      cuda::CrossEntropy<T>{logits, cuda::aligned(logits), targets, cuda::fault_note(device, "cross_entropy", "label"),
+                            static_cast<C>(options.label_smoothing), losses.data(), statistics, statistics + batch});
   cuda::finish_losses<C>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 
@@ -37781,7 +38076,7 @@ void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* lo
   const auto counted = cuda::count_labels(device, batch, targets);
   cuda::for_lines(device, "cross_entropy gradient", AxisShape{batch, classes, 1},
                   cuda::CrossEntropyGradient<T>{logits,
-                                                cuda::lines_aligned(classes, logits, dlogits),
+                                                cuda::aligned(logits, dlogits),
                                                 targets,
                                                 static_cast<compute_type<T>>(options.label_smoothing),
                                                 statistics,
@@ -39697,8 +39992,13 @@ class FlatParameters {
   /// The first parameter that another FlatParameters has moved away; null if there is none.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
-      if (entry.parameter().place() != groups_[entry.group].value(entry.begin)) return &entry;
+      if (const Group& group = groups_[entry.group]; group.values)
+        if (entry.parameter().place() != group.value(entry.begin)) return &entry;
     return nullptr;
+  }
+  /// Drops the buffers: their user has moved the parameters elsewhere.
+  void leave_memory() {
+    for (Group& group : groups_) group.values = group.grads = {};
   }
 
   /// Changes with the layout, and with data that depends on it, such as buckets. Users of cached addresses compare it.
@@ -40490,7 +40790,7 @@ class Optimizer : public HasLearningRate {
     for (std::size_t i = 0; i < entries_.size(); ++i)
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
     auto order = places;
-    std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
+    std::stable_sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {  // a rank's empty parts
       return std::less<>()(entries_[a].named.parameter->place(), entries_[b].named.parameter->place());
     });
     std::vector<Entry> sorted;
@@ -41088,11 +41388,14 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   const auto ranks = detail::ranks_of(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    check<UsageError>(ranks.empty(), "clip_grad_norm: parameters that are split over ranks need the CPU");
-    if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
-    return detail::clip_grad_norm_on_device(parameters, max_norm,
-                                            [&](double norm) { detail::check_finite(parameters, norm); });
-  } else
+    if (ranks.empty() && !options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
+    if (ranks.empty())
+      return detail::clip_grad_norm_on_device(parameters, max_norm,
+                                              [&](double norm) { detail::check_finite(parameters, norm); });
+    for (const auto& named : parameters)
+      check<UsageError>(!cuda::is_capturing(cuda::current_stream(named.parameter->where())),
+                        "clip_grad_norm: parameters that are split over ranks can't be clipped in a captured step");
+  }
 #endif
   {
     double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
@@ -44873,7 +45176,7 @@ class PolicyOn {
     if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
   /// The device of the parameters; under DataParallel the first device.
-  device_type model_device() const { return flat_.groups().front().values.device(); }
+  device_type model_device() const { return flat_.entries().front().parameter().where(); }
   /// Ranks have agreed on a number for the current pass.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;
@@ -46111,6 +46414,8 @@ class StepInBackward;  // needs #include <chorus/parallel/ddp/step_in_backward.h
 template <class Hook, Device D, class Communicator>
 struct HookTraits {
   using View = GradBucket<double, D>;
+  static constexpr bool starts =
+      requires(Hook& hook, const View& bucket, Communicator& communicator) { hook.start(bucket, communicator); };
   static constexpr bool resumes =
       requires(Hook& hook, const View& bucket, Communicator& communicator) { hook.resume(bucket, communicator, 0); };
   static constexpr bool several_rounds = requires { Hook::several_rounds; };
@@ -46461,7 +46766,9 @@ class Core {
   /// A parameter's number stays the same when its entry moves.
   std::size_t entry_of(std::size_t number) const { return entry_of_[number]; }
   std::size_t number_of(std::size_t i) const { return number_of_[i]; }
-  std::byte* gradients(const Bucket& bucket) const { return flat.groups()[bucket.group].grad(bucket.begin); }
+  std::byte* gradients(const Bucket& bucket) const {
+    return static_cast<std::byte*>(parameter(bucket.parameters.front()).grad_place());
+  }
   DType dtype(const Bucket& bucket) const { return flat.groups()[bucket.group].dtype; }
   std::size_t bytes(const Bucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
 
@@ -47203,7 +47510,8 @@ struct HookCalls {
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
     if (core.sums) return core.sums->start(bucket);
-    as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
+    if constexpr (HookTraits<Hook, D, Communicator>::starts)  // else DistributedDataParallel has said so
+      as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
   /// Waits for buckets, and for the hook's later rounds, round by round for all buckets.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
@@ -48438,6 +48746,15 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
   bool operators_send_ = false;   // forward passes have had collectives; so will backward
 
+  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
+  bool in_captured_step() const {
+#if CHORUS_USE_CUDA
+    if constexpr (!std::is_same_v<D, Cpu>)
+      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
+#endif
+    return false;
+  }
+
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
   struct Group final : BatchGroup {
@@ -48494,14 +48811,6 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       scale_in_backward(node, scales[i]);
     }
   }
-  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
-  bool in_captured_step() const {
-#if CHORUS_USE_CUDA
-    if constexpr (!std::is_same_v<D, Cpu>)
-      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
-#endif
-    return false;
-  }
   std::uint64_t count_buffer_writes() const;
   [[gnu::cold]] void check_evaluates_rank_0s();
   struct Recorded {
@@ -48534,8 +48843,8 @@ PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string
       buffers_(nn::named_buffers<D>(model)),
       handles_(model) {
   if constexpr (!std::is_same_v<D, Cpu>)
-    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ",
-                      D::kind, ", such as comm::NcclCommunicator, got ", communicator.backend());
+    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ", D::kind,
+                      ", such as comm::StagedCommunicator, got ", communicator.backend());
   check<UsageError>(dim >= 0, title, ": expected dim of at least 0, got ", dim);
   shares_.compare(program_);
   program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
@@ -48926,6 +49235,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 /// The device of a distributed policy's rank, and its communicator.
+
+#if CHORUS_USE_CUDA
+// <chorus/parallel/ddp/gpu_rank.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GPU_RANK_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GPU_RANK_HPP
+/// A distributed policy's rank on a GPU, and its communicators: NCCL's, or without NCCL through the host's memory.
 
 #if CHORUS_USE_NCCL
 // <chorus/comm/nccl.hpp>
@@ -49655,32 +49970,6 @@ class Acceptor {
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Environment variables.
-
-namespace chorus::detail {
-
-/// The value of an environment variable; null if it is unset or empty.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
-                    printable(value), "'");
-  return value == "1";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::comm::detail {
 
@@ -50980,268 +51269,6 @@ class NcclCommunicator : public AnyCommunicator {
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ENGINE_HPP
 
-// <chorus/core/cuda/stream.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-/// Streams and events. All threads share one compute stream per device, so that tensors may be passed between threads
-/// as on the CPU: a thread's work runs after all earlier work. A thread that needs its own stream (communication,
-/// copies, graph capture) sets one with StreamScope and orders it with `order`.
-
-// <chorus/core/cuda/runtime.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, the available devices, and a thread's current device.
-
-#include <cuda_runtime_api.h>
-
-namespace chorus::cuda {
-
-namespace detail {
-/// Source paths from "chorus/" on, so that messages don't depend on the project's location.
-constexpr std::string_view short_path(std::string_view path) {
-  const auto at = path.rfind("chorus/");
-  return at == std::string_view::npos ? path : path.substr(at);
-}
-
-[[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
-                                                               int line) {
-  static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
-  fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
-                    short_path(file), ":", line);
-}
-}  // namespace detail
-
-/// Throws DeviceError with the call, its error and the source location, unless `status` is success.
-inline void check(cudaError_t status, const char* call, const char* file, int line) {
-  if (status != cudaSuccess) [[unlikely]]
-    detail::throw_error(status, call, file, line);
-}
-#define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
-
-/// Clears an expected error, so that the next call does not report it.
-inline void forget_error() { static_cast<void>(cudaGetLastError()); }
-/// After a library's successful call: clears an error that one of its probes left in the runtime, which the next kernel
-/// would report. Throws DeviceError if the error persists, as a broken device's does. A missing GPU or driver is
-/// reported when a GPU is requested.
-inline void check_left_over(const char* call, const char* file, int line) {
-  if (cudaPeekAtLastError() == cudaSuccess) return;
-  forget_error();
-  const auto status = cudaPeekAtLastError();
-  if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
-}
-
-namespace detail {
-struct Devices {
-  int count = 0;
-  cudaError_t status = cudaSuccess;
-};
-inline const Devices& devices() {
-  static const Devices found = [] {
-    Devices d;
-    d.status = cudaGetDeviceCount(&d.count);
-    if (d.status != cudaSuccess) d.count = 0;
-    static_cast<void>(cudaGetLastError());
-    return d;
-  }();
-  return found;
-}
-}  // namespace detail
-
-/// The number of GPUs that this process can use; 0 without GPU or driver.
-inline int device_count() { return detail::devices().count; }
-
-/// Throws DeviceError, with a list of the machine's devices, unless `device` exists.
-inline void require(Cuda device) {
-  const auto& found = detail::devices();
-  if (device.index >= 0 && device.index < found.count) [[likely]]
-    return;
-  if (found.count == 0)
-    fail<DeviceError>("device ", device, " does not exist: this machine has no CUDA device (",
-                      found.status == cudaSuccess ? "none was found" : cudaGetErrorString(found.status), ")");
-  fail<DeviceError>("device ", device, " does not exist: this machine has ", found.count,
-                    " CUDA devices, numbered from 0");
-}
-
-/// While it lives, `device` is this thread's current device. Throws DeviceError if it doesn't exist.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(Cuda device) {
-    require(device);
-    CHORUS_CUDA_CHECK(cudaGetDevice(&before_));
-    if (before_ == device.index)
-      before_ = -1;
-    else
-      CHORUS_CUDA_CHECK(cudaSetDevice(device.index));
-  }
-  ~DeviceGuard() {
-    if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = -1;
-};
-
-/// Deletes a CUDA object with `free`.
-template <auto free>
-struct GiveBack {
-  template <class Handle>
-  void operator()(Handle handle) const {
-    static_cast<void>(free(handle));
-  }
-};
-template <class Handle, auto free>
-using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
-
-/// Pinned host memory, for copies from and to devices without staging.
-inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
-  void* data = nullptr;
-  CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
-  return Owned<void*, cudaFreeHost>(data);
-}
-
-}  // namespace chorus::cuda
-#endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-
-namespace chorus::cuda {
-
-/// Owns a stream that does not synchronise with the legacy default stream. Wait for its work before you destroy it: its
-/// memory pool belongs to the handle's value, which a new stream may get.
-class Stream {
- public:
-  explicit Stream(Cuda device) : device_(device) {
-    require(device);
-    const DeviceGuard guard(device);
-    cudaStream_t stream = nullptr;
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    stream_.reset(stream);
-  }
-
-  Cuda device() const { return device_; }
-  cudaStream_t get() const { return stream_.get(); }
-  operator cudaStream_t() const { return get(); }  // NOLINT: converts to the handle
-
- private:
-  Cuda device_;
-  Owned<cudaStream_t, cudaStreamDestroy> stream_;
-};
-
-namespace detail {
-inline cudaStream_t& stream_of_thread(Cuda device) {
-  require(device);
-  thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
-  return streams[static_cast<std::size_t>(device.index)];
-}
-}  // namespace detail
-
-/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
-inline cudaStream_t compute_stream(Cuda device) {
-  require(device);
-  static std::array<std::once_flag, Cuda::max_devices> once;
-  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors may outlive everything
-  const auto i = static_cast<std::size_t>(device.index);
-  std::call_once(once[i], [&] {
-    const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
-  });
-  return streams[i];
-}
-
-/// This thread's stream on `device`: that of its StreamScope, else the compute stream.
-inline cudaStream_t current_stream(Cuda device) {
-  const cudaStream_t own = detail::stream_of_thread(device);
-  return own != nullptr ? own : compute_stream(device);
-}
-
-/// While it lives, this thread's work and allocations on `device` use `stream`.
-struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
-  StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
-  explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
-};
-
-/// Whether work on `stream` is being captured into a graph.
-inline bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
-namespace detail {
-/// Returns false, and clears the runtime's "not ready" error for the next call.
-inline bool not_ready() {
-  static_cast<void>(cudaGetLastError());
-  return false;
-}
-}  // namespace detail
-
-/// A point in a stream's work that other streams can wait for.
-class Event {
- public:
-  explicit Event(Cuda device) {
-    require(device);
-    const DeviceGuard guard(device);
-    cudaEvent_t event = nullptr;
-    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    event_.reset(event);
-  }
-
-  /// Marks the current end of the work on `stream`, a stream of the event's device.
-  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// Makes later work on `stream`, of any device, wait for the mark.
-  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether the marked work is done; true if nothing was marked.
-  bool done() const {
-    const cudaError_t status = cudaEventQuery(get());
-    if (status == cudaErrorNotReady) return detail::not_ready();
-    CHORUS_CUDA_CHECK(status);
-    return true;
-  }
-  cudaEvent_t get() const { return event_.get(); }
-
- private:
-  Owned<cudaEvent_t, cudaEventDestroy> event_;
-};
-
-/// Makes later work on `later` wait for the current work on `earlier`, a stream of `device`. In a graph capture `later`
-/// joins the capture.
-inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
-  if (earlier == later) return;
-  const Event event(device);
-  event.record(earlier);
-  event.hold(later);
-}
-
-/// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
-inline constexpr std::chrono::milliseconds default_wait{600'000};
-
-/// Waits until `done()` is true. Throws TimeoutError after `limit`.
-template <class Done>
-void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  while (!done()) {
-    const auto waited = Clock::now() - start;
-    if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
-
-/// Waits until `stream` is idle. Throws DeviceError for errors of its work, and TimeoutError.
-inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
-  wait_until(
-      [stream] {
-        const cudaError_t status = cudaStreamQuery(stream);
-        if (status == cudaErrorNotReady) return detail::not_ready();
-        CHORUS_CUDA_CHECK(status);
-        return true;
-      },
-      "a stream's work", limit);
-}
-
-}  // namespace chorus::cuda
-#endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-
 namespace chorus::comm {
 
 /// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
@@ -51427,6 +51454,219 @@ inline const bool nccl_registered =
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_HPP
 
+#else
+// <chorus/comm/staged.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+/// `StagedCommunicator`: any engine of host memory as a Communicator of GPU memory, for machines without NCCL. Needs
+/// CUDA; link chorus::cuda.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// The calls under way, with their copies in pinned memory. They end in the order of their calls.
+class StagedCalls final : public Progress {
+ public:
+  explicit StagedCalls(Engine& host) : host_(host) {}
+
+  void now(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    host_.now(staged.on_host);
+    copy_out(staged);
+  }
+  std::uint64_t later(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    staged.work = host_.later(staged.on_host);
+    calls_.push_back(std::move(staged));
+    return finished_ + calls_.size();
+  }
+
+  void wait(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket) finish_first();
+  }
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket && !failure_ && calls_.front().work.done()) try {
+        finish_first();
+      } catch (const Error&) {
+        break;  // `wait` throws it
+      }
+    return finished_ >= ticket || failure_;
+  }
+
+ private:
+  using Buffers = std::multimap<std::size_t, cuda::Owned<void*, cudaFreeHost>>;  // by size
+  struct Staged {
+    Call call, on_host;
+    Cuda device;
+    Buffers::node_type buffer;
+    Work work = {};  // destroyed first: it uses the buffer
+  };
+
+  Staged copy_in(const Call& call, Cuda device) {
+    check<UsageError>(!cuda::is_capturing(cuda::current_stream(device)), comm::name(call.op), ": ", host_.name(),
+                      " carries it through the host's memory, which can't be captured; train without Graphed, or build "
+                      "with NCCL");
+    const auto ranks = static_cast<std::size_t>(host_.size);
+    const std::size_t bytes = call.count * call.reduction.element;
+    const std::size_t in = bytes * (call.op == Op::reduce_scatter ? ranks : 1),
+                      out = bytes * (call.op == Op::all_gather ? ranks : 1);
+    // A chunk to gather lies at its own place in the result.
+    const std::size_t out_at = call.op == Op::reduce_scatter ? (in + 63) / 64 * 64 : 0,
+                      in_at = call.op == Op::all_gather ? bytes * static_cast<std::size_t>(host_.rank) : 0;
+    Staged staged{call, call, device, buffer(std::max(in, out_at + out))};
+    auto* const memory = static_cast<std::byte*>(staged.buffer.mapped().get());
+    if (call.in != nullptr) staged.on_host.in = memory + in_at;
+    if (call.out != nullptr) staged.on_host.out = memory + out_at;
+    const bool only_receives = call.op == Op::broadcast && call.peer != host_.rank;
+    if (call.in != nullptr && !only_receives) copy_bytes(Cpu{}, memory + in_at, device, call.in, in);
+    return staged;
+  }
+  void copy_out(Staged& staged) {
+    const Call& call = staged.call;
+    const auto ranks = static_cast<std::size_t>(call.op == Op::all_gather ? host_.size : 1);
+    if (call.out != nullptr && !(call.op == Op::broadcast && call.peer == host_.rank))
+      copy_bytes(staged.device, call.out, Cpu{}, staged.on_host.out, ranks * call.count * call.reduction.element);
+    spare_.insert(std::move(staged.buffer));
+  }
+  void finish_first() {
+    if (failure_) std::rethrow_exception(failure_);
+    try {
+      calls_.front().work.wait();
+      copy_out(calls_.front());
+    } catch (...) {
+      failure_ = std::current_exception();
+      calls_.clear();
+      throw;
+    }
+    calls_.erase(calls_.begin());
+    ++finished_;
+  }
+
+  // The smallest spare one that is large enough, or a new one.
+  Buffers::node_type buffer(std::size_t bytes) {
+    const auto found = spare_.lower_bound(bytes);
+    return spare_.extract(found != spare_.end() ? found : spare_.emplace(bytes, cuda::pinned_memory(bytes)));
+  }
+
+  Engine& host_;
+  std::mutex mutex_;
+  Buffers spare_;
+  std::vector<Staged> calls_;
+  std::uint64_t finished_ = 0;
+  std::exception_ptr failure_;
+};
+
+class StagedEngine final : public Engine {
+ public:
+  explicit StagedEngine(AnyCommunicator& host)
+      : Engine(host.rank(), host.size(), host.engine().members),
+        host_(host.engine()),
+        calls_(std::make_shared<StagedCalls>(host_)) {}
+
+  void now(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.now(call) : calls_->now(call, device);
+  }
+  Work later(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.later(call) : Work(calls_, calls_->later(call, device));
+  }
+  bool takes_device_memory() const override { return true; }
+  void abort(std::string_view why) noexcept override { host_.abort(why); }
+  std::string_view name() const override { return host_.name(); }
+  std::chrono::nanoseconds busy() const override { return host_.busy(); }
+  Clock::time_point time() const override { return host_.time(); }
+  std::string record() const override { return host_.record(); }
+  Algorithm all_reduce() const override { return host_.all_reduce(); }
+  std::string trouble() override { return host_.trouble(); }
+
+ private:
+  // The device with the call's memory; -1: the host.
+  static Cuda device_of(const Call& call) {
+    if (call.count == 0) return Cuda{-1};
+    const Cuda in = device_of(call.in), out = device_of(call.out);
+    check<UsageError>(in == out || call.in == nullptr || call.out == nullptr, comm::name(call.op),
+                      ": expected both arguments in one device's memory");
+    return call.in != nullptr ? in : out;
+  }
+  static Cuda device_of(const void* memory) {
+    if (memory == nullptr) return Cuda{-1};
+    cudaPointerAttributes attributes{};
+    CHORUS_CUDA_CHECK(cudaPointerGetAttributes(&attributes, memory));
+    return Cuda{attributes.type == cudaMemoryTypeDevice ? attributes.device : -1};
+  }
+
+  Engine& host_;
+  std::shared_ptr<StagedCalls> calls_;
+};
+
+}  // namespace detail
+
+/// A Communicator for numbers in GPUs' memory, and in the host's. A call waits for the present work of the calling
+/// thread's stream, copies its numbers to the host, and makes the same call over `host`; waiting for the call copies
+/// the result back. So results, deadlines and failures are those of `host`. Calls of device memory can't be captured
+/// (Graphed): UsageError. Policies on GPUs use it if the program is built without NCCL.
+class StagedCommunicator : public AnyCommunicator {
+ public:
+  /// `host` must outlive this. Each rank may use any of its devices.
+  explicit StagedCommunicator(AnyCommunicator& host) : AnyCommunicator(std::make_shared<detail::StagedEngine>(host)) {}
+};
+
+static_assert(Communicator<StagedCommunicator>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+
+#endif
+
+namespace chorus::detail {
+
+template <Device D>
+class RankDevice;
+
+/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
+/// share it (see comm::settle_gpus), which is for tests. In a program without NCCL, numbers go through the host's
+/// memory.
+template <>
+class RankDevice<Cuda> {
+ public:
+  template <class Run>
+  explicit RankDevice(Run& run) {
+    cuda::require(Cuda{0});
+    device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
+    over(run.communicator(), device_, run.world().timeout, communicator_);
+  }
+  template <class Model>
+  Model place(Model model) const {
+    return moved_to(std::move(model), device_);
+  }
+  comm::AnyCommunicator& communicator() { return *communicator_; }
+
+  /// Puts a communicator over `host` for the memory of `device` into `made`.
+  static comm::AnyCommunicator& over(comm::AnyCommunicator& host, [[maybe_unused]] Cuda device,
+                                     [[maybe_unused]] std::chrono::milliseconds timeout,
+                                     std::optional<comm::AnyCommunicator>& made) {
+#if CHORUS_USE_NCCL
+    comm::settle_gpus(host, device.index);
+    return made.emplace(comm::NcclCommunicator<>(host, device.index, timeout));
+#else
+    return made.emplace(comm::StagedCommunicator(host));
+#endif
+  }
+
+ private:
+  Cuda device_;
+  std::optional<comm::AnyCommunicator> communicator_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GPU_RANK_HPP
+
 #endif
 
 namespace chorus::detail {
@@ -51447,31 +51687,6 @@ class RankDevice {
   comm::AnyCommunicator* communicator_;
   std::optional<int> named_;
 };
-
-#if CHORUS_USE_NCCL
-/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
-/// share it (see comm::settle_gpus), which is for tests.
-template <>
-class RankDevice<Cuda> {
- public:
-  template <class Run>
-  explicit RankDevice(Run& run) {
-    cuda::require(Cuda{0});
-    device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
-    comm::settle_gpus(run.communicator(), device_.index);
-    communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
-  }
-  template <class Model>
-  Model place(Model model) const {
-    return moved_to(std::move(model), device_);
-  }
-  comm::AnyCommunicator& communicator() const { return *communicator_; }
-
- private:
-  Cuda device_;
-  std::unique_ptr<comm::NcclCommunicator<>> communicator_;
-};
-#endif
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
@@ -51660,6 +51875,8 @@ class DistributedDataParallel
   using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
+  static_assert(ddp::HookTraits<Hook, D, Communicator>::starts,
+                "DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)");
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = DistributedDataParallel<Other, Hook, Communicator>;
@@ -51673,7 +51890,7 @@ class DistributedDataParallel
       : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     this->begin();
   }
-  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU and uses NCCL.
+  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU (see RankDevice).
   template <detail::LaunchedRun Run>
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
@@ -55991,7 +56208,7 @@ class RowParallelLinear : public Linear<D, T> {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 /// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
-/// scores don't fit into the limit, strided kernels read them without a copy.
+/// scores don't fit into the limit, products and kernels read them without a copy.
 
 // <chorus/ops/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
@@ -56003,6 +56220,32 @@ class RowParallelLinear : public Linear<D, T> {
 #define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
 /// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
 /// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::kernels {
 
@@ -56062,10 +56305,28 @@ template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
-/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
+namespace detail {
+[[gnu::cold]] inline std::size_t scores_limit_at_first() {
+  const char* name = "CHORUS_CUDA_ATTENTION_MIB";
+  const char* const text = chorus::detail::env(name);
+  if (text == nullptr) return std::size_t{256} << 20;
+  constexpr std::size_t most = std::size_t{1} << 20;
+  const std::string_view value(text);
+  std::size_t mebibytes = 0;
+  const auto [stop, error] = std::from_chars(text, text + value.size(), mebibytes);
+  check<UsageError>(error == std::errc{} && stop == text + value.size() && mebibytes <= most, "environment variable ",
+                    name, ": expected a number of MiB from 0 to ", most, ", got '", printable(value), "'");
+  return mebibytes << 20;
+}
+}  // namespace detail
+
+/// The most scores, in bytes, that attention on GPUs stores: where all heads' take more, only a few heads' are in
+/// memory at once, and are computed again in backward, which takes twice their memory. Where one head's take more,
+/// blockwise kernels compute without scores in memory, and without tensor cores. At first CHORUS_CUDA_ATTENTION_MIB of
+/// the environment, or 256 MiB; it may be changed between steps. Throws UsageError for a value that is no number of
+/// MiB.
 inline std::atomic<std::size_t>& attention_scores_limit() {
-  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
+  static std::atomic<std::size_t> bytes{detail::scores_limit_at_first()};
   return bytes;
 }
 /// Whether that many scores of type T need blockwise kernels.
@@ -56283,9 +56544,15 @@ void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T
 // <chorus/kernels/cuda/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
-/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
-/// cuDNN accepts one can only be tested on a GPU.
+/// Attention on GPUs: by stacks of products with cuBLASLt, or, where one head's scores are above the limit, blockwise,
+/// with sums in float: the score matrix is never in memory. Blocks use no tensor cores. cuDNN's attention graphs are
+/// not used: whether cuDNN accepts one can only be tested on a GPU.
+
+// <chorus/kernels/cuda/attention_stacks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+/// Attention on GPUs by stacks of matrix products, a few heads at a time, whose scores stay in the GPU's cache.
+/// Queries, keys and values are read where they lie; scores are computed again in backward.
 
 // <chorus/kernels/cuda/attention_tiles.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
@@ -56384,6 +56651,252 @@ struct AttentionTasks {
 
 }  // namespace chorus::kernels::cuda
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+namespace chorus::kernels::cuda {
+
+/// Heads whose scores are in memory at once, and whose matrices have one stride: of one sample, or one of several
+/// samples.
+struct AttentionStack {
+  Index sample, head, count;
+  bool of_samples;
+
+  Index first(const AttentionPitch& at) const { return sample * at.sample + head * at.head; }
+  Index step(const AttentionPitch& at) const { return of_samples ? at.sample : at.head; }
+  CHORUS_HD Index matrix(Index heads, Index i) const {
+    return of_samples ? (sample + i) * heads + head : sample * heads + head + i;
+  }
+};
+
+/// Bytes of scores at once: twice that, for backward, fits into an H100's L2 cache.
+inline constexpr Index attention_stack_bytes = Index{24} << 20;
+
+/// The stacks of an attention, of `most` heads each. There are as few as possible.
+struct AttentionStacks {
+  Index heads, samples, most;
+  bool of_samples;
+
+  template <class T>
+  static AttentionStacks of(const AttentionShape& s, const AttentionPitches& at) {
+    const Index at_once = std::min(attention_stack_bytes, static_cast<Index>(attention_scores_limit().load()));
+    const Index most = std::max(Index{1}, at_once / (s.queries * s.keys * static_cast<Index>(sizeof(T))));
+    const auto dense = [&](const AttentionPitch& p) { return p.sample == s.heads * p.head; };
+    if (s.samples == 1 || (dense(at.q) && dense(at.k) && dense(at.v) && dense(at.y)))
+      return {s.batch(), 1, most, false};
+    return {s.heads, s.samples, most, s.heads * divide_up(s.samples, most) < s.samples * divide_up(s.heads, most)};
+  }
+  Index along() const { return of_samples ? samples : heads; }
+  /// The largest number of heads in a stack: all have about the same.
+  Index each() const { return divide_up(along(), divide_up(along(), most)); }
+
+  template <class F>
+  void operator()(const F& f) const {
+    for (Index run = 0; run < (of_samples ? heads : samples); ++run)
+      for (Index i = 0; i < along(); i += each()) {
+        const Index count = std::min(each(), along() - i);
+        f(of_samples ? AttentionStack{i, run, count, true} : AttentionStack{run, i, count, false});
+      }
+  }
+};
+
+/// The parts of one line of scores.
+template <class T>
+struct AttentionScores {
+  using C = compute_type<T>;
+  AttentionShape s;
+  AttentionStack stack;
+  const T* mask;
+
+  struct Row {
+    Index matrix, query;
+    Line seen;  ///< the line up to the last key that the query attends to
+    const T* mask;
+  };
+  /// How many of `n` keys from `i` the query attends to.
+  static __device__ int seen(const Row& row, Index i, int n) {
+    const Index left = row.seen.length - i;
+    return left >= n ? n : left > 0 ? static_cast<int>(left) : 0;
+  }
+  __device__ Row row(const Line& line) const {
+    const Index i = line.result / s.queries, query = line.result - i * s.queries, matrix = stack.matrix(s.heads, i);
+    Line seen = line;
+    if (s.causal && query + 1 < line.length) seen.length = query + 1;
+    return {matrix, query, seen, mask == nullptr ? nullptr : mask + matrix * s.mask_pitch + query * s.keys};
+  }
+  static __device__ C score(const Row& row, const Vector<T>& x, Index i, int l) {
+    const auto score = static_cast<C>(x.v[l]);
+    return row.mask == nullptr ? score : score + get(row.mask, i + l);
+  }
+};
+
+/// Dropout's factors of a line of weights, where adjacent ones share a draw of four words.
+template <class C>
+struct AttentionKept {
+  const AttentionShape& s;
+  Index sample, line;
+  Index drawn = -1;
+  PhiloxWords words{};
+
+  __device__ AttentionKept(const AttentionShape& shape, Index matrix, Index query) : s(shape) {
+    sample = matrix / s.heads;
+    line = ((matrix - sample * s.heads) * s.queries + query) * s.keys;
+  }
+  __device__ C operator()(Index key) {
+    if (s.dropout == 0) return C(1);
+    const Index place = line + key;
+    if (place / 4 != drawn)
+      words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, drawn = place / 4));
+    const std::uint32_t even = place % 4 == 0 ? words[0] : words[2], odd = place % 4 == 1 ? words[1] : words[3];
+    const bool keeps = dropout_keeps(place % 2 == 0 ? even : odd, dropout_threshold(s.dropout));
+    return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, in place; with the log of each line's denominator.
+template <class T>
+struct AttentionWeights : AttentionScores<T> {
+  using C = compute_type<T>;
+  T* scores;
+  C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    auto mine = SumBelow<C>::none();
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      mine.template add<width>(n, [&](int l) { return this->score(row, x, i, l); });
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
+    if (!line.exists) return;
+    const bool none = all.sum == 0;
+    const C shift = none ? C(0) : all.largest, factor = none ? C(0) : static_cast<C>(1 / all.sum);
+    if (line.first())
+      log_sums[row.matrix * this->s.queries + row.query] =
+          none ? std::numeric_limits<C>::infinity() : shift + static_cast<C>(std::log(all.sum));
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T* const to = scores + line.at + i;
+      Vector<T> x = load_vector(to, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l)
+        x.v[l] = static_cast<T>(l < seen ? std::exp(this->score(row, x, i, l) - shift) * factor * kept(i + l) : C(0));
+      store_vector(to, x, n, true);
+    });
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, and the gradients w.r.t. these, unless null, into gradients
+/// w.r.t. the scores. The sums of a line are of the same rounded numbers as the rest, so that errors of a weight near 1
+/// cancel.
+template <class T>
+struct AttentionWeightGradients : AttentionScores<T> {
+  using C = compute_type<T>;
+  T *scores, *gradients;
+  const C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    const C log_sum = line.exists ? log_sums[row.matrix * this->s.queries + row.query] : C(0);
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    Pair mine{0, 0};
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      Vector<T> g;
+      if (gradients != nullptr) g = load_vector(gradients + line.at + i, n, true);
+      C sum = 0, total = 0;
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        if (l >= n) continue;
+        const C weight = std::exp(this->score(row, x, i, l) - log_sum);
+        total += weight;
+        if (gradients != nullptr) sum += weight * (static_cast<C>(g.v[l]) * kept(i + l));
+      }
+      mine = mine + Pair{static_cast<double>(sum), static_cast<double>(total)};
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, Plus{});
+    const C scale = all.b == 0 ? C(0) : static_cast<C>(1 / all.b), dot = static_cast<C>(all.a) * scale;
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T *const to = scores + line.at + i, *const by = gradients == nullptr ? nullptr : gradients + line.at + i;
+      Vector<T> x = load_vector(to, seen, true), g;
+      if (by != nullptr) g = load_vector(by, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        const C weight = l < seen ? std::exp(this->score(row, x, i, l) - log_sum) * scale : C(0);
+        const C factor = l < seen ? kept(i + l) : C(0);
+        x.v[l] = static_cast<T>(weight * factor);
+        if (by != nullptr) g.v[l] = static_cast<T>(l < seen ? weight * (static_cast<C>(g.v[l]) * factor - dot) : C(0));
+      }
+      store_vector(to, x, n, true);
+      if (by != nullptr) store_vector(by, g, n, true);
+    });
+  }
+};
+
+/// The threads for lines of scores, of which each reads vectors.
+template <class T>
+LinePlan attention_lines(const AttentionShape& s) {
+  return plan_lines(divide_up(s.keys, Vector<T>::width), 1);
+}
+
+inline constexpr const char* attention_product = "attention product";
+
+template <class T>
+void attention_forward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                 const AttentionStacks& stacks, const T* q, const T* k, const T* v, const T* mask, T* y,
+                                 compute_type<T>* log_sums) {
+  const Index all = s.queries * s.keys;
+  const Scratch<T> memory(device, stacks.each() * all);
+  T* const scores = memory.data();
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    gemm_stack(device, {stack.count, stack.step(at.q), stack.step(at.k), all}, Trans::no, Trans::yes, s.queries, s.keys,
+               s.features, of(at.q, q), at.q.row, of(at.k, k), at.k.row, scores, s.keys, false, s.scale,
+               attention_product);
+    for_lines(device, "attention weights", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeights<T>{{s, stack, mask}, scores, log_sums}, attention_lines<T>(s));
+    gemm_stack(device, {stack.count, all, stack.step(at.v), stack.step(at.y)}, Trans::no, Trans::no, s.queries,
+               s.values, s.keys, static_cast<const T*>(scores), s.keys, of(at.v, v), at.v.row, of(at.y, y), at.y.row,
+               false, 1.0, attention_product);
+  });
+}
+
+template <class T>
+void attention_backward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                  const AttentionStacks& stacks, const AttentionAdds& adds, const T* q, const T* k,
+                                  const T* v, const T* mask, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk,
+                                  T* dv) {
+  const Index all = s.queries * s.keys;
+  const bool by_scores = dq != nullptr || dk != nullptr;
+  const Scratch<T> memory(device, stacks.each() * all), other(device, by_scores ? stacks.each() * all : 0);
+  T *const scores = memory.data(), *const gradients = by_scores ? other.data() : nullptr;
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    const auto product = [&](Trans ta, Trans tb, Index m, Index n, Index depth, const T* a, Index step_a, Index lda,
+                             const T* b, Index step_b, Index ldb, T* c, Index step_c, Index ldc, bool add,
+                             double scale) {
+      gemm_stack(device, {stack.count, step_a, step_b, step_c}, ta, tb, m, n, depth, a, lda, b, ldb, c, ldc, add, scale,
+                 attention_product);
+    };
+    product(Trans::no, Trans::yes, s.queries, s.keys, s.features, of(at.q, q), stack.step(at.q), at.q.row, of(at.k, k),
+            stack.step(at.k), at.k.row, scores, all, s.keys, false, s.scale);
+    if (by_scores)
+      product(Trans::no, Trans::yes, s.queries, s.keys, s.values, of(at.y, dy), stack.step(at.y), at.y.row, of(at.v, v),
+              stack.step(at.v), at.v.row, gradients, all, s.keys, false, 1);
+    for_lines(device, "attention weights gradient", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeightGradients<T>{{s, stack, mask}, scores, gradients, log_sums}, attention_lines<T>(s));
+    if (dv != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.values, s.queries, scores, all, s.keys, of(at.y, dy), stack.step(at.y),
+              at.y.row, of(at.v, dv), stack.step(at.v), at.v.row, adds.v, 1);
+    if (dq != nullptr)
+      product(Trans::no, Trans::no, s.queries, s.features, s.keys, gradients, all, s.keys, of(at.k, k),
+              stack.step(at.k), at.k.row, of(at.q, dq), stack.step(at.q), at.q.row, adds.q, s.scale);
+    if (dk != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.features, s.queries, gradients, all, s.keys, of(at.q, q),
+              stack.step(at.q), at.q.row, of(at.k, dk), stack.step(at.k), at.k.row, adds.k, s.scale);
+  });
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
 
 #include <set>
 
@@ -56498,7 +57011,8 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix. Other threads
+/// read them in `add_products`, which begins with a barrier.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -56519,7 +57033,6 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
     m.gradients[row][column] =
         inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
   });
-  __syncthreads();
 }
 
 /// One block per tile of queries and of features.
@@ -56578,8 +57091,7 @@ __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s
     }
     const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
       sums.each([&](int r, int c, C sum) {
-        if (key + r < s.keys && column + c < width)
-          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
+        if (key + r < s.keys && column + c < width) put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
       });
     };
     if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
@@ -56600,18 +57112,25 @@ struct AttentionDots {
   }
 };
 
-/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
-[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
+/// Reports, once per shape, how many heads attention computes at once; 0: it is blockwise. Products are reported with
+/// cuBLASLt's plans, too.
+[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s, Index at_once) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
   static std::set<PlanKey> said;
   const std::lock_guard lock(mutex);
-  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
-                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch};
+  const PlanKey key{device.index, static_cast<Index>(type),
+                    s.samples,    s.heads,
+                    s.queries,    s.keys,
+                    s.features,   s.values,
+                    s.causal,     s.mask_pitch,
+                    at_once};
   if (!said.insert(key).second) return;
   chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
                           s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
-                          ": by blocks, without its scores in memory"));
+                          at_once == 0 ? ": by blocks, without its scores in memory"
+                                       : cat(": by products, with the scores of ", at_once,
+                                             at_once == 1 ? " head" : " heads", " in memory")));
 }
 
 }  // namespace cuda
@@ -56622,7 +57141,12 @@ void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitc
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
   const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
   if (tasks.count == 0) return;
-  cuda::say_attention(device, dtype<T>, s);
+  if (s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys)) {
+    const auto stacks = cuda::AttentionStacks::of<T>(s, at);
+    cuda::say_attention(device, dtype<T>, s, stacks.each());
+    return cuda::attention_forward_in_stacks(device, s, at, stacks, q, k, v, mask, y, log_sums);
+  }
+  cuda::say_attention(device, dtype<T>, s, 0);
   cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
                cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
 }
@@ -56639,6 +57163,9 @@ void attention_backward(Cuda device, const AttentionShape& s, const AttentionPit
                         const T* dy, T* dq, T* dk, T* dv) {
   constexpr Index tile = cuda::attention_tile<compute_type<T>>;
   const Index lines = s.batch() * s.queries;
+  if (lines * s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys))
+    return cuda::attention_backward_in_stacks<T>(device, s, at, cuda::AttentionStacks::of<T>(s, at), adds, q, k, v,
+                                                 mask, log_sums, dy, dq, dk, dv);
   const cuda::Scratch<compute_type<T>> dots(device, lines);
   cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
                   cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
@@ -61112,6 +61639,233 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 /// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
 /// weights and gate order.
 
+// <chorus/ops/lists.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+/// Lists of tensors: concat and stack of a std::vector in one pass, split, chunk, unbind, meshgrid. All are
+/// differentiable.
+
+namespace chorus {
+
+namespace detail {
+
+/// The node of a list that is joined along an axis. Each part takes its block of the gradient.
+template <Real T, int Rank, int PartRank, Device D>
+class ListNode final : public GradNode<T, Rank, D> {
+ public:
+  struct Part {
+    Ref<GradNode<T, PartRank, D>> input;
+    Index start, count;
+  };
+
+  ListNode(const char* operation, const Tensor<T, Rank, D>& value, kernels::AxisShape whole, std::vector<Part> parts)
+      : GradNode<T, Rank, D>(operation, value.shape(), value.device()), whole_(whole), parts_(std::move(parts)) {
+    bool loose = false, of_data = false;
+    for (const Part& part : parts_) {
+      loose = loose || !part.input;
+      of_data = of_data || !part.input || part.input->may_be_of_data();
+    }
+    this->set_operands(loose, !parts_.front().input, of_data);
+    this->set_form(Node::Form::linear);
+  }
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(!parts_.empty(), "backward: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    const auto grad = this->take_grad();
+    for (const Part& part : parts_)
+      if (auto* const input = unless_skipped(part.input.get())) {
+        const auto [to, accumulate] = input->target();
+        kernels::take_block(to.device(), whole_, part.start, part.count, grad.data(), to.data(), accumulate);
+      }
+    if (!keep) parts_.clear();
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const Part& part : parts_)
+      if (part.input) visit(*part.input, context);
+  }
+
+ private:
+  kernels::AxisShape whole_;
+  std::vector<Part> parts_;
+};
+
+// Joins the list to a tensor of the given shape along an axis, where part i takes `count(its shape)` entries.
+template <std::size_t Size, Operand X, class Count>
+auto join_list(const char* operation, const std::array<Index, Size>& shape, std::size_t axis,
+               const std::vector<X>& list, const Count& count) {
+  using Numbers = tensor_of<X>;
+  using T = typename Numbers::value_type;
+  using D = typename Numbers::device_type;
+  constexpr int rank = static_cast<int>(Size);
+  const auto whole = around_axis(shape, axis);
+  auto out = Tensor<T, rank, D>::empty(shape, value_of(list.front()).device());
+  ++operations_ended;
+  Index start = 0;
+  const auto put = [&](const X& x) {
+    const auto part = contiguous(value_of(x));
+    check_same_device(operation, out, part);
+    const Index entries = count(part.shape());
+    kernels::put_block(out.device(), whole, start, entries, part.data(), out.data());
+    start += entries;
+    return entries;
+  };
+  if constexpr (AnyTensor<X>) {
+    for (const X& x : list) put(x);
+    return out;
+  } else {
+    using Node = ListNode<T, rank, Numbers::rank, D>;
+    std::vector<typename Node::Part> parts;
+    bool recorded = false;
+    for (const X& x : list) {
+      parts.push_back({grad_enabled() ? node_of(x) : Ref<GradNode<T, Numbers::rank, D>>(), start, put(x)});
+      recorded = recorded || parts.back().input;
+    }
+    if (detects_anomalies()) [[unlikely]]
+      check_finite(operation, out);
+    if (!recorded) return Variable<T, rank, D>(std::move(out));
+    Ref<GradNode<T, rank, D>> node(new Node(operation, out, whole, std::move(parts)));
+    return Variable<T, rank, D>(std::move(out), std::move(node));
+  }
+}
+
+// Whether a list is joined by operations of two operands, which an observer knows, or whose gradients are recorded.
+template <Operand X>
+bool is_joined_by_twos() {
+  if constexpr (may_be_intercepted<X>)
+    if (interceptor != nullptr) return true;
+  return is_graph_variable<X> || operation_watch != nullptr;
+}
+
+template <Operand X>
+void check_list(const char* operation, const std::vector<X>& list) {
+  check<UsageError>(!list.empty(), operation, ": expected at least one tensor, got none");
+  for (const X& x : list) check_defined(operation, value_of(x));
+}
+
+}  // namespace detail
+
+/// Joins a list along an axis, in one pass. Throws UsageError for an empty list, ShapeError if sizes differ in other
+/// axes, DeviceError if devices differ.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto concat(Index axis, const std::vector<X>& list) {
+  detail::check_list("concat", list);
+  const auto a = normalize_axis("concat", axis, tensor_of<X>::rank);
+  using Joined = decltype(detail::plain_concat(axis, list.front(), list.front()));
+  if (detail::is_joined_by_twos<X>()) {
+    if constexpr (std::is_same_v<X, Joined>)
+      return concat(axis, std::span<const X>(list));
+    else
+      return concat(axis, std::vector<Joined>(list.begin(), list.end()));
+  }
+  auto shape = value_of(list.front()).shape();
+  shape[a] = 0;
+  for (const X& x : list) {
+    auto expected = value_of(x).shape();
+    const Index size = std::exchange(expected[a], shape[a]);
+    check<ShapeError>(expected == shape, "concat: shapes ", value_of(list.front()).shape(), " and ",
+                      value_of(x).shape(), " differ outside of axis ", axis);
+    shape[a] += size;
+  }
+  return Joined(detail::join_list("concat", shape, a, list, [a](const auto& part) { return part[a]; }));
+}
+
+/// Joins a list of tensors of one shape along a new axis, in one pass. Throws as concat does.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto stack(Index axis, const std::vector<X>& list) {
+  detail::check_list("stack", list);
+  const auto a = normalize_axis("stack", axis, tensor_of<X>::rank + 1);
+  const auto& first = value_of(list.front()).shape();
+  for (const X& x : list)
+    check<ShapeError>(value_of(x).shape() == first, "stack: expected tensors of one shape, got ", first, " and ",
+                      value_of(x).shape());
+  using Wide = decltype(unsqueeze(list.front(), axis));
+  if (detail::is_joined_by_twos<X>()) {
+    std::vector<Wide> wide;
+    for (const X& x : list) wide.push_back(unsqueeze(x, axis));
+    return concat(axis, std::span<const Wide>(wide));
+  }
+  std::array<Index, static_cast<std::size_t>(tensor_of<X>::rank) + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    shape[i] = i < a ? first[i] : i == a ? static_cast<Index>(list.size()) : first[i - 1];
+  return Wide(detail::join_list("stack", shape, a, list, [](const auto&) { return Index{1}; }));
+}
+
+/// Parts of an axis of the given sizes. Throws ShapeError unless they sum to the axis's size.
+template <Operand X>
+auto split(const X& x, const std::vector<Index>& sizes, Index axis = 0) {
+  const auto a = normalize_axis("split", axis, tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  Index sum = 0;
+  for (const Index size : sizes) {
+    check<ShapeError>(size >= 0, "split: expected sizes of at least 0, got ", size);
+    sum += size;
+  }
+  check<ShapeError>(sum == shape[a], "split: expected sizes with the sum ", shape[a], ", that of axis ", axis,
+                    " of shape ", shape, ", got ", sum);
+  std::vector<decltype(slice(x, axis, 0, 0))> parts;
+  Index start = 0;
+  for (const Index size : sizes) {
+    parts.push_back(slice(x, axis, start, start + size));
+    start += size;
+  }
+  return parts;
+}
+/// Parts of an axis of `size` entries each; the last may be smaller. Throws UsageError unless the size is positive.
+template <Operand X>
+auto split(const X& x, Index size, Index axis = 0) {
+  check<UsageError>(size > 0, "split: expected a size of at least 1, got ", size);
+  Index left = value_of(x).size(axis);
+  std::vector<Index> sizes;
+  for (; left > 0 || sizes.empty(); left -= sizes.back()) sizes.push_back(left < size ? left : size);
+  return split(x, sizes, axis);
+}
+
+/// At most `chunks` parts of an axis, of equal size; the last may be smaller, and there may be fewer, as in PyTorch.
+/// Throws UsageError unless `chunks` is positive.
+template <Operand X>
+auto chunk(const X& x, Index chunks, Index axis = 0) {
+  check<UsageError>(chunks > 0, "chunk: expected at least 1 chunk, got ", chunks);
+  const Index size = value_of(x).size(axis);
+  if (size == 0) return split(x, std::vector<Index>(static_cast<std::size_t>(chunks)), axis);
+  return split(x, (size + chunks - 1) / chunks, axis);
+}
+
+/// The entries of an axis, without it.
+template <Operand X>
+auto unbind(const X& x, Index axis = 0) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "unbind: expected at least one axis");
+  const auto a = normalize_axis("unbind", axis, rank);
+  const auto& shape = value_of(x).shape();
+  Shape<rank - 1> rest{};
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  std::vector<decltype(reshape(x, rest))> entries;
+  for (Index i = 0; i < shape[a]; ++i) entries.push_back(reshape(slice(x, axis, i, i + 1), rest));
+  return entries;
+}
+
+/// The coordinates of a grid, a tuple of one tensor for each vector: all have the shape [size of the first vector, size
+/// of the second, ...]. `const auto [y, x] = meshgrid(arange(h), arange(w));` (torch.meshgrid with indexing="ij").
+template <Operand... Xs>
+auto meshgrid(const Xs&... xs) {
+  static_assert(((tensor_of<Xs>::rank == 1) && ...), "meshgrid: expected vectors");
+  const std::array<Index, sizeof...(Xs)> whole{value_of(xs).size(0)...};
+  std::size_t axis = 0;
+  const auto along = [&](const auto& x) {
+    std::array<Index, sizeof...(Xs)> shape{};
+    shape.fill(1);
+    shape[axis] = whole[axis];
+    ++axis;
+    return expand(reshape(x, shape), whole);
+  };
+  return std::tuple{along(xs)...};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+
 namespace chorus {
 
 namespace functors {
@@ -61235,14 +61989,6 @@ State as_state(const H& h) {
     return State(h);
 }
 
-template <class State>
-auto join_steps(const std::vector<State>& steps) {
-  const auto& shape = steps.front().shape();
-  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
-  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
-  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
-}
-
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
@@ -61269,7 +62015,7 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
     h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
     steps[static_cast<std::size_t>(t)] = h;
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
 /// The same with initial states of zero.
@@ -61304,7 +62050,7 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
                           candidate, h);
     steps[static_cast<std::size_t>(t)] = h;
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
 /// The same with an initial state of zero.
@@ -61315,6 +62061,247 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+
+// <chorus/ops/rounding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+/// sign, floor, ceil, round. Their gradients are 0.
+
+namespace chorus {
+
+namespace functors {
+
+/// 1, 0 or -1; 0 for NaN, as in PyTorch.
+struct Sign {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, S(1), where(x < 0, S(-1), S(0)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The nearest integer, the even one of two. Adding 2^23, or 2^52 for double, leaves no bits for fractions; numbers
+/// from there on are integers.
+struct Round {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    constexpr auto whole = 1 / std::numeric_limits<real_of<S>>::epsilon();
+    const S above = abs(x), near = (above + whole) - whole;
+    return where(above < whole, where(x < 0, -near, where(x > 0, near, x)), x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The largest integer that is not above x.
+struct Floor {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    const S near = Round{}(x);
+    return where(near > x, near - 1, near);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The smallest integer that is not below x.
+struct Ceil {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -Floor{}(-x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+}  // namespace functors
+
+/// 1, 0 or -1; 0 for NaN.
+template <Operand X>
+auto sign(const X& x) {
+  return detail::pointwise("sign", functors::Sign{}, x);
+}
+/// The largest integer that is not above x.
+template <Operand X>
+auto floor(const X& x) {
+  return detail::pointwise("floor", functors::Floor{}, x);
+}
+/// The smallest integer that is not below x.
+template <Operand X>
+auto ceil(const X& x) {
+  return detail::pointwise("ceil", functors::Ceil{}, x);
+}
+/// The nearest integer; halves go to the even one.
+template <Operand X>
+auto round(const X& x) {
+  return detail::pointwise("round", functors::Round{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+
+// <chorus/ops/special_functions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+/// atan2, lgamma, digamma.
+
+namespace chorus {
+
+namespace math {
+
+// Functions of plain numbers.
+template <std::floating_point T>
+CHORUS_HD T atan2(T y, T x) {
+  return std::atan2(y, x);
+}
+template <std::floating_point T>
+CHORUS_HD T lgamma(T x) {
+  return std::lgamma(x);
+}
+/// The derivative of lgamma, in double: by the recurrence digamma(x) = digamma(x + 1) - 1 / x up to 10, from there by
+/// the asymptotic series; below 0 by reflection (Abramowitz, Stegun 1964, 6.3.5, 6.3.7, 6.3.18). -infinity at 0, NaN at
+/// negative integers, as in PyTorch.
+template <std::floating_point T>
+CHORUS_HD T digamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0;
+  if (x == 0) return std::copysign(std::numeric_limits<T>::infinity(), -number);
+  if (x < 0) {
+    if (x == std::floor(x)) return std::numeric_limits<T>::quiet_NaN();
+    y = -pi / std::tan(pi * (x - std::floor(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) y -= 1 / x;
+  const double z = 1 / (x * x);
+  y += std::log(x) - 0.5 / x;
+  y -= z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760))))));
+  return static_cast<T>(y);
+}
+/// The derivative of digamma, in the same way (6.4.6, 6.4.7, 6.4.12).
+template <std::floating_point T>
+CHORUS_HD T trigamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0, sign = 1;
+  if (x < 0.5) {
+    const double s = std::sin(pi * (x - std::floor(x)));
+    y = -pi * pi / (s * s);
+    x = 1 - x;
+    sign = -1;
+  }
+  for (; x < 10; x += 1) y += 1 / (x * x);
+  const double z = 1 / (x * x);
+  y += 1 / x + z / 2;
+  y += z / x * (1.0 / 6 - z * (1.0 / 30 - z * (1.0 / 42 - z * (1.0 / 30 - z * (5.0 / 66 - z * (691.0 / 2730))))));
+  return static_cast<T>(sign * y);
+}
+
+namespace detail {
+// A Pack, whose lanes are computed one by one.
+template <class S>
+concept Lanes = requires(const S& x) {
+  S::width;
+  x.v[0];
+};
+}  // namespace detail
+
+#define CHORUS_LANE_BY_LANE(NAME)                                 \
+  template <detail::Lanes S>                                      \
+  CHORUS_HD S NAME(const S& x) {                                  \
+    S out;                                                        \
+    for (Index i = 0; i < S::width; ++i) out.v[i] = NAME(x.v[i]); \
+    return out;                                                   \
+  }
+CHORUS_LANE_BY_LANE(lgamma)
+CHORUS_LANE_BY_LANE(digamma)
+CHORUS_LANE_BY_LANE(trigamma)
+#undef CHORUS_LANE_BY_LANE
+template <detail::Lanes S>
+CHORUS_HD S atan2(const S& y, const S& x) {
+  S out;
+  for (Index i = 0; i < S::width; ++i) out.v[i] = atan2(y.v[i], x.v[i]);
+  return out;
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> atan2(const Dual<S, N>& y, const Dual<S, N>& x) {
+  const S square = x.value * x.value + y.value * y.value;
+  return detail::chain<S, N>(atan2(y.value, x.value), x.value / square, y, -y.value / square, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> digamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(digamma(x.value), trigamma(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> lgamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(lgamma(x.value), digamma(x.value), x);
+}
+
+}  // namespace math
+
+namespace functors {
+
+/// The angle of the point (x, y) in (-pi, pi].
+struct Atan2 {
+  template <class S>
+  CHORUS_HD S operator()(const S& y, const S& x) const {
+    return atan2(y, x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& y, const S& x) const {
+    const S square = x * x + y * y;
+    return {{dy * (x / square), -dy * (y / square)}};
+  }
+};
+
+/// log |gamma(x)|
+struct Lgamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return lgamma(x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{dy * digamma(x)}};
+  }
+};
+
+/// The derivative of lgamma.
+struct Digamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return digamma(x);
+  }
+};
+
+}  // namespace functors
+
+/// The angle of the point (x, y), in radians in (-pi, pi]; the operands broadcast.
+template <Operand Y, Operand X>
+auto atan2(const Y& y, const X& x) {
+  return detail::pointwise("atan2", functors::Atan2{}, y, x);
+}
+/// The logarithm of the absolute value of the gamma function.
+template <Operand X>
+auto lgamma(const X& x) {
+  return detail::pointwise("lgamma", functors::Lgamma{}, x);
+}
+/// The derivative of lgamma.
+template <Operand X>
+auto digamma(const X& x) {
+  return detail::pointwise("digamma", functors::Digamma{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
 
 // <chorus/optim/layerwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
@@ -61586,6 +62573,11 @@ class Lion final : public Optimizer<D> {
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
 
+// <chorus/optim/radam.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+/// RAdam (Liu et al. 2020), as in PyTorch.
+
 // <chorus/optim/rmsprop.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
@@ -61700,6 +62692,82 @@ class RmsProp final : public Optimizer<D> {
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 
+namespace chorus::optim {
+
+/// Options of RAdam; defaults are PyTorch's.
+struct RAdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+};
+
+namespace detail {
+/// p - rate m / (sqrt(v) + eps)
+struct RAdamStep {
+  double rate, eps;
+  template <class S>
+  CHORUS_HD S operator()(const S& p, const S& m, const S& v) const {
+    using namespace math;
+    using R = real_of<S>;
+    return p - m * R(rate) / (sqrt(v) + R(eps));
+  }
+};
+}  // namespace detail
+
+/// Adam whose step is rectified for the variance of its adaptive rate, and along the momentum alone while that variance
+/// is too large, in the first steps. Weight decay is added to the gradient.
+template <Device D>
+class RAdam final : public Optimizer<D> {
+ public:
+  using options_type = RAdamOptions;
+
+  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  explicit RAdam(std::vector<nn::NamedParameter<D>> parameters, const RAdamOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+        options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "RAdam: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "RAdam: expected eps, weight_decay >= 0, got ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("RAdam");
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const Index n = range.count;
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                 v = static_cast<T*>(range.state[1]);
+      const T *g = static_cast<const T*>(range.grad), *const_p = p, *const_m = m, *const_v = v;
+      const double decay = range.weight_decay(options_.weight_decay), t = static_cast<double>(range.steps + 1);
+      detail::update(device, n, detail::CenteredMean{options_.beta1, decay}, m, const_m, g, const_p);
+      detail::update(device, n, detail::CenteredSquare{options_.beta2, decay}, v, const_v, g, const_p);
+      const double first = 1 - std::pow(options_.beta1, t), power = std::pow(options_.beta2, t), second = 1 - power;
+      const double longest = 2 / (1 - options_.beta2) - 1, length = longest - 2 * t * power / second;
+      const double rate = this->lr_of(range) / first;
+      if (length > 5) {
+        const double rectified =
+            std::sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+        detail::update(device, n, detail::RAdamStep{rate * rectified * std::sqrt(second), options_.eps}, p, const_p,
+                       const_m, const_v);
+      } else {
+        detail::update(device, n, detail::Mix{1, -rate}, p, const_p, const_m);
+      }
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+
+ private:
+  RAdamOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+
 // <chorus/parallel/hooks/not_sent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
@@ -61754,15 +62822,18 @@ struct Broadcast {
 
 CHORUS_UNARY(Abs)
 CHORUS_UNARY(AddScalar)
+CHORUS_UNARY(Ceil)
 CHORUS_UNARY(Celu)
 CHORUS_UNARY(Clamp)
 CHORUS_UNARY(Cos)
+CHORUS_UNARY(Digamma)
 CHORUS_UNARY(DivScalar)
 CHORUS_UNARY(DivideInto)
 CHORUS_UNARY(DivisorOrOne)
 CHORUS_UNARY(Elu)
 CHORUS_UNARY(Erf)
 CHORUS_UNARY(Exp)
+CHORUS_UNARY(Floor)
 CHORUS_UNARY(Gelu)
 CHORUS_UNARY(GeluTanh)
 CHORUS_UNARY(Hardshrink)
@@ -61771,6 +62842,7 @@ CHORUS_UNARY(Hardswish)
 CHORUS_UNARY(Hardtanh)
 CHORUS_UNARY(IsZero)
 CHORUS_UNARY(LeakyRelu)
+CHORUS_UNARY(Lgamma)
 CHORUS_UNARY(Log)
 CHORUS_UNARY(Log1p)
 CHORUS_UNARY(LogSigmoid)
@@ -61782,9 +62854,11 @@ CHORUS_UNARY(PowScalar)
 CHORUS_UNARY(Reciprocal)
 CHORUS_UNARY(Relu)
 CHORUS_UNARY(Relu6)
+CHORUS_UNARY(Round)
 CHORUS_UNARY(Rsqrt)
 CHORUS_UNARY(Selu)
 CHORUS_UNARY(Sigmoid)
+CHORUS_UNARY(Sign)
 CHORUS_UNARY(Silu)
 CHORUS_UNARY(Sin)
 CHORUS_UNARY(Softplus)
@@ -61801,6 +62875,7 @@ CHORUS_UNARY(Threshold)
 
 CHORUS_OF_SEVERAL(AbsoluteError, 2)
 CHORUS_OF_SEVERAL(Add, 2)
+CHORUS_OF_SEVERAL(Atan2, 2)
 CHORUS_OF_SEVERAL(BinaryCrossEntropy, 2)
 CHORUS_OF_SEVERAL(CosineEmbedding, 2)
 CHORUS_OF_SEVERAL(Div, 2)
@@ -61845,6 +62920,7 @@ CHORUS_STEP(LambDirection, 3)
 CHORUS_STEP(LionStep, 3)
 CHORUS_STEP(Mix, 2)
 CHORUS_STEP(MixSquare, 2)
+CHORUS_STEP(RAdamStep, 3)
 template struct Forward<chorus::detail::NotSent, float, 2>;
 template struct Forward<chorus::detail::NotSent, double, 2>;
 

@@ -62,9 +62,9 @@ class ListNode final : public GradNode<T, Rank, D> {
 template <std::size_t Size, Operand X, class Count>
 auto join_list(const char* operation, const std::array<Index, Size>& shape, std::size_t axis,
                const std::vector<X>& list, const Count& count) {
-  using Part = tensor_of<X>;
-  using T = typename Part::value_type;
-  using D = typename Part::device_type;
+  using Numbers = tensor_of<X>;
+  using T = typename Numbers::value_type;
+  using D = typename Numbers::device_type;
   constexpr int rank = static_cast<int>(Size);
   const auto whole = around_axis(shape, axis);
   auto out = Tensor<T, rank, D>::empty(shape, value_of(list.front()).device());
@@ -82,11 +82,11 @@ auto join_list(const char* operation, const std::array<Index, Size>& shape, std:
     for (const X& x : list) put(x);
     return out;
   } else {
-    using Node = ListNode<T, rank, Part::rank, D>;
+    using Node = ListNode<T, rank, Numbers::rank, D>;
     std::vector<typename Node::Part> parts;
     bool recorded = false;
     for (const X& x : list) {
-      parts.push_back({grad_enabled() ? node_of(x) : Ref<GradNode<T, Part::rank, D>>(), start, put(x)});
+      parts.push_back({grad_enabled() ? node_of(x) : Ref<GradNode<T, Numbers::rank, D>>(), start, put(x)});
       recorded = recorded || parts.back().input;
     }
     if (detects_anomalies()) [[unlikely]]
