@@ -160,8 +160,9 @@ class DistributedDataParallel
   using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
-  static_assert(ddp::HookTraits<Hook, D, Communicator>::starts,
-                "DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)");
+  static_assert(
+      ddp::HookTraits<Hook, D, Communicator>::starts,
+      "DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)");
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = DistributedDataParallel<Other, Hook, Communicator>;
