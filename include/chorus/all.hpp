@@ -34,6 +34,7 @@
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/fold_batch_norm.hpp>
 #include <chorus/nn/group_norm.hpp>
+#include <chorus/nn/kv_cache.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/parallel_linear.hpp>
@@ -80,6 +81,7 @@
 #include <chorus/optim/update_bn.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
+#include <chorus/parallel/generate.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/hooks/hybrid_reduce_scatter.hpp>
 #include <chorus/parallel/hooks/post_local_sgd.hpp>

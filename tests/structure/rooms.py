@@ -21,6 +21,7 @@ ROOMS = {
     "simulate": (["simulate/*", "simulate.hpp"], []),
     "fsdp": (["parallel/fsdp/*", "parallel/fully_sharded_data_parallel.hpp"], ["mesh", "launch_any"]),
     "mesh": (["parallel/mesh/*", "parallel/mesh.hpp"], []),
+    "generate": (["parallel/generate.hpp"], []),
     "launch_any": (["parallel/launch_any.hpp"], []),
     "local_sgd": (["parallel/local_sgd.hpp", "parallel/local_steps.hpp"], ["hooks"]),
     "parameter_server": (["parallel/parameter_server.hpp"], []),
