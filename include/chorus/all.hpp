@@ -22,6 +22,8 @@
 #include <chorus/data/idx.hpp>
 #include <chorus/data/open_images.hpp>
 #include <chorus/data/text.hpp>
+#include <chorus/data/tokenizer.hpp>
+#include <chorus/data/unicode_classes.hpp>
 #include <chorus/data/weighted_sampler.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/load_model.hpp>
@@ -30,10 +32,12 @@
 #include <chorus/io/npz.hpp>
 #include <chorus/io/parameters_hash.hpp>
 #include <chorus/io/tensor_file.hpp>
+#include <chorus/models.hpp>
 #include <chorus/nn/attention.hpp>
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/fold_batch_norm.hpp>
 #include <chorus/nn/group_norm.hpp>
+#include <chorus/nn/lora.hpp>
 #include <chorus/nn/kv_cache.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/more_activations.hpp>
