@@ -6,6 +6,7 @@
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/recurrent.hpp>
+#include <chorus/nn/summary.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <cstdint>
 #include <limits>

@@ -242,6 +242,7 @@ class BERTForMaskedLM : public Module {
     visitor.module("cls.predictions.transform.LayerNorm", norm);
     visitor.parameter("cls.predictions.decoder.weight", decoder.weight);
     visitor.parameter("cls.predictions.bias", decoder.bias);
+    visitor.parameter("cls.predictions.decoder.bias", decoder.bias);
   }
   std::string describe() const override { return "BERTForMaskedLM"; }
 
