@@ -25,6 +25,11 @@ say "tests"
 ctest --preset dev
 [ "${1:-}" = full ] || { say "everything passed (sanitizers: tests/run.sh full)"; exit 0; }
 
+say "PyTorch and transformers"
+status=0
+tests/python/full.sh build || status=$?
+[ "$status" = 0 ] || [ "$status" = 77 ] || exit "$status"
+
 # sanitized NAME FLOORS: builds and runs the unit tests of these floors under the preset NAME.
 sanitized() {
   preset=$1
