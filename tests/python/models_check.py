@@ -97,7 +97,7 @@ def resnet():
             model.eval()
             path = pathlib.Path(FOLDER.name) / f"resnet{kind}.pt"
             torch.save(model.state_dict(), path)
-            compare(f"resnet{kind}.pt", chorus(f"resnet{kind}", path, images=images.numpy()), model(images), 1e-4)
+            compare(f"resnet{kind}.pt", chorus(f"resnet{kind}", path, images=images.numpy()), model(images), 1e-5)
 
 
 bert()
