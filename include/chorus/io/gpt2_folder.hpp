@@ -96,7 +96,7 @@ void for_each_gpt2_tensor(nn::GPT<D>& model, const auto& add) {
     auto& block = model.h[i];
     const auto name = cat("transformer.h.", i);
     auto c_attn = on_host(block.attn.c_attn.weight);
-    if (const auto& lora = block.attn.lora)
+    if (const auto& lora = block.attn.c_attn.lora)
       c_attn = c_attn + matmul(on_host(lora->lora_B), on_host(lora->lora_A)) * lora->scale();
     layer(name + ".ln_1", block.ln_1);
     conv1d(name + ".attn.c_attn", c_attn, block.attn.c_attn.bias);
@@ -224,18 +224,18 @@ void save_gpt2(nn::GPT<D>& model, const std::string& from, const std::string& to
                            "special_tokens_map.json", "vocab.json", "merges.txt"})
     if (const auto path = from + "/" + name; std::filesystem::exists(path))
       detail::write_text(to + "/" + name, data::read_text(path));
-  if (model.h.size() == 0 || !model.h[0].attn.lora) return;
+  if (model.h.size() == 0 || !model.h[0].attn.c_attn.lora) return;
   std::filesystem::create_directories(to + "/adapter", failed);
   check<FileError>(!failed, "saving ", printable(to, 4096), "/adapter: making the folder failed: ", failed.message());
   detail::NamedTensors adapter;
   for (std::size_t i = 0; i < model.h.size(); ++i) {
-    const auto& lora = *model.h[i].attn.lora;
+    const auto& lora = *model.h[i].attn.c_attn.lora;
     const auto name = cat("base_model.model.transformer.h.", i, ".attn.c_attn.");
     adapter.add(name + "lora_A.weight", detail::on_host(lora.lora_A));
     adapter.add(name + "lora_B.weight", detail::on_host(lora.lora_B));
   }
   adapter.write(to + "/adapter/adapter_model.safetensors");
-  const auto& lora = *model.h[0].attn.lora;
+  const auto& lora = *model.h[0].attn.c_attn.lora;
   const auto rank = lora.lora_A.shape()[0];
   const nlohmann::json facts{{"peft_type", "LORA"},
                              {"task_type", "CAUSAL_LM"},

@@ -3,6 +3,7 @@
 #include <chorus/chorus.hpp>
 #include <chorus/models.hpp>
 #include <chorus/nn/copy_of.hpp>
+#include <chorus/nn/mixed_precision.hpp>
 #include <chorus/parallel/generate.hpp>
 #include <cmath>
 #include <string>
@@ -110,6 +111,20 @@ TEST_CASE("a GPT with a cache gives the scores of the whole text, and generates 
   CHECK(result.to_vector() == written.to_vector());
 }
 
+TEST_CASE("a GPT in 16 bits is near the one in float, and trains") {
+  auto options = small_gpt;
+  options.dropout = 0;
+  options.lora_rank = 2;
+  nn::GPT<Cpu> model(options);
+  const auto text = tokens(2, 8, 11);
+  const auto whole = ch::value_of(model(text));
+  const nn::MixedPrecision<nn::GPT<Cpu>, ch::bf16> narrow{model};
+  const auto scores = narrow(text);
+  CHECK(distance(ch::value_of(scores), whole) < 0.02);
+  ch::sum(ch::square(scores)).backward();
+  CHECK(static_cast<double>(ch::sum(ch::abs(model.h[1].attn.c_attn.lora->lora_B.grad())).item()) > 0);
+}
+
 TEST_CASE("LoRA changes nothing at first, and trains only its own matrices") {
   auto options = small_gpt;
   options.dropout = 0;
@@ -124,7 +139,7 @@ TEST_CASE("LoRA changes nothing at first, and trains only its own matrices") {
   nn::train_only_lora(model);
   for (auto& named : nn::named_parameters<Cpu>(model))
     CHECK(named.parameter->wants_grad() == (named.name.find("lora_") != std::string::npos));
-  auto& lora = *model.h[0].attn.lora;
+  auto& lora = *model.h[0].attn.c_attn.lora;
   model.eval();
   const auto before = ch::value_of(model(tokens(1, 6, 11)));
   ch::sum(ch::square(model(tokens(1, 6, 11)))).backward();

@@ -42,26 +42,44 @@ struct GPTOptions {
   double lora_alpha = 16;
 };
 
+/// The projections of query, key and value as one Linear of weight [3 n_embd, n_embd] (Hugging Face keeps the
+/// transposed matrix), and LoRA's change of it. TensorParallel shards each of the three by heads.
+template <Device D>
+class GPTProjection : public Linear<D> {
+ public:
+  std::optional<LoRA<D>> lora;
+
+  GPTProjection(const GPTOptions& options, Index head)
+      : Linear<D>(detail::initialized(Linear<D>(options.n_embd, 3 * options.n_embd), options.initializer_range)),
+        by_heads_{.axis = 0, .blocks = 3, .unit = head} {
+    if (options.lora_rank > 0)
+      lora.emplace(options.n_embd, 3 * options.n_embd, options.lora_rank, options.lora_alpha, by_heads_);
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, by_heads_);
+    visitor.split_parameter("bias", this->bias, by_heads_);
+    if (lora) lora->visit(visitor);
+  }
+
+ private:
+  Split by_heads_;
+};
+
 /// x: [batch, length, n_embd] -> the same shape: causal self-attention, with a KvCache after the positions in it.
-/// c_attn.weight: [3 n_embd, n_embd], the projections of query, key and value (Hugging Face keeps the transposed
-/// matrix). TensorParallel shards whole heads.
+/// TensorParallel shards whole heads. QuantizationAware rounds for its linear layers, not for attention's products.
 template <Device D>
 class GPTAttention : public Module {
  public:
   using device_type = D;
-  Linear<D> c_attn;
-  std::optional<LoRA<D>> lora;
+  GPTProjection<D> c_attn;
   RowParallelLinear<D> c_proj;
 
   /// Throws ShapeError unless n_head divides n_embd.
   explicit GPTAttention(const GPTOptions& options)
-      : c_attn(detail::initialized(Linear<D>(options.n_embd, 3 * options.n_embd), options.initializer_range)),
+      : c_attn(options, head_size(options)),
         c_proj(detail::initialized(RowParallelLinear<D>(options.n_embd, options.n_embd, {.unit = head_size(options)}),
                                    options.initializer_range / std::sqrt(2.0 * static_cast<double>(options.n_layer)))),
-        head_(head_size(options)) {
-    if (options.lora_rank > 0)
-      lora.emplace(options.n_embd, 3 * options.n_embd, options.lora_rank, options.lora_alpha, by_heads());
-  }
+        head_(head_size(options)) {}
 
   template <Operand X, class... Cache>
   auto operator()(const X& x, const Cache&... cache) const {
@@ -70,8 +88,8 @@ class GPTAttention : public Module {
       const Index mine = c_attn.weight.shape()[0] / 3, features = c_attn.weight.shape()[1];
       const auto& shape = value_of(x).shape();
       auto group = detail::group_of_part("GPTAttention", mine, features, head_);
-      auto all = linear(enter_tensor_region(x, group), c_attn.weight, c_attn.bias);
-      if (lora) all = all + (*lora)(x, group);
+      auto all = c_attn(enter_tensor_region(x, group));
+      if (c_attn.lora) all = all + (*c_attn.lora)(x, group);
       auto joined = reshape(seen(reshape(all, Shape<5>{shape[0], shape[1], 3, mine / head_, head_}), cache...),
                             Shape<3>{shape[0], shape[1], mine});
       return c_proj(Columns<decltype(joined)>(std::move(joined), features, head_, std::move(group)));
@@ -79,9 +97,7 @@ class GPTAttention : public Module {
   }
 
   void visit(Visitor& visitor) override {
-    visitor.split_parameter("c_attn.weight", c_attn.weight, by_heads());
-    visitor.split_parameter("c_attn.bias", c_attn.bias, by_heads());
-    if (lora) visitor.module("c_attn", *lora);
+    visitor.module("c_attn", c_attn);
     visitor.module("c_proj", c_proj);
   }
   std::string describe() const override {
@@ -108,7 +124,6 @@ class GPTAttention : public Module {
     };
     return permute(detail::attention_of_layer(this, part(0), part(1), part(2), cache), Shape<4>{0, 2, 1, 3});
   }
-  Split by_heads() const { return {.axis = 0, .blocks = 3, .unit = head_}; }
 
   Index head_;
 };
