@@ -30,6 +30,11 @@ tests/cuda/barriers.py build/tests/unit_cuda_emulated
 python3 -m venv build/races && build/races/bin/pip install --quiet --disable-pip-version-check sentryward==0.1.1 || true
 PATH="$PWD/build/races/bin:$PATH" tests/cuda/races.py || [ $? = 77 ]
 
+say "PyTorch and transformers"
+status=0
+tests/python/full.sh build || status=$?
+[ "$status" = 0 ] || [ "$status" = 77 ] || exit "$status"
+
 # sanitized NAME FLOORS: builds and runs the unit tests of these floors under the preset NAME.
 sanitized() {
   preset=$1

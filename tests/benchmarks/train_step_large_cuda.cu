@@ -5,9 +5,9 @@
 /// that fails, for want of memory say, is named; the others run all the same.
 
 #include <chorus/nn/mixed_precision.hpp>
+#include <chorus/nn/models/resnet.hpp>
 #include <chorus/ops/attention.hpp>
 
-#include "../../examples/models/resnet.hpp"
 #include "cases.hpp"
 #include "cuda_step.hpp"
 #include "gpt2.hpp"
@@ -27,8 +27,8 @@ void time_gpt2(const char* name, ch::Index batch) {
 }
 
 void time_resnet50(const char* name, ch::Index batch) {
-  using Model = ResNet50<Cuda>;
-  bench::time_eager_and_graphs(name, ch::nn::MixedPrecision<Model>{Model(ImageFacts{3, 224, 224, 1000})},
+  using Model = ch::nn::ResNet50<Cuda>;
+  bench::time_eager_and_graphs(name, ch::nn::MixedPrecision<Model>{Model{}},
                                bench::normal<4>({batch, 3, 224, 224}), bench::labels(batch, 1000),
                                bench::Optimizing<ch::optim::Sgd<Cuda>>{{.lr = 0.01, .momentum = 0.9}});
 }

@@ -45,7 +45,7 @@ STANDARD = {
     "filesystem": "filesystem",
     "fstream": "ifstream",
     "future": "future future_status promise",
-    "functional": "bit_or divides equal_to function hash identity invoke less minus multiplies plus ref",
+    "functional": "bit_or divides equal_to function greater hash identity invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",
     "istream": "istream",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
