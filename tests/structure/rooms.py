@@ -27,6 +27,7 @@ ROOMS = {
     "parameter_server": (["parallel/parameter_server.hpp"], []),
     "sharded": (["parallel/sharded/*", "parallel/sharded_optimizer.hpp"], ["fsdp"]),
     "mixed_precision": (["nn/mixed_precision.hpp"], []),
+    "collectives": (["ops/collectives.hpp"], []),
     "linalg": (["ops/linalg*.hpp", "ops/fft*.hpp"], []),
     "graphed": (["parallel/cuda/*"], []),
     "mpi": (["comm/mpi.hpp", "comm/engine/mpi*.hpp"], []),
