@@ -196,8 +196,8 @@ auto reduce_scatter(const X& x, Index rows) {
 }
 
 /// x: [rows, ...], of which `counts[r]` go to rank r, in rank order -> the rows that all ranks send to this one, in
-/// rank order. On one device it returns x. Each rank sends x to all others. Throws ShapeError unless there is a count for
-/// each rank and they add up to x's rows; see all_gather.
+/// rank order. On one device it returns x. Each rank sends x to all others. Throws ShapeError unless there is a count
+/// for each rank and they add up to x's rows; see all_gather.
 template <Operand X>
 auto all_to_all(const X& x, std::span<const Index> counts) {
   static_assert(tensor_of<X>::rank > 0, "all_to_all: expected an operand with an axis of rows");
