@@ -102,6 +102,9 @@ out = under_all("gan")
 far = [math.hypot(x - 2, y + 1) for x, y in zip(out["mean_x"], out["mean_y"])]
 assert min(far) < 0.35 * far[0], far  # it gets close, and circles
 
+losses = under_all("contrastive")["loss"]
+assert losses[-1] < losses[0], losses
+
 out = under_all("distillation")
 teacher, student = out["accuracy"]
 assert mean_of(out["loss"][-4:]) < 0.6 * out["loss"][0] and teacher > 0.9 and student > 0.85, out

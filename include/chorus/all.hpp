@@ -56,6 +56,7 @@
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/class_losses.hpp>
+#include <chorus/ops/collectives.hpp>
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/counting.hpp>
 #include <chorus/ops/ctc_loss.hpp>

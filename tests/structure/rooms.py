@@ -33,6 +33,7 @@ ROOMS = {
     "gpt2_folder": (["io/gpt2_folder.hpp"], []),
     "pt": (["io/pt.hpp", "io/pickle.hpp"], []),
     "tokenizer": (["data/tokenizer*.hpp", "data/unicode_classes.hpp"], []),
+    "collectives": (["ops/collectives.hpp"], []),
     "linalg": (["ops/linalg*.hpp", "ops/fft*.hpp"], []),
     "graphed": (["parallel/cuda/*"], []),
     "mpi": (["comm/mpi.hpp", "comm/engine/mpi*.hpp"], []),

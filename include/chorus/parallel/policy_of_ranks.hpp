@@ -3,6 +3,7 @@
 /// ranks agree on.
 
 #include <algorithm>
+#include <any>
 #include <array>
 #include <chorus/autograd/loss_terms.hpp>
 #include <chorus/autograd/tape.hpp>
@@ -361,6 +362,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
+    std::vector<std::any> exchange(const std::any& own) override {
+      auto& net = of_living();
+      check<UsageError>(!net.joining_, net.title_, "::join: a rank without batches calls no collectives of a model");
+      net.operators_send_ = true;
+      const auto texts = comm::all_gather_object(net.communicator_, std::any_cast<const std::string&>(own));
+      return std::vector<std::any>(texts.begin(), texts.end());
+    }
+    std::size_t member() const override { return static_cast<std::size_t>(policy->communicator_.rank()); }
     PolicyOfRanks& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
       return *policy;

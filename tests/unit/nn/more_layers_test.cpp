@@ -166,4 +166,42 @@ TEST_CASE("cells compute the steps of recurrent layers") {
   CHECK_THROWS_AS(gru_cell(ramp<2>({2, 5})), ch::ShapeError);
 }
 
+/// The results of a padded batch beside those of each sample alone, and the gradients of both.
+template <class Layer>
+void check_lengths() {
+  using namespace chorus;
+  Layer layer(3, 4, {.num_layers = 2, .bidirectional = true});
+  const std::vector<std::int64_t> lengths{5, 2, 1, 4};
+  auto x = Tensor<double, 3>::empty({5, 4, 3});
+  for (Index i = 0; i < x.numel(); ++i) x.data()[i] = std::sin(static_cast<double>(3 * i + 1));
+  const auto gradients = [&](const auto& loss) {
+    loss.backward();
+    return layer.cells[1].weight_hh.grad().to_vector();
+  };
+  const auto all = layer(x, Tensor<std::int64_t, 1>::from(lengths, {4}));
+  const auto whole = gradients(sum(square(all.output)) + sum(square(all.hidden)));
+  std::vector<double> twice;
+  for (Index i = 0; i < 4; ++i) {
+    const Index length = lengths[static_cast<std::size_t>(i)];
+    const auto one = layer(contiguous(x.slice(1, i, i + 1).slice(0, 0, length)));
+    for (Index t = 0; t < 5; ++t)
+      for (Index k = 0; k < 8; ++k)
+        CHECK(value_of(all.output)(t, i, k) == Approx(t < length ? value_of(one.output)(t, 0, k) : 0).margin(1e-14));
+    for (Index n = 0; n < 4; ++n)
+      for (Index k = 0; k < 4; ++k) {
+        CHECK(value_of(all.hidden)(n, i, k) == Approx(value_of(one.hidden)(n, 0, k)).margin(1e-14));
+        if constexpr (requires { all.cell; })
+          CHECK(value_of(all.cell)(n, i, k) == Approx(value_of(one.cell)(n, 0, k)).margin(1e-14));
+      }
+    twice = gradients(sum(square(one.output)) + sum(square(one.hidden)));  // added to the batch's
+  }
+  for (std::size_t k = 0; k < whole.size(); ++k) CHECK(2 * whole[k] == Approx(twice[k]).margin(1e-12));
+  CHECK_THROWS_AS(layer(x, Tensor<std::int64_t, 1>::from({1, 2, 6, 1}, {4})), UsageError);
+  CHECK_THROWS_AS(layer(x, Tensor<std::int64_t, 1>::from({1, 2}, {2})), ShapeError);
+}
+TEST_CASE("LSTM and GRU with lengths give each sample what it gets alone, in both directions") {
+  check_lengths<nn::LSTM<Cpu, double>>();
+  check_lengths<nn::GRU<Cpu, double>>();
+}
+
 }  // namespace more_layers_test
