@@ -1,5 +1,5 @@
 #pragma once
-/// Byte-level BPE tokenizers from Hugging Face's `tokenizer.json`, as GPT-2 and RoBERTa have them (Radford et al. 2019;
+/// Byte-level BPE tokenizers from Hugging Face's `tokenizer.json`, as GPT-2 has them (Radford et al. 2019;
 /// Sennrich, Haddow, Birch 2016).
 
 #include <chorus/core/config.hpp>
