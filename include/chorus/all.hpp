@@ -20,6 +20,7 @@
 #include <chorus/data/csv.hpp>
 #include <chorus/data/datasets.hpp>
 #include <chorus/data/idx.hpp>
+#include <chorus/data/image_folder.hpp>
 #include <chorus/data/open_images.hpp>
 #include <chorus/data/text.hpp>
 #include <chorus/data/tokenizer.hpp>

@@ -48772,6 +48772,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
+    std::vector<std::any> exchange(const std::any& own) override {
+      auto& net = of_living();
+      check<UsageError>(!net.joining_, net.title_, "::join: a rank without batches calls no collectives of a model");
+      net.operators_send_ = true;
+      const auto texts = comm::all_gather_object(net.communicator_, std::any_cast<const std::string&>(own));
+      return std::vector<std::any>(texts.begin(), texts.end());
+    }
+    std::size_t member() const override { return static_cast<std::size_t>(policy->communicator_.rank()); }
     PolicyOfRanks& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
       return *policy;
@@ -51875,8 +51883,9 @@ class DistributedDataParallel
   using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
-  static_assert(ddp::HookTraits<Hook, D, Communicator>::starts,
-                "DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)");
+  static_assert(
+      ddp::HookTraits<Hook, D, Communicator>::starts,
+      "DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)");
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = DistributedDataParallel<Other, Hook, Communicator>;
@@ -55044,6 +55053,793 @@ CHORUS_REDUCTION(double)
 // Part of the library chorus::compiled: datasets, loaders and model files.
 
 #define CHORUS_BUILDS_LIBRARY
+// <chorus/data/tokenizer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+/// Byte-level BPE tokenizers from Hugging Face's `tokenizer.json`, as GPT-2 has them (Radford et al. 2019;
+/// Sennrich, Haddow, Birch 2016).
+
+// <chorus/data/text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+/// Text files and their lines, and windows of a token sequence for language models.
+
+// <chorus/data/file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+/// Dataset files: opened once, sized, read in order. Errors name the path.
+
+namespace chorus::data {
+
+bool file_exists(const std::string& path);
+
+bool is_folder(const std::string& path);
+
+/// Throws FileError unless `path` is a folder.
+void require_folder(std::string_view reader, const std::string& path);
+
+/// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
+[[gnu::cold]] std::string list_folder(const std::string& folder);
+
+/// A regular file, open for reading.
+class InputFile {
+ public:
+  /// Throws FileError if the file can't be opened, or is not a regular file.
+  explicit InputFile(std::string path);
+  ~InputFile() { std::fclose(file_); }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` up to the end of the file; returns the number of bytes.
+  std::size_t read(std::span<std::uint8_t> to);
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+
+namespace chorus::data {
+
+/// Reads a whole file. Throws FileError with the path if it can't be read.
+inline std::string read_text(const std::string& path) {
+  InputFile file(path);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read({reinterpret_cast<std::uint8_t*>(text.data()), text.size()}));
+  return text;
+}
+
+/// The lines of a file, without "\n" or "\r\n", for `VectorDataset{read_lines(path)}`. Throws FileError.
+inline std::vector<std::string> read_lines(const std::string& path) {
+  const std::string text = read_text(path);
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::size_t cut = end > begin && end < text.size() && text[end - 1] == '\r' ? end - 1 : end;
+    lines.push_back(text.substr(begin, cut - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Non-overlapping windows of `window` tokens. A sample is the pair of a window and of each token's successor; in a
+/// batch both are [samples, window].
+class TokenWindows {
+ public:
+  /// Throws UsageError if the window is below 1.
+  TokenWindows(std::vector<std::int64_t> tokens, Index window) : tokens_(std::move(tokens)), window_(window) {
+    check<UsageError>(window >= 1, "TokenWindows: expected a window of at least 1, got ", window);
+  }
+  Index size() const { return tokens_.empty() ? 0 : (static_cast<Index>(tokens_.size()) - 1) / window_; }
+  std::pair<std::span<const std::int64_t>, std::span<const std::int64_t>> get(Index i) const {
+    detail::check_place("TokenWindows", i, size());
+    const auto count = static_cast<std::size_t>(window_);
+    const auto from = std::span(tokens_).subspan(static_cast<std::size_t>(i) * count);
+    return {from.first(count), from.subspan(1, count)};
+  }
+
+ private:
+  std::vector<std::int64_t> tokens_;
+  Index window_;
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+
+namespace chorus::data {
+
+/// Turns text into tokens and back, with the numbers of Hugging Face's `tokenizers`. Several threads may use it.
+class Tokenizer {
+ public:
+  /// Reads a file. Throws FileError if it can't be read, is damaged, or describes a tokenizer of another kind: the
+  /// message names what is not supported.
+  explicit Tokenizer(const std::string& path) : Tokenizer(read_text(path), cat("loading ", printable(path, 4096))) {}
+  /// The same from the file's text; `who` begins the messages.
+  Tokenizer(const std::string& json, const std::string& who);
+
+  /// The tokens of a text. Added tokens, such as "<|endoftext|>", are found in it. Bytes that are not UTF-8 are kept.
+  /// Throws UsageError if the vocabulary lacks a byte of the text.
+  std::vector<std::int64_t> encode(std::string_view text) const;
+
+  /// The text of tokens; bytes that are not UTF-8 become U+FFFD. Special tokens are left out unless
+  /// `skip_special_tokens` is false (`transformers` keeps them, `tokenizers` does not). Throws UsageError for a number
+  /// that is not in the vocabulary.
+  std::string decode(std::span<const std::int64_t> tokens, bool skip_special_tokens = true) const;
+
+  /// One more than the largest token.
+  Index vocab_size() const { return static_cast<Index>(tokens_.size()); }
+  /// The number of a token as the file has it ("Ġthe"), if there is one.
+  std::optional<std::int64_t> token_to_id(std::string_view token) const;
+  /// A token as the file has it. Throws UsageError for a number that is not in the vocabulary.
+  const std::string& id_to_token(std::int64_t id) const { return at(id).text; }
+
+ private:
+  friend class TokenStream;
+  struct Token {
+    std::string text, bytes;
+    bool known = false, special = false;
+  };
+  struct Merge {
+    std::uint32_t rank = 0;
+    std::int32_t token = 0;
+  };
+  /// Added tokens by their first byte, long ones first.
+  using Added = std::map<char, std::vector<std::pair<std::string, std::int64_t>>>;
+  using Pieces = std::unordered_map<std::string_view, std::vector<std::int64_t>>;
+
+  const Token& at(std::int64_t id) const;
+  void encode_plain(std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const;
+  void encode_piece(std::string_view piece, std::vector<std::int64_t>& out) const;
+  void encode_from(std::size_t pass, std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const;
+
+  std::vector<Token> tokens_;
+  std::unordered_map<std::string, std::int64_t> ids_;
+  std::unordered_map<std::uint64_t, Merge> merges_;
+  std::int32_t of_byte_[256];  // -1: the vocabulary lacks it
+  Added added_[2];             // found first, and in the rest
+  bool add_prefix_space_ = false;
+};
+
+/// Decodes tokens as they arrive: an unfinished character waits for its other bytes.
+class TokenStream {
+ public:
+  /// The tokenizer must outlive it.
+  explicit TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens = true)
+      : tokenizer_(tokenizer), skips_(skip_special_tokens) {}
+  /// The text that this token completes; often a word, "" within a character. Throws UsageError as `decode` does.
+  std::string push(std::int64_t token);
+  /// The rest: U+FFFD if a character is unfinished.
+  std::string finish();
+
+ private:
+  const Tokenizer& tokenizer_;
+  bool skips_;
+  std::string rest_;
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/tokenizer_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+/// How a byte-level BPE tokenizer reads its file, splits text and merges pieces.
+
+// <chorus/data/unicode_classes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+/// Letters and numbers beyond ASCII, as tokenizers 0.23.3 has them. Made by tests/tokenizer/unicode_classes.py.
+
+namespace chorus::data::detail {
+
+/// Code points from `first` to `last`.
+struct CodePoints {
+  std::uint32_t first, last;
+};
+
+/// Those of category L.
+inline constexpr CodePoints unicode_letters[] = {
+    {0xAA, 0xAA}, {0xB5, 0xB5}, {0xBA, 0xBA}, {0xC0, 0xD6}, {0xD8, 0xF6}, {0xF8, 0x2C1}, {0x2C6, 0x2D1}, {0x2E0, 0x2E4},
+    {0x2EC, 0x2EC}, {0x2EE, 0x2EE}, {0x370, 0x374}, {0x376, 0x377}, {0x37A, 0x37D}, {0x37F, 0x37F}, {0x386, 0x386},
+    {0x388, 0x38A}, {0x38C, 0x38C}, {0x38E, 0x3A1}, {0x3A3, 0x3F5}, {0x3F7, 0x481}, {0x48A, 0x52F}, {0x531, 0x556},
+    {0x559, 0x559}, {0x560, 0x588}, {0x5D0, 0x5EA}, {0x5EF, 0x5F2}, {0x620, 0x64A}, {0x66E, 0x66F}, {0x671, 0x6D3},
+    {0x6D5, 0x6D5}, {0x6E5, 0x6E6}, {0x6EE, 0x6EF}, {0x6FA, 0x6FC}, {0x6FF, 0x6FF}, {0x710, 0x710}, {0x712, 0x72F},
+    {0x74D, 0x7A5}, {0x7B1, 0x7B1}, {0x7CA, 0x7EA}, {0x7F4, 0x7F5}, {0x7FA, 0x7FA}, {0x800, 0x815}, {0x81A, 0x81A},
+    {0x824, 0x824}, {0x828, 0x828}, {0x840, 0x858}, {0x860, 0x86A}, {0x870, 0x887}, {0x889, 0x88E}, {0x8A0, 0x8C9},
+    {0x904, 0x939}, {0x93D, 0x93D}, {0x950, 0x950}, {0x958, 0x961}, {0x971, 0x980}, {0x985, 0x98C}, {0x98F, 0x990},
+    {0x993, 0x9A8}, {0x9AA, 0x9B0}, {0x9B2, 0x9B2}, {0x9B6, 0x9B9}, {0x9BD, 0x9BD}, {0x9CE, 0x9CE}, {0x9DC, 0x9DD},
+    {0x9DF, 0x9E1}, {0x9F0, 0x9F1}, {0x9FC, 0x9FC}, {0xA05, 0xA0A}, {0xA0F, 0xA10}, {0xA13, 0xA28}, {0xA2A, 0xA30},
+    {0xA32, 0xA33}, {0xA35, 0xA36}, {0xA38, 0xA39}, {0xA59, 0xA5C}, {0xA5E, 0xA5E}, {0xA72, 0xA74}, {0xA85, 0xA8D},
+    {0xA8F, 0xA91}, {0xA93, 0xAA8}, {0xAAA, 0xAB0}, {0xAB2, 0xAB3}, {0xAB5, 0xAB9}, {0xABD, 0xABD}, {0xAD0, 0xAD0},
+    {0xAE0, 0xAE1}, {0xAF9, 0xAF9}, {0xB05, 0xB0C}, {0xB0F, 0xB10}, {0xB13, 0xB28}, {0xB2A, 0xB30}, {0xB32, 0xB33},
+    {0xB35, 0xB39}, {0xB3D, 0xB3D}, {0xB5C, 0xB5D}, {0xB5F, 0xB61}, {0xB71, 0xB71}, {0xB83, 0xB83}, {0xB85, 0xB8A},
+    {0xB8E, 0xB90}, {0xB92, 0xB95}, {0xB99, 0xB9A}, {0xB9C, 0xB9C}, {0xB9E, 0xB9F}, {0xBA3, 0xBA4}, {0xBA8, 0xBAA},
+    {0xBAE, 0xBB9}, {0xBD0, 0xBD0}, {0xC05, 0xC0C}, {0xC0E, 0xC10}, {0xC12, 0xC28}, {0xC2A, 0xC39}, {0xC3D, 0xC3D},
+    {0xC58, 0xC5A}, {0xC5D, 0xC5D}, {0xC60, 0xC61}, {0xC80, 0xC80}, {0xC85, 0xC8C}, {0xC8E, 0xC90}, {0xC92, 0xCA8},
+    {0xCAA, 0xCB3}, {0xCB5, 0xCB9}, {0xCBD, 0xCBD}, {0xCDD, 0xCDE}, {0xCE0, 0xCE1}, {0xCF1, 0xCF2}, {0xD04, 0xD0C},
+    {0xD0E, 0xD10}, {0xD12, 0xD3A}, {0xD3D, 0xD3D}, {0xD4E, 0xD4E}, {0xD54, 0xD56}, {0xD5F, 0xD61}, {0xD7A, 0xD7F},
+    {0xD85, 0xD96}, {0xD9A, 0xDB1}, {0xDB3, 0xDBB}, {0xDBD, 0xDBD}, {0xDC0, 0xDC6}, {0xE01, 0xE30}, {0xE32, 0xE33},
+    {0xE40, 0xE46}, {0xE81, 0xE82}, {0xE84, 0xE84}, {0xE86, 0xE8A}, {0xE8C, 0xEA3}, {0xEA5, 0xEA5}, {0xEA7, 0xEB0},
+    {0xEB2, 0xEB3}, {0xEBD, 0xEBD}, {0xEC0, 0xEC4}, {0xEC6, 0xEC6}, {0xEDC, 0xEDF}, {0xF00, 0xF00}, {0xF40, 0xF47},
+    {0xF49, 0xF6C}, {0xF88, 0xF8C}, {0x1000, 0x102A}, {0x103F, 0x103F}, {0x1050, 0x1055}, {0x105A, 0x105D},
+    {0x1061, 0x1061}, {0x1065, 0x1066}, {0x106E, 0x1070}, {0x1075, 0x1081}, {0x108E, 0x108E}, {0x10A0, 0x10C5},
+    {0x10C7, 0x10C7}, {0x10CD, 0x10CD}, {0x10D0, 0x10FA}, {0x10FC, 0x1248}, {0x124A, 0x124D}, {0x1250, 0x1256},
+    {0x1258, 0x1258}, {0x125A, 0x125D}, {0x1260, 0x1288}, {0x128A, 0x128D}, {0x1290, 0x12B0}, {0x12B2, 0x12B5},
+    {0x12B8, 0x12BE}, {0x12C0, 0x12C0}, {0x12C2, 0x12C5}, {0x12C8, 0x12D6}, {0x12D8, 0x1310}, {0x1312, 0x1315},
+    {0x1318, 0x135A}, {0x1380, 0x138F}, {0x13A0, 0x13F5}, {0x13F8, 0x13FD}, {0x1401, 0x166C}, {0x166F, 0x167F},
+    {0x1681, 0x169A}, {0x16A0, 0x16EA}, {0x16F1, 0x16F8}, {0x1700, 0x1711}, {0x171F, 0x1731}, {0x1740, 0x1751},
+    {0x1760, 0x176C}, {0x176E, 0x1770}, {0x1780, 0x17B3}, {0x17D7, 0x17D7}, {0x17DC, 0x17DC}, {0x1820, 0x1878},
+    {0x1880, 0x1884}, {0x1887, 0x18A8}, {0x18AA, 0x18AA}, {0x18B0, 0x18F5}, {0x1900, 0x191E}, {0x1950, 0x196D},
+    {0x1970, 0x1974}, {0x1980, 0x19AB}, {0x19B0, 0x19C9}, {0x1A00, 0x1A16}, {0x1A20, 0x1A54}, {0x1AA7, 0x1AA7},
+    {0x1B05, 0x1B33}, {0x1B45, 0x1B4C}, {0x1B83, 0x1BA0}, {0x1BAE, 0x1BAF}, {0x1BBA, 0x1BE5}, {0x1C00, 0x1C23},
+    {0x1C4D, 0x1C4F}, {0x1C5A, 0x1C7D}, {0x1C80, 0x1C8A}, {0x1C90, 0x1CBA}, {0x1CBD, 0x1CBF}, {0x1CE9, 0x1CEC},
+    {0x1CEE, 0x1CF3}, {0x1CF5, 0x1CF6}, {0x1CFA, 0x1CFA}, {0x1D00, 0x1DBF}, {0x1E00, 0x1F15}, {0x1F18, 0x1F1D},
+    {0x1F20, 0x1F45}, {0x1F48, 0x1F4D}, {0x1F50, 0x1F57}, {0x1F59, 0x1F59}, {0x1F5B, 0x1F5B}, {0x1F5D, 0x1F5D},
+    {0x1F5F, 0x1F7D}, {0x1F80, 0x1FB4}, {0x1FB6, 0x1FBC}, {0x1FBE, 0x1FBE}, {0x1FC2, 0x1FC4}, {0x1FC6, 0x1FCC},
+    {0x1FD0, 0x1FD3}, {0x1FD6, 0x1FDB}, {0x1FE0, 0x1FEC}, {0x1FF2, 0x1FF4}, {0x1FF6, 0x1FFC}, {0x2071, 0x2071},
+    {0x207F, 0x207F}, {0x2090, 0x209C}, {0x2102, 0x2102}, {0x2107, 0x2107}, {0x210A, 0x2113}, {0x2115, 0x2115},
+    {0x2119, 0x211D}, {0x2124, 0x2124}, {0x2126, 0x2126}, {0x2128, 0x2128}, {0x212A, 0x212D}, {0x212F, 0x2139},
+    {0x213C, 0x213F}, {0x2145, 0x2149}, {0x214E, 0x214E}, {0x2183, 0x2184}, {0x2C00, 0x2CE4}, {0x2CEB, 0x2CEE},
+    {0x2CF2, 0x2CF3}, {0x2D00, 0x2D25}, {0x2D27, 0x2D27}, {0x2D2D, 0x2D2D}, {0x2D30, 0x2D67}, {0x2D6F, 0x2D6F},
+    {0x2D80, 0x2D96}, {0x2DA0, 0x2DA6}, {0x2DA8, 0x2DAE}, {0x2DB0, 0x2DB6}, {0x2DB8, 0x2DBE}, {0x2DC0, 0x2DC6},
+    {0x2DC8, 0x2DCE}, {0x2DD0, 0x2DD6}, {0x2DD8, 0x2DDE}, {0x2E2F, 0x2E2F}, {0x3005, 0x3006}, {0x3031, 0x3035},
+    {0x303B, 0x303C}, {0x3041, 0x3096}, {0x309D, 0x309F}, {0x30A1, 0x30FA}, {0x30FC, 0x30FF}, {0x3105, 0x312F},
+    {0x3131, 0x318E}, {0x31A0, 0x31BF}, {0x31F0, 0x31FF}, {0x3400, 0x4DBF}, {0x4E00, 0xA48C}, {0xA4D0, 0xA4FD},
+    {0xA500, 0xA60C}, {0xA610, 0xA61F}, {0xA62A, 0xA62B}, {0xA640, 0xA66E}, {0xA67F, 0xA69D}, {0xA6A0, 0xA6E5},
+    {0xA717, 0xA71F}, {0xA722, 0xA788}, {0xA78B, 0xA7CD}, {0xA7D0, 0xA7D1}, {0xA7D3, 0xA7D3}, {0xA7D5, 0xA7DC},
+    {0xA7F2, 0xA801}, {0xA803, 0xA805}, {0xA807, 0xA80A}, {0xA80C, 0xA822}, {0xA840, 0xA873}, {0xA882, 0xA8B3},
+    {0xA8F2, 0xA8F7}, {0xA8FB, 0xA8FB}, {0xA8FD, 0xA8FE}, {0xA90A, 0xA925}, {0xA930, 0xA946}, {0xA960, 0xA97C},
+    {0xA984, 0xA9B2}, {0xA9CF, 0xA9CF}, {0xA9E0, 0xA9E4}, {0xA9E6, 0xA9EF}, {0xA9FA, 0xA9FE}, {0xAA00, 0xAA28},
+    {0xAA40, 0xAA42}, {0xAA44, 0xAA4B}, {0xAA60, 0xAA76}, {0xAA7A, 0xAA7A}, {0xAA7E, 0xAAAF}, {0xAAB1, 0xAAB1},
+    {0xAAB5, 0xAAB6}, {0xAAB9, 0xAABD}, {0xAAC0, 0xAAC0}, {0xAAC2, 0xAAC2}, {0xAADB, 0xAADD}, {0xAAE0, 0xAAEA},
+    {0xAAF2, 0xAAF4}, {0xAB01, 0xAB06}, {0xAB09, 0xAB0E}, {0xAB11, 0xAB16}, {0xAB20, 0xAB26}, {0xAB28, 0xAB2E},
+    {0xAB30, 0xAB5A}, {0xAB5C, 0xAB69}, {0xAB70, 0xABE2}, {0xAC00, 0xD7A3}, {0xD7B0, 0xD7C6}, {0xD7CB, 0xD7FB},
+    {0xF900, 0xFA6D}, {0xFA70, 0xFAD9}, {0xFB00, 0xFB06}, {0xFB13, 0xFB17}, {0xFB1D, 0xFB1D}, {0xFB1F, 0xFB28},
+    {0xFB2A, 0xFB36}, {0xFB38, 0xFB3C}, {0xFB3E, 0xFB3E}, {0xFB40, 0xFB41}, {0xFB43, 0xFB44}, {0xFB46, 0xFBB1},
+    {0xFBD3, 0xFD3D}, {0xFD50, 0xFD8F}, {0xFD92, 0xFDC7}, {0xFDF0, 0xFDFB}, {0xFE70, 0xFE74}, {0xFE76, 0xFEFC},
+    {0xFF21, 0xFF3A}, {0xFF41, 0xFF5A}, {0xFF66, 0xFFBE}, {0xFFC2, 0xFFC7}, {0xFFCA, 0xFFCF}, {0xFFD2, 0xFFD7},
+    {0xFFDA, 0xFFDC}, {0x10000, 0x1000B}, {0x1000D, 0x10026}, {0x10028, 0x1003A}, {0x1003C, 0x1003D},
+    {0x1003F, 0x1004D}, {0x10050, 0x1005D}, {0x10080, 0x100FA}, {0x10280, 0x1029C}, {0x102A0, 0x102D0},
+    {0x10300, 0x1031F}, {0x1032D, 0x10340}, {0x10342, 0x10349}, {0x10350, 0x10375}, {0x10380, 0x1039D},
+    {0x103A0, 0x103C3}, {0x103C8, 0x103CF}, {0x10400, 0x1049D}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB},
+    {0x10500, 0x10527}, {0x10530, 0x10563}, {0x10570, 0x1057A}, {0x1057C, 0x1058A}, {0x1058C, 0x10592},
+    {0x10594, 0x10595}, {0x10597, 0x105A1}, {0x105A3, 0x105B1}, {0x105B3, 0x105B9}, {0x105BB, 0x105BC},
+    {0x105C0, 0x105F3}, {0x10600, 0x10736}, {0x10740, 0x10755}, {0x10760, 0x10767}, {0x10780, 0x10785},
+    {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x10800, 0x10805}, {0x10808, 0x10808}, {0x1080A, 0x10835},
+    {0x10837, 0x10838}, {0x1083C, 0x1083C}, {0x1083F, 0x10855}, {0x10860, 0x10876}, {0x10880, 0x1089E},
+    {0x108E0, 0x108F2}, {0x108F4, 0x108F5}, {0x10900, 0x10915}, {0x10920, 0x10939}, {0x10980, 0x109B7},
+    {0x109BE, 0x109BF}, {0x10A00, 0x10A00}, {0x10A10, 0x10A13}, {0x10A15, 0x10A17}, {0x10A19, 0x10A35},
+    {0x10A60, 0x10A7C}, {0x10A80, 0x10A9C}, {0x10AC0, 0x10AC7}, {0x10AC9, 0x10AE4}, {0x10B00, 0x10B35},
+    {0x10B40, 0x10B55}, {0x10B60, 0x10B72}, {0x10B80, 0x10B91}, {0x10C00, 0x10C48}, {0x10C80, 0x10CB2},
+    {0x10CC0, 0x10CF2}, {0x10D00, 0x10D23}, {0x10D4A, 0x10D65}, {0x10D6F, 0x10D85}, {0x10E80, 0x10EA9},
+    {0x10EB0, 0x10EB1}, {0x10EC2, 0x10EC4}, {0x10F00, 0x10F1C}, {0x10F27, 0x10F27}, {0x10F30, 0x10F45},
+    {0x10F70, 0x10F81}, {0x10FB0, 0x10FC4}, {0x10FE0, 0x10FF6}, {0x11003, 0x11037}, {0x11071, 0x11072},
+    {0x11075, 0x11075}, {0x11083, 0x110AF}, {0x110D0, 0x110E8}, {0x11103, 0x11126}, {0x11144, 0x11144},
+    {0x11147, 0x11147}, {0x11150, 0x11172}, {0x11176, 0x11176}, {0x11183, 0x111B2}, {0x111C1, 0x111C4},
+    {0x111DA, 0x111DA}, {0x111DC, 0x111DC}, {0x11200, 0x11211}, {0x11213, 0x1122B}, {0x1123F, 0x11240},
+    {0x11280, 0x11286}, {0x11288, 0x11288}, {0x1128A, 0x1128D}, {0x1128F, 0x1129D}, {0x1129F, 0x112A8},
+    {0x112B0, 0x112DE}, {0x11305, 0x1130C}, {0x1130F, 0x11310}, {0x11313, 0x11328}, {0x1132A, 0x11330},
+    {0x11332, 0x11333}, {0x11335, 0x11339}, {0x1133D, 0x1133D}, {0x11350, 0x11350}, {0x1135D, 0x11361},
+    {0x11380, 0x11389}, {0x1138B, 0x1138B}, {0x1138E, 0x1138E}, {0x11390, 0x113B5}, {0x113B7, 0x113B7},
+    {0x113D1, 0x113D1}, {0x113D3, 0x113D3}, {0x11400, 0x11434}, {0x11447, 0x1144A}, {0x1145F, 0x11461},
+    {0x11480, 0x114AF}, {0x114C4, 0x114C5}, {0x114C7, 0x114C7}, {0x11580, 0x115AE}, {0x115D8, 0x115DB},
+    {0x11600, 0x1162F}, {0x11644, 0x11644}, {0x11680, 0x116AA}, {0x116B8, 0x116B8}, {0x11700, 0x1171A},
+    {0x11740, 0x11746}, {0x11800, 0x1182B}, {0x118A0, 0x118DF}, {0x118FF, 0x11906}, {0x11909, 0x11909},
+    {0x1190C, 0x11913}, {0x11915, 0x11916}, {0x11918, 0x1192F}, {0x1193F, 0x1193F}, {0x11941, 0x11941},
+    {0x119A0, 0x119A7}, {0x119AA, 0x119D0}, {0x119E1, 0x119E1}, {0x119E3, 0x119E3}, {0x11A00, 0x11A00},
+    {0x11A0B, 0x11A32}, {0x11A3A, 0x11A3A}, {0x11A50, 0x11A50}, {0x11A5C, 0x11A89}, {0x11A9D, 0x11A9D},
+    {0x11AB0, 0x11AF8}, {0x11BC0, 0x11BE0}, {0x11C00, 0x11C08}, {0x11C0A, 0x11C2E}, {0x11C40, 0x11C40},
+    {0x11C72, 0x11C8F}, {0x11D00, 0x11D06}, {0x11D08, 0x11D09}, {0x11D0B, 0x11D30}, {0x11D46, 0x11D46},
+    {0x11D60, 0x11D65}, {0x11D67, 0x11D68}, {0x11D6A, 0x11D89}, {0x11D98, 0x11D98}, {0x11EE0, 0x11EF2},
+    {0x11F02, 0x11F02}, {0x11F04, 0x11F10}, {0x11F12, 0x11F33}, {0x11FB0, 0x11FB0}, {0x12000, 0x12399},
+    {0x12480, 0x12543}, {0x12F90, 0x12FF0}, {0x13000, 0x1342F}, {0x13441, 0x13446}, {0x13460, 0x143FA},
+    {0x14400, 0x14646}, {0x16100, 0x1611D}, {0x16800, 0x16A38}, {0x16A40, 0x16A5E}, {0x16A70, 0x16ABE},
+    {0x16AD0, 0x16AED}, {0x16B00, 0x16B2F}, {0x16B40, 0x16B43}, {0x16B63, 0x16B77}, {0x16B7D, 0x16B8F},
+    {0x16D40, 0x16D6C}, {0x16E40, 0x16E7F}, {0x16F00, 0x16F4A}, {0x16F50, 0x16F50}, {0x16F93, 0x16F9F},
+    {0x16FE0, 0x16FE1}, {0x16FE3, 0x16FE3}, {0x17000, 0x187F7}, {0x18800, 0x18CD5}, {0x18CFF, 0x18D08},
+    {0x1AFF0, 0x1AFF3}, {0x1AFF5, 0x1AFFB}, {0x1AFFD, 0x1AFFE}, {0x1B000, 0x1B122}, {0x1B132, 0x1B132},
+    {0x1B150, 0x1B152}, {0x1B155, 0x1B155}, {0x1B164, 0x1B167}, {0x1B170, 0x1B2FB}, {0x1BC00, 0x1BC6A},
+    {0x1BC70, 0x1BC7C}, {0x1BC80, 0x1BC88}, {0x1BC90, 0x1BC99}, {0x1D400, 0x1D454}, {0x1D456, 0x1D49C},
+    {0x1D49E, 0x1D49F}, {0x1D4A2, 0x1D4A2}, {0x1D4A5, 0x1D4A6}, {0x1D4A9, 0x1D4AC}, {0x1D4AE, 0x1D4B9},
+    {0x1D4BB, 0x1D4BB}, {0x1D4BD, 0x1D4C3}, {0x1D4C5, 0x1D505}, {0x1D507, 0x1D50A}, {0x1D50D, 0x1D514},
+    {0x1D516, 0x1D51C}, {0x1D51E, 0x1D539}, {0x1D53B, 0x1D53E}, {0x1D540, 0x1D544}, {0x1D546, 0x1D546},
+    {0x1D54A, 0x1D550}, {0x1D552, 0x1D6A5}, {0x1D6A8, 0x1D6C0}, {0x1D6C2, 0x1D6DA}, {0x1D6DC, 0x1D6FA},
+    {0x1D6FC, 0x1D714}, {0x1D716, 0x1D734}, {0x1D736, 0x1D74E}, {0x1D750, 0x1D76E}, {0x1D770, 0x1D788},
+    {0x1D78A, 0x1D7A8}, {0x1D7AA, 0x1D7C2}, {0x1D7C4, 0x1D7CB}, {0x1DF00, 0x1DF1E}, {0x1DF25, 0x1DF2A},
+    {0x1E030, 0x1E06D}, {0x1E100, 0x1E12C}, {0x1E137, 0x1E13D}, {0x1E14E, 0x1E14E}, {0x1E290, 0x1E2AD},
+    {0x1E2C0, 0x1E2EB}, {0x1E4D0, 0x1E4EB}, {0x1E5D0, 0x1E5ED}, {0x1E5F0, 0x1E5F0}, {0x1E7E0, 0x1E7E6},
+    {0x1E7E8, 0x1E7EB}, {0x1E7ED, 0x1E7EE}, {0x1E7F0, 0x1E7FE}, {0x1E800, 0x1E8C4}, {0x1E900, 0x1E943},
+    {0x1E94B, 0x1E94B}, {0x1EE00, 0x1EE03}, {0x1EE05, 0x1EE1F}, {0x1EE21, 0x1EE22}, {0x1EE24, 0x1EE24},
+    {0x1EE27, 0x1EE27}, {0x1EE29, 0x1EE32}, {0x1EE34, 0x1EE37}, {0x1EE39, 0x1EE39}, {0x1EE3B, 0x1EE3B},
+    {0x1EE42, 0x1EE42}, {0x1EE47, 0x1EE47}, {0x1EE49, 0x1EE49}, {0x1EE4B, 0x1EE4B}, {0x1EE4D, 0x1EE4F},
+    {0x1EE51, 0x1EE52}, {0x1EE54, 0x1EE54}, {0x1EE57, 0x1EE57}, {0x1EE59, 0x1EE59}, {0x1EE5B, 0x1EE5B},
+    {0x1EE5D, 0x1EE5D}, {0x1EE5F, 0x1EE5F}, {0x1EE61, 0x1EE62}, {0x1EE64, 0x1EE64}, {0x1EE67, 0x1EE6A},
+    {0x1EE6C, 0x1EE72}, {0x1EE74, 0x1EE77}, {0x1EE79, 0x1EE7C}, {0x1EE7E, 0x1EE7E}, {0x1EE80, 0x1EE89},
+    {0x1EE8B, 0x1EE9B}, {0x1EEA1, 0x1EEA3}, {0x1EEA5, 0x1EEA9}, {0x1EEAB, 0x1EEBB}, {0x20000, 0x2A6DF},
+    {0x2A700, 0x2B739}, {0x2B740, 0x2B81D}, {0x2B820, 0x2CEA1}, {0x2CEB0, 0x2EBE0}, {0x2EBF0, 0x2EE5D},
+    {0x2F800, 0x2FA1D}, {0x30000, 0x3134A}, {0x31350, 0x323AF},
+};
+
+/// Those of category N.
+inline constexpr CodePoints unicode_numbers[] = {
+    {0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}, {0x660, 0x669}, {0x6F0, 0x6F9}, {0x7C0, 0x7C9}, {0x966, 0x96F},
+    {0x9E6, 0x9EF}, {0x9F4, 0x9F9}, {0xA66, 0xA6F}, {0xAE6, 0xAEF}, {0xB66, 0xB6F}, {0xB72, 0xB77}, {0xBE6, 0xBF2},
+    {0xC66, 0xC6F}, {0xC78, 0xC7E}, {0xCE6, 0xCEF}, {0xD58, 0xD5E}, {0xD66, 0xD78}, {0xDE6, 0xDEF}, {0xE50, 0xE59},
+    {0xED0, 0xED9}, {0xF20, 0xF33}, {0x1040, 0x1049}, {0x1090, 0x1099}, {0x1369, 0x137C}, {0x16EE, 0x16F0},
+    {0x17E0, 0x17E9}, {0x17F0, 0x17F9}, {0x1810, 0x1819}, {0x1946, 0x194F}, {0x19D0, 0x19DA}, {0x1A80, 0x1A89},
+    {0x1A90, 0x1A99}, {0x1B50, 0x1B59}, {0x1BB0, 0x1BB9}, {0x1C40, 0x1C49}, {0x1C50, 0x1C59}, {0x2070, 0x2070},
+    {0x2074, 0x2079}, {0x2080, 0x2089}, {0x2150, 0x2182}, {0x2185, 0x2189}, {0x2460, 0x249B}, {0x24EA, 0x24FF},
+    {0x2776, 0x2793}, {0x2CFD, 0x2CFD}, {0x3007, 0x3007}, {0x3021, 0x3029}, {0x3038, 0x303A}, {0x3192, 0x3195},
+    {0x3220, 0x3229}, {0x3248, 0x324F}, {0x3251, 0x325F}, {0x3280, 0x3289}, {0x32B1, 0x32BF}, {0xA620, 0xA629},
+    {0xA6E6, 0xA6EF}, {0xA830, 0xA835}, {0xA8D0, 0xA8D9}, {0xA900, 0xA909}, {0xA9D0, 0xA9D9}, {0xA9F0, 0xA9F9},
+    {0xAA50, 0xAA59}, {0xABF0, 0xABF9}, {0xFF10, 0xFF19}, {0x10107, 0x10133}, {0x10140, 0x10178}, {0x1018A, 0x1018B},
+    {0x102E1, 0x102FB}, {0x10320, 0x10323}, {0x10341, 0x10341}, {0x1034A, 0x1034A}, {0x103D1, 0x103D5},
+    {0x104A0, 0x104A9}, {0x10858, 0x1085F}, {0x10879, 0x1087F}, {0x108A7, 0x108AF}, {0x108FB, 0x108FF},
+    {0x10916, 0x1091B}, {0x109BC, 0x109BD}, {0x109C0, 0x109CF}, {0x109D2, 0x109FF}, {0x10A40, 0x10A48},
+    {0x10A7D, 0x10A7E}, {0x10A9D, 0x10A9F}, {0x10AEB, 0x10AEF}, {0x10B58, 0x10B5F}, {0x10B78, 0x10B7F},
+    {0x10BA9, 0x10BAF}, {0x10CFA, 0x10CFF}, {0x10D30, 0x10D39}, {0x10D40, 0x10D49}, {0x10E60, 0x10E7E},
+    {0x10F1D, 0x10F26}, {0x10F51, 0x10F54}, {0x10FC5, 0x10FCB}, {0x11052, 0x1106F}, {0x110F0, 0x110F9},
+    {0x11136, 0x1113F}, {0x111D0, 0x111D9}, {0x111E1, 0x111F4}, {0x112F0, 0x112F9}, {0x11450, 0x11459},
+    {0x114D0, 0x114D9}, {0x11650, 0x11659}, {0x116C0, 0x116C9}, {0x116D0, 0x116E3}, {0x11730, 0x1173B},
+    {0x118E0, 0x118F2}, {0x11950, 0x11959}, {0x11BF0, 0x11BF9}, {0x11C50, 0x11C6C}, {0x11D50, 0x11D59},
+    {0x11DA0, 0x11DA9}, {0x11F50, 0x11F59}, {0x11FC0, 0x11FD4}, {0x12400, 0x1246E}, {0x16130, 0x16139},
+    {0x16A60, 0x16A69}, {0x16AC0, 0x16AC9}, {0x16B50, 0x16B59}, {0x16B5B, 0x16B61}, {0x16D70, 0x16D79},
+    {0x16E80, 0x16E96}, {0x1CCF0, 0x1CCF9}, {0x1D2C0, 0x1D2D3}, {0x1D2E0, 0x1D2F3}, {0x1D360, 0x1D378},
+    {0x1D7CE, 0x1D7FF}, {0x1E140, 0x1E149}, {0x1E2F0, 0x1E2F9}, {0x1E4F0, 0x1E4F9}, {0x1E5F1, 0x1E5FA},
+    {0x1E8C7, 0x1E8CF}, {0x1E950, 0x1E959}, {0x1EC71, 0x1ECAB}, {0x1ECAD, 0x1ECAF}, {0x1ECB1, 0x1ECB4},
+    {0x1ED01, 0x1ED2D}, {0x1ED2F, 0x1ED3D}, {0x1F100, 0x1F10C}, {0x1FBF0, 0x1FBF9},
+};
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+
+#include <nlohmann/json.hpp>
+#include <queue>
+
+namespace chorus::data {
+
+namespace detail {
+
+/// The letter of each byte in the file's tokens: printable ones represent themselves, the others, in their order, are
+/// U+0100 and those after it. Space is U+0120.
+inline const std::array<std::string, 256>& letters_of_bytes() {
+  static const auto letters = [] {
+    std::array<std::string, 256> out;
+    unsigned next = 0x100;
+    for (unsigned byte = 0; byte < 256; ++byte) {
+      const bool itself = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+      const unsigned code = itself ? byte : next++;
+      if (code < 0x80)
+        out[byte] = {static_cast<char>(code)};
+      else
+        out[byte] = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+    }
+    return out;
+  }();
+  return letters;
+}
+
+/// The bytes of a token; a token with letters of no byte is its own text.
+inline std::string bytes_of_token(std::string_view token) {
+  static const auto bytes = [] {
+    std::unordered_map<std::string_view, char> out;
+    for (unsigned byte = 0; byte < 256; ++byte) out.emplace(letters_of_bytes()[byte], static_cast<char>(byte));
+    return out;
+  }();
+  std::string out;
+  for (std::size_t at = 0, length = 0; at < token.size(); at += length) {
+    length = std::max<std::size_t>(utf8_length(token.substr(at)), 1);
+    const auto found = bytes.find(token.substr(at, length));
+    if (found == bytes.end()) return std::string(token);
+    out += found->second;
+  }
+  return out;
+}
+
+enum class CharacterClass : std::uint8_t { letter, number, blank, other };
+
+struct Character {
+  std::size_t bytes = 1;
+  CharacterClass kind = CharacterClass::other;
+};
+
+/// The first character of a text that is not empty. A byte that is not UTF-8 is a character of no class.
+inline Character first_character(std::string_view text) {
+  using enum CharacterClass;
+  const auto lead = static_cast<unsigned char>(text[0]);
+  if (lead < 0x80) {
+    if ((lead | 0x20) >= 'a' && (lead | 0x20) <= 'z') return {1, letter};
+    if (lead >= '0' && lead <= '9') return {1, number};
+    return {1, lead == ' ' || (lead >= 9 && lead <= 13) ? blank : other};
+  }
+  const std::size_t length = utf8_length(text);
+  if (length == 0) return {1, other};
+  std::uint32_t code = lead & (0xFFu >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) code = code << 6 | (static_cast<unsigned char>(text[i]) & 0x3Fu);
+  const auto is_in = [code](const auto& ranges) {
+    const auto after =
+        std::upper_bound(ranges.begin(), ranges.end(), code,
+                         [](std::uint32_t value, const CodePoints& range) { return value < range.first; });
+    return after != ranges.begin() && code <= std::prev(after)->last;
+  };
+  if (is_in(std::span(unicode_letters))) return {length, letter};
+  if (is_in(std::span(unicode_numbers))) return {length, number};
+  const bool is_blank = code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) ||
+                        code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+  return {length, is_blank ? blank : other};
+}
+
+/// The bytes of the first piece of a text that is not empty. Pieces are GPT-2's:
+/// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+inline std::size_t first_piece(std::string_view text) {
+  if (text[0] == '\'')
+    for (const std::string_view end : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"})
+      if (text.starts_with(end)) return end.size();
+  const auto run_from = [&](std::size_t at, CharacterClass kind, std::size_t& last) {
+    while (at < text.size()) {
+      const auto next = first_character(text.substr(at));
+      if (next.kind != kind) break;
+      last = next.bytes;
+      at += next.bytes;
+    }
+    return at;
+  };
+  std::size_t last = 0;
+  const std::size_t begin = text[0] == ' ' && text.size() > 1 ? 1 : 0;
+  if (const auto kind = first_character(text.substr(begin)).kind; kind != CharacterClass::blank)
+    return run_from(begin, kind, last);
+  // Blanks: the last one before other text is a piece of its own, or belongs to that text.
+  const std::size_t end = run_from(0, CharacterClass::blank, last);
+  return end < text.size() && end > last ? end - last : end;
+}
+
+/// The first character of a text that is not empty, or what replaces it.
+struct DecodedCharacter {
+  std::size_t bytes = 1;  ///< of the character; if it is not UTF-8, of its well-formed beginning
+  bool valid = false;
+  bool unfinished = false;  ///< more bytes may make it valid
+};
+inline DecodedCharacter decoded_character(std::string_view text) {
+  if (const auto length = utf8_length(text); length > 0) return {length, true, false};
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned lead = byte(0);
+  const std::size_t length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  std::size_t good = 1;
+  if (length > 2 && text.size() > 1) {
+    const unsigned least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    if (byte(1) >= least && byte(1) <= most) good = 2;
+    if (good == 2 && length == 4 && text.size() > 2 && (byte(2) & 0xC0) == 0x80) good = 3;
+  }
+  return {good, false, length > 1 && good == text.size()};
+}
+
+/// Appends `bytes` as UTF-8, with U+FFFD for what is not. Returns the bytes that it took: with `keeps_unfinished` all
+/// but an unfinished character at the end.
+inline std::size_t append_utf8(std::string& out, std::string_view bytes, bool keeps_unfinished) {
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const auto next = decoded_character(bytes.substr(at));
+    if (next.unfinished && keeps_unfinished) break;
+    out += next.valid ? bytes.substr(at, next.bytes) : std::string_view("\xEF\xBF\xBD");
+    at += next.bytes;
+  }
+  return at;
+}
+
+/// Reads the parts of a tokenizer.json that a byte-level BPE has, and refuses others by name.
+class TokenizerFile {
+ public:
+  using json = nlohmann::json;
+
+  TokenizerFile(const std::string& text, const std::string& who) : who_(who), bytes_(text.size()), root_(parsed(text)) {
+    refuse_unless_null(root_, "normalizer", "tokenizers without a normalizer");
+    refuse_unless_null(root_, "truncation", "tokenizers without truncation: shorten texts after encode()");
+    refuse_unless_null(root_, "padding", "tokenizers without padding: pad with data::pad_to_longest");
+    const auto* const after = part(root_, "post_processor");
+    check<FileError>(after == nullptr || type_of(*after) == "ByteLevel", who_,
+                     ": post_processor: expected ByteLevel or null, got ", got(after));
+    for (const char* name : {"pre_tokenizer", "decoder"})
+      check<FileError>(part(root_, name) != nullptr && type_of(*part(root_, name)) == "ByteLevel", who_, ": ", name,
+                       ": expected ByteLevel, got ", got(part(root_, name)),
+                       "; chorus reads byte-level BPE tokenizers, such as those of GPT-2 and RoBERTa");
+    check<FileError>(flag(*part(root_, "pre_tokenizer"), "use_regex", true), who_,
+                     ": pre_tokenizer.use_regex: expected true, got false");
+    const auto* const model = part(root_, "model");
+    check<FileError>(model != nullptr, who_, ": expected a model, got none");
+    const auto type = type_of(*model);
+    check<FileError>(type == "BPE" || (type.empty() && model->contains("merges")), who_,
+                     ": model.type: expected BPE, got ", got(model));
+    model_ = model;
+    for (const char* name : {"byte_fallback", "ignore_merges"})
+      check<FileError>(!flag(*model, name, false), who_, ": model.", name, ": expected false, got true");
+    for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"})
+      check<FileError>(text_of(*model, name).empty(), who_, ": model.", name, ": expected none, got ",
+                       Quoted{text_of(*model, name)});
+    const auto* const dropout = part(*model, "dropout");
+    check<FileError>(dropout == nullptr || (dropout->is_number() && dropout->get<double>() == 0), who_,
+                     ": model.dropout: expected null, got ", dropout != nullptr ? dropout->dump() : "");
+  }
+
+  bool add_prefix_space() const { return flag(*part(root_, "pre_tokenizer"), "add_prefix_space", true); }
+
+  /// Calls `f(token, id)` for each entry of the vocabulary.
+  template <class F>
+  void for_each_token(const F& f) const {
+    const auto* const vocab = part(*model_, "vocab");
+    check<FileError>(vocab != nullptr && vocab->is_object(), who_, ": model.vocab: expected an object");
+    for (const auto& [token, id] : vocab->items()) f(token, id_of(id, token));
+  }
+  /// Calls `f(left, right)` for each merge, in their order.
+  template <class F>
+  void for_each_merge(const F& f) const {
+    const auto* const merges = part(*model_, "merges");
+    check<FileError>(merges != nullptr && merges->is_array(), who_, ": model.merges: expected an array");
+    for (const auto& merge : *merges) {
+      if (merge.is_string()) {
+        const auto& both = merge.get_ref<const std::string&>();
+        const auto space = both.find(' ');
+        check<FileError>(space != both.npos && both.find(' ', space + 1) == both.npos, who_,
+                         ": model.merges: expected two tokens, got ", Quoted{both});
+        f(both.substr(0, space), both.substr(space + 1));
+      } else {
+        check<FileError>(merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string(), who_,
+                         ": model.merges: expected two tokens, got ", Quoted{merge.dump()});
+        f(merge[0].get<std::string>(), merge[1].get<std::string>());
+      }
+    }
+  }
+  /// Calls `f(content, id, special, normalized)` for each added token.
+  template <class F>
+  void for_each_added(const F& f) const {
+    const auto* const added = part(root_, "added_tokens");
+    if (added == nullptr) return;
+    check<FileError>(added->is_array(), who_, ": added_tokens: expected an array");
+    for (const auto& token : *added) {
+      check<FileError>(token.is_object() && token.contains("id"), who_, ": added_tokens: expected objects with an id");
+      const auto content = text_of(token, "content");
+      for (const char* name : {"single_word", "lstrip", "rstrip"})
+        check<FileError>(!flag(token, name, false), who_, ": added token ", Quoted{content}, ": ", name,
+                         ": expected false, got true");
+      f(content, id_of(token.at("id"), content), flag(token, "special", false), flag(token, "normalized", true));
+    }
+  }
+
+  const std::string& who() const { return who_; }
+
+ private:
+  json parsed(const std::string& text) const {
+    try {
+      auto out = json::parse(text);
+      check<FileError>(out.is_object(), who_, ": expected a JSON object, as in Hugging Face's tokenizer.json");
+      return out;
+    } catch (const json::exception& error) {
+      fail<FileError>(who_, ": not valid JSON: ", std::string_view(error.what()).substr(0, 200));
+    }
+  }
+  /// The member of that name; nullptr if there is none, or null.
+  static const json* part(const json& of, const char* name) {
+    const auto found = of.find(name);
+    return of.is_object() && found != of.end() && !found->is_null() ? &*found : nullptr;
+  }
+  static std::string type_of(const json& of) {
+    const auto* const type = part(of, "type");
+    return type != nullptr && type->is_string() ? type->get<std::string>() : "";
+  }
+  static std::string got(const json* of) {
+    return of == nullptr ? "null" : type_of(*of).empty() ? "an object without a type" : printable(type_of(*of));
+  }
+  bool flag(const json& of, const char* name, bool otherwise) const {
+    const auto* const value = part(of, name);
+    check<FileError>(value == nullptr || value->is_boolean(), who_, ": ", name, ": expected true or false");
+    return value == nullptr ? otherwise : value->get<bool>();
+  }
+  std::string text_of(const json& of, const char* name) const {
+    const auto* const value = part(of, name);
+    check<FileError>(value == nullptr || value->is_string(), who_, ": ", name, ": expected a string");
+    return value == nullptr ? "" : value->get<std::string>();
+  }
+  void refuse_unless_null(const json& of, const char* name, const char* expected) const {
+    check<FileError>(part(of, name) == nullptr, who_, ": ", name, ": expected null, got ", got(part(of, name)),
+                     "; chorus reads ", expected);
+  }
+  std::int64_t id_of(const json& value, const std::string& token) const {
+    // Each token takes some bytes of the file, so a damaged number does not take memory.
+    check<FileError>(value.is_number_unsigned() && value.get<std::uint64_t>() < bytes_, who_, ": token ", Quoted{token},
+                     ": expected a number below ", bytes_, ", got ", printable(value.dump()));
+    return value.get<std::int64_t>();
+  }
+
+  std::string who_;
+  std::uint64_t bytes_;
+  json root_;
+  const json* model_ = nullptr;
+};
+
+}  // namespace detail
+
+CHORUS_INLINE Tokenizer::Tokenizer(const std::string& json, const std::string& who) {
+  const detail::TokenizerFile file(json, who);
+  add_prefix_space_ = file.add_prefix_space();
+  const auto add = [&](const std::string& text, std::int64_t id, bool special) {
+    const auto at = static_cast<std::size_t>(id);
+    if (at >= tokens_.size()) tokens_.resize(at + 1);
+    check<FileError>(!tokens_[at].known || tokens_[at].text == text, who, ": the tokens ", Quoted{tokens_[at].text},
+                     " and ", Quoted{text}, " have one number, ", id);
+    tokens_[at] = {text, detail::bytes_of_token(text), true, special};
+    const auto [there, is_new] = ids_.emplace(text, id);
+    check<FileError>(is_new || there->second == id, who, ": the token ", Quoted{text}, " has two numbers, ",
+                     there->second, " and ", id);
+  };
+  file.for_each_token([&](const std::string& text, std::int64_t id) { add(text, id, false); });
+  for (std::size_t byte = 0; byte < 256; ++byte)
+    of_byte_[byte] = static_cast<std::int32_t>(token_to_id(detail::letters_of_bytes()[byte]).value_or(-1));
+
+  std::uint32_t rank = 0;
+  file.for_each_merge([&](const std::string& left, const std::string& right) {
+    const auto number = [&](const std::string& token) {
+      const auto id = token_to_id(token);
+      check<FileError>(id.has_value(), who, ": merge ", rank, " of ", Quoted{left}, " and ", Quoted{right}, ": ",
+                       Quoted{token}, " is not in the vocabulary");
+      return *id;
+    };
+    const auto pair = static_cast<std::uint64_t>(number(left)) << 32 | static_cast<std::uint64_t>(number(right));
+    merges_.insert_or_assign(pair, Merge{rank, static_cast<std::int32_t>(number(left + right))});
+    ++rank;
+  });
+  file.for_each_added([&](const std::string& content, std::int64_t id, bool special, bool normalized) {
+    add(content, id, special);
+    if (content.empty()) return;
+    auto& of_first = added_[normalized ? 1 : 0][content[0]];
+    of_first.emplace_back(content, id);
+    std::stable_sort(of_first.begin(), of_first.end(),
+                     [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  });
+}
+
+CHORUS_INLINE std::optional<std::int64_t> Tokenizer::token_to_id(std::string_view token) const {
+  const auto found = ids_.find(std::string(token));
+  return found != ids_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+CHORUS_INLINE const Tokenizer::Token& Tokenizer::at(std::int64_t id) const {
+  check<UsageError>(id >= 0 && id < vocab_size() && tokens_[static_cast<std::size_t>(id)].known,
+                    "Tokenizer: expected a token of the vocabulary, 0 to ", vocab_size() - 1, ", got ", id);
+  return tokens_[static_cast<std::size_t>(id)];
+}
+
+CHORUS_INLINE std::vector<std::int64_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<std::int64_t> out;
+  Pieces known;
+  encode_from(0, text, known, out);
+  return out;
+}
+
+/// Cuts out the added tokens of this pass, leftmost and longest first; the next pass reads what lies between.
+CHORUS_INLINE void Tokenizer::encode_from(std::size_t pass, std::string_view text, Pieces& known,
+                                          std::vector<std::int64_t>& out) const {
+  if (text.empty()) return;
+  if (pass == std::size(added_)) return encode_plain(text, known, out);
+  const auto& added = added_[pass];
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < text.size() && !added.empty();) {
+    const auto of_first = added.find(text[i]);
+    const std::pair<std::string, std::int64_t>* found = nullptr;
+    if (of_first != added.end())
+      for (const auto& token : of_first->second)
+        if (found == nullptr && text.substr(i).starts_with(token.first)) found = &token;
+    if (found == nullptr) {
+      ++i;
+      continue;
+    }
+    encode_from(pass + 1, text.substr(begin, i - begin), known, out);
+    out.push_back(found->second);
+    begin = i += found->first.size();
+  }
+  encode_from(pass + 1, text.substr(begin), known, out);
+}
+
+CHORUS_INLINE void Tokenizer::encode_plain(std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const {
+  if (add_prefix_space_ && text[0] != ' ') {
+    Pieces own;  // the longer text does not outlive this call
+    return encode_plain(" " + std::string(text), own, out);
+  }
+  constexpr std::size_t longest_known = 32, most_known = 1 << 16;
+  while (!text.empty()) {
+    const auto piece = text.substr(0, detail::first_piece(text));
+    text.remove_prefix(piece.size());
+    if (const auto found = known.find(piece); found != known.end()) {
+      out.insert(out.end(), found->second.begin(), found->second.end());
+      continue;
+    }
+    const auto before = static_cast<std::ptrdiff_t>(out.size());
+    encode_piece(piece, out);
+    if (piece.size() <= longest_known && known.size() < most_known)
+      known.emplace(piece, std::vector<std::int64_t>(out.begin() + before, out.end()));
+  }
+}
+
+/// Merges the pair of the lowest rank, the leftmost of equal ones, until none is left.
+CHORUS_INLINE void Tokenizer::encode_piece(std::string_view piece, std::vector<std::int64_t>& out) const {
+  struct Symbol {
+    std::int32_t token;
+    std::size_t before, after;
+  };
+  constexpr auto none = static_cast<std::size_t>(-1);
+  std::vector<Symbol> symbols(piece.size());
+  for (std::size_t i = 0; i < piece.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(piece[i]);
+    check<UsageError>(of_byte_[byte] >= 0, "Tokenizer: the vocabulary lacks byte ", static_cast<int>(byte),
+                      " of the text ", Quoted{piece});
+    symbols[i] = {of_byte_[byte], i == 0 ? none : i - 1, i + 1 < piece.size() ? i + 1 : none};
+  }
+  using Candidate = std::tuple<std::uint32_t, std::size_t, std::int32_t>;  // rank, place, the merged token
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  const auto merge_at = [&](std::size_t place) -> const Merge* {
+    if (place == none || symbols[place].token < 0 || symbols[place].after == none) return nullptr;
+    const auto found = merges_.find(static_cast<std::uint64_t>(symbols[place].token) << 32 |
+                                    static_cast<std::uint64_t>(symbols[symbols[place].after].token));
+    return found != merges_.end() ? &found->second : nullptr;
+  };
+  const auto offer = [&](std::size_t place) {
+    if (const auto* const merge = merge_at(place)) queue.emplace(merge->rank, place, merge->token);
+  };
+  for (std::size_t i = 0; i + 1 < piece.size(); ++i) offer(i);
+  while (!queue.empty()) {
+    const auto [rank, place, token] = queue.top();
+    queue.pop();
+    const auto* const merge = merge_at(place);
+    if (merge == nullptr || merge->token != token) continue;  // one of the two was merged meanwhile
+    auto& left = symbols[place];
+    auto& right = symbols[left.after];
+    left.token = token;
+    left.after = right.after;
+    right.token = -1;
+    if (left.after != none) symbols[left.after].before = place;
+    offer(left.before);
+    offer(place);
+  }
+  for (std::size_t i = 0; i != none && !symbols.empty(); i = symbols[i].after) out.push_back(symbols[i].token);
+}
+
+CHORUS_INLINE std::string Tokenizer::decode(std::span<const std::int64_t> tokens, bool skip_special_tokens) const {
+  std::string bytes, out;
+  for (const auto id : tokens)
+    if (const auto& token = at(id); !token.special || !skip_special_tokens) bytes += token.bytes;
+  detail::append_utf8(out, bytes, false);
+  return out;
+}
+
+CHORUS_INLINE std::string TokenStream::push(std::int64_t id) {
+  std::string out;
+  const auto& token = tokenizer_.at(id);
+  if (token.special && skips_) return out;
+  rest_ += token.bytes;
+  rest_.erase(0, detail::append_utf8(out, rest_, true));
+  return out;
+}
+
+CHORUS_INLINE std::string TokenStream::finish() {
+  std::string out;
+  detail::append_utf8(out, std::exchange(rest_, {}), false);
+  return out;
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+
 // <chorus/io/write_in_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
@@ -55598,617 +56394,10 @@ Erased erased(Kernel* kernel) {
 #define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 /// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
 
-// <chorus/nn/parallel_linear.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-#define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
-
-// <chorus/ops/columns.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
-/// accept it; functions that mix columns don't compile.
-
-// <chorus/ops/tensor_regions.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
-/// The boundaries of tensor parallel regions (Shoeybi et al. 2019, Megatron-LM): pairs of functions, each the gradient
-/// of the other. For a null group all are the identity.
-
-namespace chorus {
-
-using TensorGroupRef = std::shared_ptr<TensorGroup>;
-
-namespace detail {
-
-template <class T, int Rank, class D>
-std::span<T> span_of(const Tensor<T, Rank, D>& x) {
-  return {x.data(), static_cast<std::size_t>(x.numel())};
-}
-
-/// The sum over the group (all-reduce).
-template <class T, int Rank, class D>
-Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
-  const auto dense = contiguous(x);
-  auto sum = Tensor<T, Rank, D>::empty(dense.shape(), dense.device());
-  copy_bytes(sum.device(), sum.data(), dense.device(), dense.data(), dense.bytes());
-  group.sum(span_of(sum));
-  return sum;
-}
-
-/// An axis of `width` entries that is sharded in multiples of `unit`.
-struct SharedAxis {
-  std::size_t axis;
-  Index width, unit;
-};
-
-// The largest number of elements of a member, which is the message size.
-inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
-  return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
-}
-
-/// All members' parts, joined along the axis (all-gather).
-template <class T, int Rank, class D>
-Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
-  const auto part = contiguous(x);
-  auto shape = part.shape();
-  shape[shared.axis] = shared.width;
-  const auto whole = around_axis(shape, shared.axis);
-  const Index most = most_numbers(whole, shared, group.size());
-  auto mine = Tensor<T, 1, D>::zeros({most}, part.device());
-  copy_bytes(part.device(), mine.data(), part.device(), part.data(), part.bytes());
-  auto all = Tensor<T, 1, D>::empty({most * group.size()}, part.device());
-  group.all_gather(std::span<const T>(span_of(mine)), span_of(all));
-  auto out = Tensor<T, Rank, D>::empty(shape, part.device());
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
-    if (of_rank.count > 0)
-      kernels::put_block(out.device(), whole, of_rank.begin, of_rank.count, all.data() + rank * most, out.data());
-  }
-  return out;
-}
-
-/// This member's part of the sum over members (reduce-scatter).
-template <class T, int Rank, class D>
-Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
-  const auto dense = contiguous(x);
-  const auto whole = around_axis(dense.shape(), shared.axis);
-  const Index most = most_numbers(whole, shared, group.size());
-  auto all = Tensor<T, 1, D>::zeros({most * group.size()}, dense.device());
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
-    if (of_rank.count > 0)
-      kernels::take_block(dense.device(), whole, of_rank.begin, of_rank.count, dense.data(), all.data() + rank * most);
-  }
-  auto mine = Tensor<T, 1, D>::empty({most}, dense.device());
-  group.reduce_scatter(std::span<const T>(span_of(all)), span_of(mine));
-  auto shape = dense.shape();
-  shape[shared.axis] = group.part(shared.width, shared.unit).count;
-  return contiguous(mine.slice(0, 0, numel(shape))).view(shape);
-}
-
-template <class T, int Rank, class D>
-Tensor<T, Rank, D> part_of(const Tensor<T, Rank, D>& x, const SharedAxis& shared, const TensorGroup& group) {
-  const auto part = group.part(shared.width, shared.unit);
-  return contiguous(x.slice(static_cast<Index>(shared.axis), part.begin, part.begin + part.count));
-}
-
-template <Operand X>
-void check_first_order() {
-  if constexpr (is_graph_variable<X>)
-    fail<UsageError>("TensorParallel: gradients of gradients are not supported in split layers: expected Variables");
-}
-
-/// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
-template <class Forward, class Backward, Operand X>
-X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
-  check_first_order<X>();
-  if constexpr (is_graph_variable<X>)
-    return x;
-  else
-    return record(
-        name, forward(value_of(x)),
-        [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
-}
-
-/// The Variable of a Parameter; other operands as they are.
-template <Operand X>
-auto as_recorded(const X& x) {
-  if constexpr (AnyTensor<X> || is_graph_variable<X>)
-    return x;
-  else
-    return variable_of(x);
-}
-
-}  // namespace detail
-
-/// Megatron's f: the identity, where members start different computations with x. Gradients are summed.
-template <Operand X>
-auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
-  if (group == nullptr) return detail::as_recorded(x);
-  return detail::between_ranks(
-      "enter_tensor_region", [](const auto& value) { return value; },
-      [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
-}
-
-/// Megatron's g: the sum over members; the gradient passes unchanged.
-template <Operand X>
-auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
-  if (group == nullptr) return detail::as_recorded(x);
-  return detail::between_ranks(
-      "leave_tensor_region", [&](const auto& value) { return detail::summed(value, *group); },
-      [](const auto& dy) { return dy; }, detail::as_recorded(x));
-}
-
-/// This member's part of an axis of x; every member has the whole x. The backward pass gathers the gradients.
-template <Operand X>
-auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
-  if (group == nullptr) return detail::as_recorded(x);
-  const auto a = normalize_axis("scatter_axis", axis, tensor_of<X>::rank);
-  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
-  return detail::between_ranks(
-      "scatter_axis", [&](const auto& value) { return detail::part_of(value, shared, *group); },
-      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
-}
-
-/// Joins all members' parts of an axis of `width` entries. `summing`: members use the result differently, so gradients
-/// are summed; else all members compute the same with it.
-template <Operand X>
-auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
-                 const TensorGroupRef& group = tensor_group()) {
-  if (group == nullptr) return detail::as_recorded(x);
-  const auto a = normalize_axis("gather_axis", axis, tensor_of<X>::rank);
-  const detail::SharedAxis shared{a, width, unit};
-  check<ShapeError>(value_of(x).shape()[a] == group->part(width, unit).count, "gather_axis: expected ",
-                    group->part(width, unit).count, " of ", width, " entries along axis ", a, ", got shape ",
-                    value_of(x).shape());
-  return detail::between_ranks(
-      "gather_axis", [&](const auto& value) { return detail::all_parts(value, shared, *group); },
-      [shared, group, summing](const auto& dy) {
-        return summing ? detail::part_of_sum(dy, shared, *group) : detail::part_of(dy, shared, *group);
-      },
-      detail::as_recorded(x));
-}
-
-/// This member's part of an axis of the sum over members. Gradients are gathered.
-template <Operand X>
-auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
-  if (group == nullptr) return detail::as_recorded(x);
-  const auto a = normalize_axis("reduce_scatter_axis", axis, tensor_of<X>::rank);
-  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
-  return detail::between_ranks(
-      "reduce_scatter_axis", [&](const auto& value) { return detail::part_of_sum(value, shared, *group); },
-      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
-
-namespace chorus {
-
-/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
-template <Operand X>
-class Columns {
- public:
-  using operand_type = X;
-
-  /// `unit`: see Split. Throws ShapeError if the part does not have this rank's size.
-  Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
-      : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
-    check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
-                      width, " columns, got shape ", value_of(part_).shape());
-  }
-
-  const X& part() const { return part_; }
-  Index width() const { return width_; }
-  Index unit() const { return unit_; }
-  const TensorGroupRef& group() const { return group_; }
-  /// The range of columns that this rank holds.
-  AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
-  /// The shape of the whole value.
-  auto shape() const {
-    auto shape = value_of(part_).shape();
-    shape.back() = width_;
-    return shape;
-  }
-  /// Another value with the same sharding.
-  template <Operand Y>
-  Columns<Y> with(Y part) const {
-    return {std::move(part), width_, unit_, group_};
-  }
-  /// Whether two values have the same sharding.
-  template <class Y>
-  bool same_as(const Columns<Y>& other) const {
-    return width_ == other.width() && group_ == other.group() &&
-           (group_ == nullptr || unit_ == other.unit() || group_->size() == 1);
-  }
-
- private:
-  X part_;
-  Index width_, unit_;
-  TensorGroupRef group_;
-};
-
-namespace detail {
-template <class X>
-inline constexpr bool is_columns = false;
-template <class X>
-inline constexpr bool is_columns<Columns<X>> = true;
-template <class... Xs>
-inline constexpr bool no_columns = false;
-
-template <class A, class B>
-void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
-  check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
-                    " are split in different ways");
-}
-}  // namespace detail
-
-/// All columns, on every rank (all-gather).
-template <class X>
-auto gather_columns(const Columns<X>& x) {
-  return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
-}
-
-/// This rank's columns of a value that all ranks have.
-template <Operand X>
-auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
-  const Index width = value_of(x).shape().back();
-  auto part = scatter_axis(x, -1, unit, group);
-  return Columns<decltype(part)>(std::move(part), width, unit, group);
-}
-
-#define CHORUS_OF_COLUMNS(FUNCTION)                               \
-  template <class X, class... Numbers>                            \
-  auto FUNCTION(const Columns<X>& x, const Numbers&... numbers) { \
-    return x.with(FUNCTION(x.part(), numbers...));                \
-  }
-CHORUS_OF_COLUMNS(relu)
-CHORUS_OF_COLUMNS(relu6)
-CHORUS_OF_COLUMNS(sigmoid)
-CHORUS_OF_COLUMNS(log_sigmoid)
-CHORUS_OF_COLUMNS(silu)
-CHORUS_OF_COLUMNS(gelu)
-CHORUS_OF_COLUMNS(gelu_tanh)
-CHORUS_OF_COLUMNS(mish)
-CHORUS_OF_COLUMNS(hardsigmoid)
-CHORUS_OF_COLUMNS(hardswish)
-CHORUS_OF_COLUMNS(leaky_relu)
-CHORUS_OF_COLUMNS(elu)
-CHORUS_OF_COLUMNS(softplus)
-CHORUS_OF_COLUMNS(hardtanh)
-CHORUS_OF_COLUMNS(abs)
-CHORUS_OF_COLUMNS(square)
-CHORUS_OF_COLUMNS(sqrt)
-CHORUS_OF_COLUMNS(exp)
-CHORUS_OF_COLUMNS(log)
-CHORUS_OF_COLUMNS(sin)
-CHORUS_OF_COLUMNS(cos)
-CHORUS_OF_COLUMNS(tanh)
-CHORUS_OF_COLUMNS(erf)
-#undef CHORUS_OF_COLUMNS
-
-#define CHORUS_OF_COLUMNS(OP)                                 \
-  template <class A, class B>                                 \
-  auto operator OP(const Columns<A>& a, const Columns<B>& b) { \
-    detail::check_same_columns(#OP, a, b);                    \
-    return a.with(a.part() OP b.part());                      \
-  }                                                           \
-  template <class X>                                          \
-  auto operator OP(const Columns<X>& x, Arithmetic auto n) {  \
-    return x.with(x.part() OP n);                             \
-  }                                                           \
-  template <class X>                                          \
-  auto operator OP(Arithmetic auto n, const Columns<X>& x) {  \
-    return x.with(n OP x.part());                             \
-  }
-CHORUS_OF_COLUMNS(+)
-CHORUS_OF_COLUMNS(-)
-CHORUS_OF_COLUMNS(*)
-CHORUS_OF_COLUMNS(/)
-#undef CHORUS_OF_COLUMNS
-
-template <class X>
-auto operator-(const Columns<X>& x) {
-  return x.with(-x.part());
-}
-
-// Functions that would mix columns. They return x, so that the message below is the only error.
-#define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
-  template <class X, class... More>                                                                                  \
-  auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
-    static_assert(detail::no_columns<X, More...>,                                                                    \
-                  #FUNCTION ": it mixes columns, which ranks split: use gather_columns(x), or a "                   \
-                            "RowParallelLinear");                                                                    \
-    return x.part();                                                                                                 \
-  }
-CHORUS_MIXES_COLUMNS(linear)
-CHORUS_MIXES_COLUMNS(matmul)
-CHORUS_MIXES_COLUMNS(softmax)
-CHORUS_MIXES_COLUMNS(log_softmax)
-CHORUS_MIXES_COLUMNS(layer_norm)
-CHORUS_MIXES_COLUMNS(sum)
-CHORUS_MIXES_COLUMNS(mean)
-#undef CHORUS_MIXES_COLUMNS
-
-/// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
-template <class X>
-auto dropout(const Columns<X>& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
-  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
-  const auto columns = x.range();
-  return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
-}
-
-/// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
-template <class X, std::size_t NewRank>
-auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
-  check<ShapeError>(shape.back() == x.width(), "reshape: split columns must stay the last axis: expected ", x.width(),
-                    " as its size, got ", shape);
-  shape.back() = x.range().count;
-  return x.with(reshape(x.part(), shape));
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-
-// <chorus/ops/sequence_part.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
-/// SequencePart: a value whose sequence positions are sharded over the ranks of a TensorGroup (sequence parallelism,
-/// Korthikanti et al. 2022), between column-sharded layers. A type of its own, as Columns.
-
-namespace chorus {
-
-/// The group that shards sequences, if the policy uses sequence parallelism; else null.
-inline TensorGroupRef sequence_group() {
-  const auto& group = tensor_group();
-  return group != nullptr && group->splits_sequences() ? group : nullptr;
-}
-
-/// [batch, length, ...], of which this rank holds adjacent positions: `part()`. Without a group it holds all.
-template <Operand X>
-class SequencePart {
- public:
-  SequencePart(X part, Index length, TensorGroupRef group)
-      : part_(std::move(part)), length_(length), group_(std::move(group)) {}
-
-  const X& part() const { return part_; }
-  Index length() const { return length_; }
-  const TensorGroupRef& group() const { return group_; }
-  /// The shape of the whole value.
-  auto shape() const {
-    auto shape = value_of(part_).shape();
-    shape[1] = length_;
-    return shape;
-  }
-  /// Another value with the same sharding.
-  template <Operand Y>
-  SequencePart<Y> with(Y part) const {
-    return {std::move(part), length_, group_};
-  }
-
- private:
-  X part_;
-  Index length_;
-  TensorGroupRef group_;
-};
-
-/// This rank's positions of x: [batch, length, ...], which all ranks have; all positions without sequence parallelism.
-/// Transformer blocks map SequenceParts to SequenceParts: call this before the blocks and gather_sequence after them,
-/// and each rank works on its own positions in between.
-template <Operand X>
-auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
-  static_assert(tensor_of<X>::rank >= 2, "split_sequence: expected a value [batch, length, ...]");
-  auto part = scatter_axis(x, 1, 1, group);
-  return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
-}
-
-/// All positions, on every rank (all-gather). All ranks must compute the same with them.
-template <class X>
-auto gather_sequence(const SequencePart<X>& x) {
-  return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
-}
-
-template <class A, class B>
-auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
-  check<ShapeError>(a.length() == b.length() && a.group() == b.group(), "+: sequences of shapes ", a.shape(), " and ",
-                    b.shape(), " are split in different ways");
-  return a.with(a.part() + b.part());
-}
-
-/// Drops the same elements as on one device.
-template <class X>
-auto dropout(const SequencePart<X>& x, double p, bool training = true) {
-  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
-  const auto& value = value_of(x.part());
-  const Index samples = value.size(0), count = value.size(1);
-  const Index inner = samples * count == 0 ? 0 : value.numel() / (samples * count);
-  const auto places = x.group()->part(x.length(), 1);
-  return x.with(detail::dropout_part(x.part(), p, {x.length() * inner, places.begin * inner, count * inner}));
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
-
-namespace chorus::nn {
-
-namespace detail {
-/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
-/// UsageError if there is no such group.
-inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
-  if (mine == width) return nullptr;
-  const auto& group = tensor_group();
-  check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
-                    " entries are split over ranks, and this rank has a part: call the net, not its module(); "
-                    "TensorParallel::gathered gives a whole model");
-  return group;
-}
-
-/// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
-template <Operand X>
-auto entered(const X& x, const TensorGroupRef& group) {
-  return enter_tensor_region(x, group);
-}
-template <class X>
-auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
-  if (x.group() == nullptr) return enter_tensor_region(x.part(), group);
-  return gather_axis(x.part(), 1, x.length(), 1, /*summing=*/group != nullptr, x.group());
-}
-}  // namespace detail
-
-/// Options of ColumnParallelLinear and RowParallelLinear.
-struct ParallelLinearOptions {
-  bool bias = true;
-  /// Ranks hold whole groups of this many columns, such as the features of a head.
-  Index unit = 1;
-};
-
-/// Linear with sharded outputs under TensorParallel: each rank holds rows of weight and bias and computes its columns
-/// of y. Without it, a Linear with the same names, shapes and initial values.
-template <Device D, Real T = float>
-class ColumnParallelLinear : public Linear<D, T> {
- public:
-  /// Throws ShapeError unless `unit` divides the outputs.
-  ColumnParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
-      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), out_(out_features), unit_(options.unit) {
-    check<ShapeError>(unit_ > 0 && out_ % unit_ == 0, "ColumnParallelLinear: units of ", unit_, " do not divide ", out_,
-                      " outputs");
-  }
-
-  /// x: [..., in], the same on all ranks -> Columns of [..., out].
-  template <Operand X>
-  auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return columns_of(x); });
-  }
-  /// x: sharded [batch, length, in] -> Columns of [batch, length, out], for all positions.
-  template <class X>
-  auto operator()(const SequencePart<X>& x) const {
-    return detail::watched(*this, [&] { return columns_of(x); });
-  }
-  template <class X>
-  auto operator()(const Columns<X>& x) const {
-    return linear(x, this->weight, this->bias);  // does not compile, with an explanation
-  }
-  void visit(Visitor& visitor) override {
-    visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
-    if (this->bias) visitor.split_parameter("bias", this->bias, {.axis = 0, .unit = unit_});
-  }
-  std::string describe() const override {
-    return cat("Linear(", this->weight.shape()[1], ", ", out_, this->bias ? ")" : ", bias=false)");
-  }
-
- private:
-  auto columns_of(const auto& x) const {
-    const ReadsParts parts;
-    auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = this->apply(detail::entered(x, group));
-    return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
-  }
-
-  Index out_, unit_;
-};
-
-/// Linear with sharded inputs under TensorParallel: each rank holds columns of the weight and computes a partial y; the
-/// sum gets the bias. Without it, a Linear with the same names, shapes and initial values.
-template <Device D, Real T = float>
-class RowParallelLinear : public Linear<D, T> {
- public:
-  /// `unit` is that of the input columns. Throws ShapeError unless it divides the inputs.
-  RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
-      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
-    check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
-                      " inputs");
-  }
-
-  /// x: [..., in], as returned by ColumnParallelLinear -> [..., out], the same on all ranks. Throws ShapeError if the
-  /// columns are sharded differently.
-  template <class X>
-  auto operator()(const Columns<X>& x) const {
-    return detail::watched(*this, [&] { return of_columns(x); });
-  }
-  /// For an input that all ranks have: uses this rank's columns.
-  template <Operand X>
-  auto operator()(const X& x) const {
-    return detail::watched(*this, [&] { return of_whole(x); });
-  }
-  /// The same with a sharded result [batch, length, out], if `group` shards sequences: a reduce-scatter.
-  template <class X>
-  auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
-    return detail::watched(*this, [&] { return sequence_of(x, group); });
-  }
-  void visit(Visitor& visitor) override {
-    visitor.split_parameter("weight", this->weight, {.axis = 1, .unit = unit_});
-    if (this->bias) visitor.parameter("bias", this->bias);
-  }
-  std::string describe() const override {
-    return cat("Linear(", in_, ", ", this->weight.shape()[0], this->bias ? ")" : ", bias=false)");
-  }
-
- private:
-  TensorGroupRef group() const {
-    return detail::group_of_part("RowParallelLinear", this->weight.shape()[1], in_, unit_);
-  }
-  template <class X>
-  auto of_columns(const Columns<X>& x) const {
-    const ReadsParts parts;
-    check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
-    const auto own = group();
-    if (own == nullptr) return this->apply(gather_columns(x));
-    if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
-    check_unit(x);
-    return sum_of(x);
-  }
-  template <Operand X>
-  auto of_whole(const X& x) const {
-    const ReadsParts parts;
-    if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
-    return this->apply(x);
-  }
-  template <class X>
-  auto sum_of(const Columns<X>& x) const {
-    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
-  }
-  template <class X>
-  auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
-    using Y = decltype(of_columns(x));
-    const ReadsParts parts;
-    const Index length = x.shape()[1];
-    if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
-    if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);
-    check_unit(x);
-    Y y = with_bias(reduce_scatter_axis(linear(x.part(), this->weight), 1, 1, sequence),
-                    enter_tensor_region(this->bias, this->bias ? sequence : nullptr));
-    return SequencePart<Y>(std::move(y), length, sequence);
-  }
-  template <Operand Y, Operand B>
-  static Y with_bias(const Y& y, const B& bias) {
-    using Number = typename tensor_of<Y>::value_type;
-    if (!value_of(bias).defined()) return y;
-    if constexpr (std::is_same_v<Number, T>)
-      return y + bias;
-    else
-      return y + to<Number>(bias);
-  }
-  template <class X>
-  void check_unit(const Columns<X>& x) const {
-    check<ShapeError>(x.unit() == unit_, "RowParallelLinear: expected columns in units of ", unit_,
-                      ", got units of ", x.unit(), ": give both layers the same unit");
-  }
-
-  Index in_, unit_;
-};
-
-}  // namespace chorus::nn
-#endif  // CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-
-// <chorus/ops/attention_packed.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
-/// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
-/// scores don't fit into the limit, products and kernels read them without a copy.
+// <chorus/nn/kv_cache.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+#define CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+/// KvCache: the keys and values of the tokens that a model has seen, so that a new token costs one position's work.
 
 // <chorus/ops/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
@@ -57523,6 +57712,791 @@ auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
 
+namespace chorus::nn {
+
+namespace detail {
+
+/// Of all types a KvCache alone is made of it: so `generate` asks whether a parameter is one.
+struct CacheProbe {};
+
+/// The keys and values of one attention layer.
+struct CachedLayer {
+  virtual ~CachedLayer() = default;
+  virtual void reorder(std::span<const std::int64_t> rows) = 0;
+  const void* layer = nullptr;
+  Index length = 0;
+};
+
+template <Real T, Device D>
+struct KeysAndValues final : CachedLayer {
+  Tensor<T, 4, D> keys, values;  // [batch, heads, capacity, features]
+
+  void reorder(std::span<const std::int64_t> rows) override {
+    const auto index =
+        Tensor<std::int64_t, 1, D>::from(rows, {static_cast<Index>(rows.size())}, keys.device());
+    for (auto* const numbers : {&keys, &values}) {
+      auto shape = numbers->shape();
+      shape[0] = index.numel();
+      const auto chosen = index_select(numbers->slice(2, 0, this->length), 0, index);
+      auto moved = Tensor<T, 4, D>::empty(shape, keys.device());
+      moved.slice(2, 0, this->length) = chosen;
+      *numbers = std::move(moved);
+    }
+  }
+};
+
+}  // namespace detail
+
+/// What attention layers keep of the positions before: a model passes it to each of its layers, and takes the position
+/// of its first token from `length()`. A copy of a KvCache is the same cache. One without capacity keeps nothing, and
+/// layers are causal over the tokens that they get, as in training. So a model has one `forward` for both:
+///
+///     auto forward(const auto& tokens, const nn::KvCache& cache = {}) const {
+///       auto x = wte(tokens) + wpe(arange(cache.length(), cache.length() + tokens.size(1)));
+///       for (const auto& block : blocks) x = block(x, cache);
+///
+/// Each layer keeps keys and values of shape [batch, heads, capacity, features / heads] on the model's device, under
+/// TensorParallel those of this rank's heads.
+class KvCache {
+ public:
+  KvCache() = default;
+  /// For up to `capacity` positions. Throws UsageError unless it is positive.
+  explicit KvCache(Index capacity) : state_(std::make_shared<State>()) {
+    check<UsageError>(capacity > 0, "KvCache: expected a capacity of at least 1 position, got ", capacity);
+    state_->capacity = capacity;
+  }
+  KvCache(detail::CacheProbe) {}
+
+  explicit operator bool() const { return state_ != nullptr; }
+  /// The number of positions before those of the current pass.
+  Index length() const { return state_ ? state_->length : 0; }
+  Index capacity() const { return state_ ? state_->capacity : 0; }
+
+  /// Ends a pass: the positions that it added now count. Throws UsageError if layers added different numbers of them,
+  /// or if no layer did.
+  void advance() const {
+    check<UsageError>(state_ != nullptr, "KvCache: advance: expected a cache with a capacity, got one without");
+    const auto& layers = state_->layers;
+    check<UsageError>(!layers.empty(),
+                      "KvCache: advance: expected a pass in which attention layers took the cache, got none: the "
+                      "model's forward must pass it to them");
+    const Index length = layers.front()->length;
+    for (const auto& layer : layers)
+      check<UsageError>(layer->length == length && length > state_->length, "KvCache: advance: expected ", length,
+                        " positions in each layer after ", state_->length, ", got ", layer->length,
+                        ": each pass must go through all attention layers");
+    state_->length = length;
+  }
+
+  /// Row i of the batch becomes the former row `rows[i]`, as beam search needs it; the batch may change its size.
+  /// Throws UsageError for a row out of range.
+  void reorder(std::span<const std::int64_t> rows) const {
+    if (!state_) return;
+    for (const auto& layer : state_->layers) layer->reorder(rows);
+  }
+
+  /// For attention layers: keeps `keys` and `values`, [batch, heads, new positions, features], and returns those of all
+  /// positions until now, which are views. Throws UsageError beyond the capacity, if gradients are recorded, and if
+  /// `layer` has already been called in this pass or was not in an earlier one; ShapeError if the batch changed.
+  template <Real T, Device D>
+  std::pair<Tensor<T, 4, D>, Tensor<T, 4, D>> append(const void* layer, const Tensor<T, 4, D>& keys,
+                                                     const Tensor<T, 4, D>& values) const {
+    check<UsageError>(!grad_enabled(), "KvCache: kept keys have no gradient: expected ch::NoGrad around the pass");
+    auto& kept = of<T, D>(layer, keys, values);
+    check<UsageError>(kept.length == length(), "KvCache: expected each attention layer once in a pass, and ",
+                      kept.length < length() ? "in every pass, got a layer that missed one"
+                                             : "cache.advance() after each pass, got a second call of a layer");
+    const Index before = length(), now = before + keys.size(2);
+    check<UsageError>(now <= capacity(), "KvCache: expected at most ", capacity(), " positions, got ", now,
+                      ": give it a larger capacity");
+    const auto fits = [&](const auto& all, const auto& added) {
+      return all.size(0) == added.size(0) && all.size(1) == added.size(1) && all.size(3) == added.size(3);
+    };
+    check<ShapeError>(fits(kept.keys, keys) && fits(kept.values, values), "KvCache: expected keys like those before, ",
+                      kept.keys.shape(), ", got ", keys.shape(), ": a cache belongs to one batch");
+    kept.keys.slice(2, before, now) = keys;
+    kept.values.slice(2, before, now) = values;
+    kept.length = now;
+    return {kept.keys.slice(2, 0, now), kept.values.slice(2, 0, now)};
+  }
+
+ private:
+  struct State {
+    Index length = 0, capacity = 0;
+    std::vector<std::unique_ptr<detail::CachedLayer>> layers;
+  };
+
+  template <Real T, Device D>
+  detail::KeysAndValues<T, D>& of(const void* layer, const Tensor<T, 4, D>& keys, const Tensor<T, 4, D>& values) const {
+    using Layer = detail::KeysAndValues<T, D>;
+    auto& layers = state_->layers;
+    const auto found = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l->layer == layer; });
+    if (found != layers.end()) {
+      auto* const known = dynamic_cast<Layer*>(found->get());
+      check<UsageError>(known != nullptr, "KvCache: expected keys of one type and device, got a second one: ",
+                        dtype<T>);
+      return *known;
+    }
+    check<UsageError>(length() == 0,
+                      "KvCache: expected the layers of the first pass, got a new one: the model has moved or was "
+                      "copied since");
+    auto made = std::make_unique<Layer>();
+    const auto room = [&](const auto& x) {
+      auto shape = x.shape();
+      shape[2] = capacity();
+      return Tensor<T, 4, D>::empty(shape, x.device());
+    };
+    made->layer = layer;
+    made->keys = room(keys);
+    made->values = room(values);
+    layers.push_back(std::move(made));
+    return static_cast<Layer&>(*layers.back());
+  }
+
+  std::shared_ptr<State> state_;
+};
+
+namespace detail {
+
+/// Attention of a layer's projections [batch, heads, length, features]; `seen`: causal or a mask.
+template <Operand Q, Operand K, Operand V, class Seen>
+auto attention_of_layer(const void*, const Q& q, const K& k, const V& v, const Seen& seen) {
+  return scaled_dot_product_attention(q, k, v, seen);
+}
+/// The queries follow the positions in the cache: query i attends to these and to the new keys 0 to i.
+template <Operand Q, Operand K, Operand V>
+auto attention_of_layer(const void* layer, const Q& q, const K& k, const V& v, const KvCache& cache) {
+  using Result = decltype(scaled_dot_product_attention(q, k, v, true));
+  const Index before = cache.length(), queries = value_of(q).size(2);
+  check<ShapeError>(value_of(k).size(2) == queries, "MultiheadAttention: a KvCache is for self-attention: expected ",
+                    queries, " new keys, got ", value_of(k).size(2));
+  if (!cache) return scaled_dot_product_attention(q, k, v, true);
+  const auto [keys, values] = cache.append(layer, value_of(k), value_of(v));
+  if (queries == 1) return Result(scaled_dot_product_attention(q, keys, values));
+  if (before == 0) return Result(scaled_dot_product_attention(q, keys, values, true));
+  auto mask = Tensor<bool, 2, Cpu>::empty({queries, before + queries});
+  for (Index i = 0; i < queries; ++i)
+    for (Index j = 0; j < before + queries; ++j) mask(i, j) = j <= before + i;
+  return Result(scaled_dot_product_attention(q, keys, values, to_device(mask, keys.device())));
+}
+
+}  // namespace detail
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+
+// <chorus/nn/parallel_linear.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+#define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
+
+// <chorus/ops/columns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
+/// accept it; functions that mix columns don't compile.
+
+// <chorus/ops/tensor_regions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+/// The boundaries of tensor parallel regions (Shoeybi et al. 2019, Megatron-LM): pairs of functions, each the gradient
+/// of the other. For a null group all are the identity.
+
+namespace chorus {
+
+using TensorGroupRef = std::shared_ptr<TensorGroup>;
+
+namespace detail {
+
+template <class T, int Rank, class D>
+std::span<T> span_of(const Tensor<T, Rank, D>& x) {
+  return {x.data(), static_cast<std::size_t>(x.numel())};
+}
+
+/// The sum over the group (all-reduce).
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
+  const auto dense = contiguous(x);
+  auto sum = Tensor<T, Rank, D>::empty(dense.shape(), dense.device());
+  copy_bytes(sum.device(), sum.data(), dense.device(), dense.data(), dense.bytes());
+  group.sum(span_of(sum));
+  return sum;
+}
+
+/// An axis of `width` entries that is sharded in multiples of `unit`.
+struct SharedAxis {
+  std::size_t axis;
+  Index width, unit;
+};
+
+// The largest number of elements of a member, which is the message size.
+inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& shared, int ranks) {
+  return whole.outer * axis_part(shared.width, shared.unit, ranks, 0).count * whole.inner;
+}
+
+/// All members' parts, joined along the axis (all-gather).
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
+  const auto part = contiguous(x);
+  auto shape = part.shape();
+  shape[shared.axis] = shared.width;
+  const auto whole = around_axis(shape, shared.axis);
+  const Index most = most_numbers(whole, shared, group.size());
+  auto mine = Tensor<T, 1, D>::zeros({most}, part.device());
+  copy_bytes(part.device(), mine.data(), part.device(), part.data(), part.bytes());
+  auto all = Tensor<T, 1, D>::empty({most * group.size()}, part.device());
+  group.all_gather(std::span<const T>(span_of(mine)), span_of(all));
+  auto out = Tensor<T, Rank, D>::empty(shape, part.device());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
+    if (of_rank.count > 0)
+      kernels::put_block(out.device(), whole, of_rank.begin, of_rank.count, all.data() + rank * most, out.data());
+  }
+  return out;
+}
+
+/// This member's part of the sum over members (reduce-scatter).
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> part_of_sum(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
+  const auto dense = contiguous(x);
+  const auto whole = around_axis(dense.shape(), shared.axis);
+  const Index most = most_numbers(whole, shared, group.size());
+  auto all = Tensor<T, 1, D>::zeros({most * group.size()}, dense.device());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto of_rank = axis_part(shared.width, shared.unit, group.size(), rank);
+    if (of_rank.count > 0)
+      kernels::take_block(dense.device(), whole, of_rank.begin, of_rank.count, dense.data(), all.data() + rank * most);
+  }
+  auto mine = Tensor<T, 1, D>::empty({most}, dense.device());
+  group.reduce_scatter(std::span<const T>(span_of(all)), span_of(mine));
+  auto shape = dense.shape();
+  shape[shared.axis] = group.part(shared.width, shared.unit).count;
+  return contiguous(mine.slice(0, 0, numel(shape))).view(shape);
+}
+
+template <class T, int Rank, class D>
+Tensor<T, Rank, D> part_of(const Tensor<T, Rank, D>& x, const SharedAxis& shared, const TensorGroup& group) {
+  const auto part = group.part(shared.width, shared.unit);
+  return contiguous(x.slice(static_cast<Index>(shared.axis), part.begin, part.begin + part.count));
+}
+
+template <Operand X>
+void check_first_order() {
+  if constexpr (is_graph_variable<X>)
+    fail<UsageError>("TensorParallel: gradients of gradients are not supported in split layers: expected Variables");
+}
+
+/// A communicating operation: `forward(x)`, and `backward(dy)` for the gradient.
+template <class Forward, class Backward, Operand X>
+X between_ranks(const char* name, const Forward& forward, Backward backward, const X& x) {
+  check_first_order<X>();
+  if constexpr (is_graph_variable<X>)
+    return x;
+  else
+    return record(
+        name, forward(value_of(x)),
+        [backward = std::move(backward)](const auto& dy, auto dx) { dx->add(backward(dy)); }, x);
+}
+
+/// The Variable of a Parameter; other operands as they are.
+template <Operand X>
+auto as_recorded(const X& x) {
+  if constexpr (AnyTensor<X> || is_graph_variable<X>)
+    return x;
+  else
+    return variable_of(x);
+}
+
+}  // namespace detail
+
+/// Megatron's f: the identity, where members start different computations with x. Gradients are summed.
+template <Operand X>
+auto enter_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  return detail::between_ranks(
+      "enter_tensor_region", [](const auto& value) { return value; },
+      [group](const auto& dy) { return detail::summed(dy, *group); }, detail::as_recorded(x));
+}
+
+/// Megatron's g: the sum over members; the gradient passes unchanged.
+template <Operand X>
+auto leave_tensor_region(const X& x, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  return detail::between_ranks(
+      "leave_tensor_region", [&](const auto& value) { return detail::summed(value, *group); },
+      [](const auto& dy) { return dy; }, detail::as_recorded(x));
+}
+
+/// This member's part of an axis of x; every member has the whole x. The backward pass gathers the gradients.
+template <Operand X>
+auto scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("scatter_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
+  return detail::between_ranks(
+      "scatter_axis", [&](const auto& value) { return detail::part_of(value, shared, *group); },
+      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
+}
+
+/// Joins all members' parts of an axis of `width` entries. `summing`: members use the result differently, so gradients
+/// are summed; else all members compute the same with it.
+template <Operand X>
+auto gather_axis(const X& x, Index axis, Index width, Index unit = 1, bool summing = false,
+                 const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("gather_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, width, unit};
+  check<ShapeError>(value_of(x).shape()[a] == group->part(width, unit).count, "gather_axis: expected ",
+                    group->part(width, unit).count, " of ", width, " entries along axis ", a, ", got shape ",
+                    value_of(x).shape());
+  return detail::between_ranks(
+      "gather_axis", [&](const auto& value) { return detail::all_parts(value, shared, *group); },
+      [shared, group, summing](const auto& dy) {
+        return summing ? detail::part_of_sum(dy, shared, *group) : detail::part_of(dy, shared, *group);
+      },
+      detail::as_recorded(x));
+}
+
+/// This member's part of an axis of the sum over members. Gradients are gathered.
+template <Operand X>
+auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  if (group == nullptr) return detail::as_recorded(x);
+  const auto a = normalize_axis("reduce_scatter_axis", axis, tensor_of<X>::rank);
+  const detail::SharedAxis shared{a, value_of(x).shape()[a], unit};
+  return detail::between_ranks(
+      "reduce_scatter_axis", [&](const auto& value) { return detail::part_of_sum(value, shared, *group); },
+      [shared, group](const auto& dy) { return detail::all_parts(dy, shared, *group); }, detail::as_recorded(x));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+
+namespace chorus {
+
+/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
+template <Operand X>
+class Columns {
+ public:
+  using operand_type = X;
+
+  /// `unit`: see Split. Throws ShapeError if the part does not have this rank's size.
+  Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
+      : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
+    check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
+                      width, " columns, got shape ", value_of(part_).shape());
+  }
+
+  const X& part() const { return part_; }
+  Index width() const { return width_; }
+  Index unit() const { return unit_; }
+  const TensorGroupRef& group() const { return group_; }
+  /// The range of columns that this rank holds.
+  AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
+  /// The shape of the whole value.
+  auto shape() const {
+    auto shape = value_of(part_).shape();
+    shape.back() = width_;
+    return shape;
+  }
+  /// Another value with the same sharding.
+  template <Operand Y>
+  Columns<Y> with(Y part) const {
+    return {std::move(part), width_, unit_, group_};
+  }
+  /// Whether two values have the same sharding.
+  template <class Y>
+  bool same_as(const Columns<Y>& other) const {
+    return width_ == other.width() && group_ == other.group() &&
+           (group_ == nullptr || unit_ == other.unit() || group_->size() == 1);
+  }
+
+ private:
+  X part_;
+  Index width_, unit_;
+  TensorGroupRef group_;
+};
+
+namespace detail {
+template <class X>
+inline constexpr bool is_columns = false;
+template <class X>
+inline constexpr bool is_columns<Columns<X>> = true;
+template <class... Xs>
+inline constexpr bool no_columns = false;
+
+template <class A, class B>
+void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
+  check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
+                    " are split in different ways");
+}
+}  // namespace detail
+
+/// All columns, on every rank (all-gather).
+template <class X>
+auto gather_columns(const Columns<X>& x) {
+  return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
+}
+
+/// This rank's columns of a value that all ranks have.
+template <Operand X>
+auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = tensor_group()) {
+  const Index width = value_of(x).shape().back();
+  auto part = scatter_axis(x, -1, unit, group);
+  return Columns<decltype(part)>(std::move(part), width, unit, group);
+}
+
+#define CHORUS_OF_COLUMNS(FUNCTION)                               \
+  template <class X, class... Numbers>                            \
+  auto FUNCTION(const Columns<X>& x, const Numbers&... numbers) { \
+    return x.with(FUNCTION(x.part(), numbers...));                \
+  }
+CHORUS_OF_COLUMNS(relu)
+CHORUS_OF_COLUMNS(relu6)
+CHORUS_OF_COLUMNS(sigmoid)
+CHORUS_OF_COLUMNS(log_sigmoid)
+CHORUS_OF_COLUMNS(silu)
+CHORUS_OF_COLUMNS(gelu)
+CHORUS_OF_COLUMNS(gelu_tanh)
+CHORUS_OF_COLUMNS(mish)
+CHORUS_OF_COLUMNS(hardsigmoid)
+CHORUS_OF_COLUMNS(hardswish)
+CHORUS_OF_COLUMNS(leaky_relu)
+CHORUS_OF_COLUMNS(elu)
+CHORUS_OF_COLUMNS(softplus)
+CHORUS_OF_COLUMNS(hardtanh)
+CHORUS_OF_COLUMNS(abs)
+CHORUS_OF_COLUMNS(square)
+CHORUS_OF_COLUMNS(sqrt)
+CHORUS_OF_COLUMNS(exp)
+CHORUS_OF_COLUMNS(log)
+CHORUS_OF_COLUMNS(sin)
+CHORUS_OF_COLUMNS(cos)
+CHORUS_OF_COLUMNS(tanh)
+CHORUS_OF_COLUMNS(erf)
+#undef CHORUS_OF_COLUMNS
+
+#define CHORUS_OF_COLUMNS(OP)                                 \
+  template <class A, class B>                                 \
+  auto operator OP(const Columns<A>& a, const Columns<B>& b) { \
+    detail::check_same_columns(#OP, a, b);                    \
+    return a.with(a.part() OP b.part());                      \
+  }                                                           \
+  template <class X>                                          \
+  auto operator OP(const Columns<X>& x, Arithmetic auto n) {  \
+    return x.with(x.part() OP n);                             \
+  }                                                           \
+  template <class X>                                          \
+  auto operator OP(Arithmetic auto n, const Columns<X>& x) {  \
+    return x.with(n OP x.part());                             \
+  }
+CHORUS_OF_COLUMNS(+)
+CHORUS_OF_COLUMNS(-)
+CHORUS_OF_COLUMNS(*)
+CHORUS_OF_COLUMNS(/)
+#undef CHORUS_OF_COLUMNS
+
+template <class X>
+auto operator-(const Columns<X>& x) {
+  return x.with(-x.part());
+}
+
+// Functions that would mix columns. They return x, so that the message below is the only error.
+#define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
+  template <class X, class... More>                                                                                  \
+  auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
+    static_assert(detail::no_columns<X, More...>,                                                                    \
+                  #FUNCTION ": it mixes columns, which ranks split: use gather_columns(x), or a "                   \
+                            "RowParallelLinear");                                                                    \
+    return x.part();                                                                                                 \
+  }
+CHORUS_MIXES_COLUMNS(linear)
+CHORUS_MIXES_COLUMNS(matmul)
+CHORUS_MIXES_COLUMNS(softmax)
+CHORUS_MIXES_COLUMNS(log_softmax)
+CHORUS_MIXES_COLUMNS(layer_norm)
+CHORUS_MIXES_COLUMNS(sum)
+CHORUS_MIXES_COLUMNS(mean)
+#undef CHORUS_MIXES_COLUMNS
+
+/// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
+template <class X>
+auto dropout(const Columns<X>& x, double p, bool training = true) {
+  static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
+  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
+  const auto columns = x.range();
+  return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
+}
+
+/// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
+template <class X, std::size_t NewRank>
+auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
+  check<ShapeError>(shape.back() == x.width(), "reshape: split columns must stay the last axis: expected ", x.width(),
+                    " as its size, got ", shape);
+  shape.back() = x.range().count;
+  return x.with(reshape(x.part(), shape));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+
+// <chorus/ops/sequence_part.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+/// SequencePart: a value whose sequence positions are sharded over the ranks of a TensorGroup (sequence parallelism,
+/// Korthikanti et al. 2022), between column-sharded layers. A type of its own, as Columns.
+
+namespace chorus {
+
+/// The group that shards sequences, if the policy uses sequence parallelism; else null.
+inline TensorGroupRef sequence_group() {
+  const auto& group = tensor_group();
+  return group != nullptr && group->splits_sequences() ? group : nullptr;
+}
+
+/// [batch, length, ...], of which this rank holds adjacent positions: `part()`. Without a group it holds all.
+template <Operand X>
+class SequencePart {
+ public:
+  SequencePart(X part, Index length, TensorGroupRef group)
+      : part_(std::move(part)), length_(length), group_(std::move(group)) {}
+
+  const X& part() const { return part_; }
+  Index length() const { return length_; }
+  const TensorGroupRef& group() const { return group_; }
+  /// The shape of the whole value.
+  auto shape() const {
+    auto shape = value_of(part_).shape();
+    shape[1] = length_;
+    return shape;
+  }
+  /// Another value with the same sharding.
+  template <Operand Y>
+  SequencePart<Y> with(Y part) const {
+    return {std::move(part), length_, group_};
+  }
+
+ private:
+  X part_;
+  Index length_;
+  TensorGroupRef group_;
+};
+
+/// This rank's positions of x: [batch, length, ...], which all ranks have; all positions without sequence parallelism.
+/// Transformer blocks map SequenceParts to SequenceParts: call this before the blocks and gather_sequence after them,
+/// and each rank works on its own positions in between.
+template <Operand X>
+auto split_sequence(const X& x, const TensorGroupRef& group = sequence_group()) {
+  static_assert(tensor_of<X>::rank >= 2, "split_sequence: expected a value [batch, length, ...]");
+  auto part = scatter_axis(x, 1, 1, group);
+  return SequencePart<decltype(part)>(std::move(part), value_of(x).shape()[1], group);
+}
+
+/// All positions, on every rank (all-gather). All ranks must compute the same with them.
+template <class X>
+auto gather_sequence(const SequencePart<X>& x) {
+  return gather_axis(x.part(), 1, x.length(), 1, false, x.group());
+}
+
+template <class A, class B>
+auto operator+(const SequencePart<A>& a, const SequencePart<B>& b) {
+  check<ShapeError>(a.length() == b.length() && a.group() == b.group(), "+: sequences of shapes ", a.shape(), " and ",
+                    b.shape(), " are split in different ways");
+  return a.with(a.part() + b.part());
+}
+
+/// Drops the same elements as on one device.
+template <class X>
+auto dropout(const SequencePart<X>& x, double p, bool training = true) {
+  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
+  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
+  const auto& value = value_of(x.part());
+  const Index samples = value.size(0), count = value.size(1);
+  const Index inner = samples * count == 0 ? 0 : value.numel() / (samples * count);
+  const auto places = x.group()->part(x.length(), 1);
+  return x.with(detail::dropout_part(x.part(), p, {x.length() * inner, places.begin * inner, count * inner}));
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SEQUENCE_PART_HPP
+
+namespace chorus::nn {
+
+namespace detail {
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
+/// UsageError if there is no such group.
+inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
+  if (mine == width) return nullptr;
+  const auto& group = tensor_group();
+  check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
+                    " entries are split over ranks, and this rank has a part: call the net, not its module(); "
+                    "TensorParallel::gathered gives a whole model");
+  return group;
+}
+
+/// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
+template <Operand X>
+auto entered(const X& x, const TensorGroupRef& group) {
+  return enter_tensor_region(x, group);
+}
+template <class X>
+auto entered(const SequencePart<X>& x, const TensorGroupRef& group) {
+  if (x.group() == nullptr) return enter_tensor_region(x.part(), group);
+  return gather_axis(x.part(), 1, x.length(), 1, /*summing=*/group != nullptr, x.group());
+}
+}  // namespace detail
+
+/// Options of ColumnParallelLinear and RowParallelLinear.
+struct ParallelLinearOptions {
+  bool bias = true;
+  /// Ranks hold whole groups of this many columns, such as the features of a head.
+  Index unit = 1;
+};
+
+/// Linear with sharded outputs under TensorParallel: each rank holds rows of weight and bias and computes its columns
+/// of y. Without it, a Linear with the same names, shapes and initial values.
+template <Device D, Real T = float>
+class ColumnParallelLinear : public Linear<D, T> {
+ public:
+  /// Throws ShapeError unless `unit` divides the outputs.
+  ColumnParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), out_(out_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && out_ % unit_ == 0, "ColumnParallelLinear: units of ", unit_, " do not divide ", out_,
+                      " outputs");
+  }
+
+  /// x: [..., in], the same on all ranks -> Columns of [..., out].
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  /// x: sharded [batch, length, in] -> Columns of [batch, length, out], for all positions.
+  template <class X>
+  auto operator()(const SequencePart<X>& x) const {
+    return detail::watched(*this, [&] { return columns_of(x); });
+  }
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return linear(x, this->weight, this->bias);  // does not compile, with an explanation
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 0, .unit = unit_});
+    if (this->bias) visitor.split_parameter("bias", this->bias, {.axis = 0, .unit = unit_});
+  }
+  std::string describe() const override {
+    return cat("Linear(", this->weight.shape()[1], ", ", out_, this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  auto columns_of(const auto& x) const {
+    const ReadsParts parts;
+    auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
+    auto y = this->apply(detail::entered(x, group));
+    return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
+  }
+
+  Index out_, unit_;
+};
+
+/// Linear with sharded inputs under TensorParallel: each rank holds columns of the weight and computes a partial y; the
+/// sum gets the bias. Without it, a Linear with the same names, shapes and initial values.
+template <Device D, Real T = float>
+class RowParallelLinear : public Linear<D, T> {
+ public:
+  /// `unit` is that of the input columns. Throws ShapeError unless it divides the inputs.
+  RowParallelLinear(Index in_features, Index out_features, const ParallelLinearOptions& options = {})
+      : Linear<D, T>(in_features, out_features, {.bias = options.bias}), in_(in_features), unit_(options.unit) {
+    check<ShapeError>(unit_ > 0 && in_ % unit_ == 0, "RowParallelLinear: units of ", unit_, " do not divide ", in_,
+                      " inputs");
+  }
+
+  /// x: [..., in], as returned by ColumnParallelLinear -> [..., out], the same on all ranks. Throws ShapeError if the
+  /// columns are sharded differently.
+  template <class X>
+  auto operator()(const Columns<X>& x) const {
+    return detail::watched(*this, [&] { return of_columns(x); });
+  }
+  /// For an input that all ranks have: uses this rank's columns.
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return detail::watched(*this, [&] { return of_whole(x); });
+  }
+  /// The same with a sharded result [batch, length, out], if `group` shards sequences: a reduce-scatter.
+  template <class X>
+  auto to_sequence(const Columns<X>& x, const TensorGroupRef& group = sequence_group()) const {
+    return detail::watched(*this, [&] { return sequence_of(x, group); });
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, {.axis = 1, .unit = unit_});
+    if (this->bias) visitor.parameter("bias", this->bias);
+  }
+  std::string describe() const override {
+    return cat("Linear(", in_, ", ", this->weight.shape()[0], this->bias ? ")" : ", bias=false)");
+  }
+
+ private:
+  TensorGroupRef group() const {
+    return detail::group_of_part("RowParallelLinear", this->weight.shape()[1], in_, unit_);
+  }
+  template <class X>
+  auto of_columns(const Columns<X>& x) const {
+    const ReadsParts parts;
+    check<ShapeError>(x.width() == in_, "RowParallelLinear: expected ", in_, " columns, got ", x.width());
+    const auto own = group();
+    if (own == nullptr) return this->apply(gather_columns(x));
+    if (x.group() == nullptr) return sum_of(scatter_columns(x.part(), unit_, own));
+    check_unit(x);
+    return sum_of(x);
+  }
+  template <Operand X>
+  auto of_whole(const X& x) const {
+    const ReadsParts parts;
+    if (const auto own = group()) return sum_of(scatter_columns(x, unit_, own));
+    return this->apply(x);
+  }
+  template <class X>
+  auto sum_of(const Columns<X>& x) const {
+    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+  }
+  template <class X>
+  auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
+    using Y = decltype(of_columns(x));
+    const ReadsParts parts;
+    const Index length = x.shape()[1];
+    if (sequence == nullptr) return SequencePart<Y>(of_columns(x), length, nullptr);
+    if (group() != sequence || x.group() != sequence) return split_sequence(of_columns(x), sequence);
+    check_unit(x);
+    Y y = with_bias(reduce_scatter_axis(linear(x.part(), this->weight), 1, 1, sequence),
+                    enter_tensor_region(this->bias, this->bias ? sequence : nullptr));
+    return SequencePart<Y>(std::move(y), length, sequence);
+  }
+  template <Operand Y, Operand B>
+  static Y with_bias(const Y& y, const B& bias) {
+    using Number = typename tensor_of<Y>::value_type;
+    if (!value_of(bias).defined()) return y;
+    if constexpr (std::is_same_v<Number, T>)
+      return y + bias;
+    else
+      return y + to<Number>(bias);
+  }
+  template <class X>
+  void check_unit(const Columns<X>& x) const {
+    check<ShapeError>(x.unit() == unit_, "RowParallelLinear: expected columns in units of ", unit_,
+                      ", got units of ", x.unit(), ": give both layers the same unit");
+  }
+
+  Index in_, unit_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+
+// <chorus/ops/attention_packed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
+/// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
+/// scores don't fit into the limit, products and kernels read them without a copy.
+
 namespace chorus {
 
 namespace detail {
@@ -57686,6 +58660,11 @@ class MultiheadAttention : public Module {
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
+  /// Self-attention after the positions in `cache`, which keeps these, too; causal, also without a capacity.
+  template <Operand Q, Operand K, Operand V>
+  auto operator()(const Q& query, const K& key, const V& value, const KvCache& cache) const {
+    return detail::watched(*this, [&] { return attend(query, key, value, cache); });
+  }
 
   /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
   template <class Q, class K, class V, class Seen = bool>
@@ -57734,7 +58713,7 @@ class MultiheadAttention : public Module {
   template <Operand Q, Operand K, Operand V, class Seen>
   auto seen_by_heads(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
                      const TensorGroupRef& group) const {
-    if constexpr (chorus::detail::has_stacked_attention<Q, K, V>) {
+    if constexpr (chorus::detail::has_stacked_attention<Q, K, V> && !std::is_same_v<Seen, KvCache>) {
       if constexpr (AnyTensor<Seen>)
         return seen_in_place(q, k, v, head, {}, of_heads(seen, group));
       else
@@ -57769,14 +58748,16 @@ class MultiheadAttention : public Module {
                      const TensorGroupRef& group) const {
     return detail::attended(
         this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
-          const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
+          const auto& of_q = input(q);
+          const auto& of_k = input(k);
+          const auto& of_v = input(v);
           const auto& weight = own();
           const auto heads_first = [&](const auto& x, Index part) {
             return permute(project(x, weight, part, head), Shape<4>{0, 2, 1, 3});
           };
           const auto queries = heads_first(of_q, 0), keys = heads_first(of_k, 1), values = heads_first(of_v, 2);
           const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
-          return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
+          return detail::attention_of_layer(this, a, b, c, of_heads(seen, group));
         });
   }
   template <Operand X>
@@ -61989,19 +62970,52 @@ State as_state(const H& h) {
     return State(h);
 }
 
+/// Which samples of a batch have a step: [time, batch, 1]; undefined if all have all of them.
+template <Operand X, class D>
+Tensor<bool, 3, D> real_steps(const char* operation, const X& x, const Tensor<std::int64_t, 1, D>& lengths) {
+  if (!lengths.defined()) return {};
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1);
+  check<ShapeError>(lengths.numel() == batch, operation, ": expected ", batch, " lengths, got ", lengths.numel());
+  const auto near = contiguous(to_device(lengths, Cpu{}));
+  auto steps = Tensor<bool, 3, Cpu>::empty({time, batch, 1});
+  for (Index i = 0; i < batch; ++i) {
+    check<UsageError>(near(i) >= 0 && near(i) <= time, operation, ": expected lengths in [0, ", time, "], got ",
+                      near(i), " for sample ", i);
+    for (Index t = 0; t < time; ++t) steps(t, i, 0) = t < near(i);
+  }
+  return to_device(steps, lengths.device());
+}
+/// The state after step t: that before it for samples which have ended.
+template <class State, class D>
+State state_after(const Tensor<bool, 3, D>& real, Index t, const State& next, const State& before) {
+  return real.defined() ? State(where(contiguous(real.select(0, t)), next, before)) : next;
+}
+/// The output of step t: zero for samples which have ended.
+template <class State, class D>
+State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
+  using Value = tensor_of<State>;
+  return real.defined() ? State(where(contiguous(real.select(0, t)), state,
+                                      Tensor<typename Value::value_type, 0, D>::zeros({}, real.device())))
+                        : state;
+}
+
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
 /// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
-/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
+/// backwards; outputs stay at their steps. `lengths`, [batch]: a sample ends after so many steps, and padding follows:
+/// its last state is that of its end, `reverse` begins there, and outputs after it are zero, as PyTorch's packed
+/// sequences. Throws ShapeError if sizes don't match, UsageError for a length outside of [0, time].
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-          const C& c0, bool reverse = false) {
+          const C& c0, bool reverse = false,
+          const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
   detail::check_state("lstm", x, weight_hh, h0);
   detail::check_state("lstm", x, weight_hh, c0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("lstm", x, lengths);
   using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
                                            linear(h0, weight_hh, bias_hh), c0, c0));
   auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
@@ -62010,10 +63024,13 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
     const Index t = reverse ? time - 1 - step : step;
     const auto gates =
         detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
-    c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
+    const State cell =
+        detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
                           detail::gate(gates, 2, hidden), c);
-    h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), cell);
+    c = detail::state_after(real, t, cell, c);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
   auto output = stack(1, steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
@@ -62026,15 +63043,17 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
 }
 
 /// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
-/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
-/// sizes don't match.
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` and `lengths` as for lstm. Throws
+/// ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-         bool reverse = false) {
+         bool reverse = false,
+         const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
   detail::check_state("gru", x, weight_hh, h0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("gru", x, lengths);
   using State =
       decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
   auto h = detail::as_state<State>(h0);
@@ -62046,9 +63065,10 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
     const auto candidate =
         detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
                           detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
-                          candidate, h);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden),
+                                          detail::gate(gh, 1, hidden), candidate, h);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
   auto output = stack(1, steps);
   return GruResult<decltype(output), State>{std::move(output), h};

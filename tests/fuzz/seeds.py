@@ -34,6 +34,15 @@ def safetensors(tensors, metadata=None):
     return pack("Q", len(text)) + text + data
 
 
+def images(kind):
+    """The files of golden_images whose names begin so."""
+    content = (HERE.parent / "golden_images" / "images.safetensors").read_bytes()
+    begin = 8 + struct.unpack("<Q", content[:8])[0]
+    entries = json.loads(content[8:begin])
+    return [content[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]]
+            for name, entry in entries.items() if name.startswith(kind) and name.endswith(".file")]
+
+
 def floats(*numbers):
     return pack(f"{len(numbers)}f", *numbers)
 
@@ -280,6 +289,7 @@ SEEDS = {
         bytes([128, 1, 3]) + bytes(4) + b"\2" + addresses(), bytes([129, 1]) + pack("i", 1) + bytes(5) + b"\2",
         bytes([0]) + b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(20), bytes([130, 2]) + bytes(9) + addresses(10),
     ],
+    "png": images("png"), "jpeg": images("jpeg"),
     "mesh": [bytes([0, 2]), bytes([0]), bytes([0, 1 + 8 * 20, *bytes(20), 2]), bytes([4, 0, 2]), bytes([0, 0, 2])],
 }
 

@@ -26,6 +26,7 @@ ROOMS = {
     "local_sgd": (["parallel/local_sgd.hpp", "parallel/local_steps.hpp"], ["hooks"]),
     "parameter_server": (["parallel/parameter_server.hpp"], []),
     "sharded": (["parallel/sharded/*", "parallel/sharded_optimizer.hpp"], ["fsdp"]),
+    "image_folder": (["data/image_folder.hpp", "data/images/*"], []),
     "mixed_precision": (["nn/mixed_precision.hpp"], []),
     "distributions": (["distributions.hpp"], []),
     "models": (["nn/models/*", "models.hpp"], ["gpt2_folder"]),
