@@ -176,7 +176,15 @@ auto all_reduce(const X& x) {
   group->sum(numbers);
   auto sums = Tensor<T, rank, Cpu>::empty(near.shape());
   std::transform(numbers.begin(), numbers.end(), sums.data(), [](double v) { return static_cast<T>(v); });
-  const auto backward = [group](const auto& dy, auto dx) { dx->add(detail::sum_of_gradients(*group, dy)); };
+  // A sum over no samples is 0.
+  const bool empty = std::all_of(near.data(), near.data() + near.numel(), [](T v) { return v == 0; });
+  const auto backward = [group, empty](const auto& dy, auto dx) {
+    const auto gradients = detail::sum_of_gradients(*group, dy);
+    check<UsageError>(empty || group->weight() != 0,
+                      "all_reduce: this rank's loss counts no element, so its part of the sum would get no gradient of "
+                      "other ranks' losses: expected a loss that counts some on each rank with samples");
+    dx->add(gradients);
+  };
   return detail::of_samples(record(detail::global_batch_name, to_device(sums, own.device()), backward, x), false);
 }
 

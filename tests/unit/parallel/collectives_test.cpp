@@ -244,6 +244,12 @@ TEST_CASE("collectives: what can't be one device's is refused by name") {
     cross_entropy(matmul(z, transpose(all_gather(net, z), 0, 1)), labels).backward();
   });
   CHECK_THAT(ignored[1], Contains("all_gather: this rank's loss counts no element"));
+  const auto unsummed = errors([&](auto& net, int rank) {
+    const auto z = net(numbers(2, 5, 1));
+    const auto labels = rank == 0 ? arange(0, 2) : Tensor<std::int64_t, 1>::full({2}, -100);
+    cross_entropy(z + all_reduce(net, sum(z, 0)), labels).backward();
+  });
+  CHECK_THAT(unsummed[1], Contains("all_reduce: this rank's loss counts no element"));
   // Rank 1 has no samples, but its sum is over the rows that rank 0 sends.
   const auto sent = errors([&](auto& net, int rank) {
     const auto z = net(numbers(rank == 0 ? 2 : 0, 5, 1));
