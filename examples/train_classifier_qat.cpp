@@ -18,14 +18,14 @@
 namespace {
 
 /// The models that have an integer form and compile quickly.
-struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, Mlp<ch::Cpu>, ResNet18<ch::Cpu>> {
+struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, Mlp<ch::Cpu>, ch::nn::ResNet18<ch::Cpu>> {
   FloatModel(std::string_view name, const ImageFacts& image) : OneOf{make(name, image)} {}
 
  private:
   static decltype(OneOf::model) make(std::string_view name, const ImageFacts& image) {
     if (name == "toy") return ToyModel<ch::Cpu>{image};
     if (name == "mlp") return Mlp<ch::Cpu>{image};
-    return ResNet18<ch::Cpu>{image};
+    return ch::nn::ResNet18<ch::Cpu>(resnet_options(image));
   }
 };
 using Model = ch::nn::QuantizationAware<FloatModel>;

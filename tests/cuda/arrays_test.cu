@@ -80,7 +80,8 @@ TEST_CASE("ranges of an axis") {
 TEST_CASE("picking by index, and back") {
   if (!gpu_present()) return;
   for (const auto& [whole, count] : std::vector<std::pair<AxisShape, Index>>{
-           {{1, 50, 20}, 2000}, {{3, 7, 4}, 9}, {{2, 5, 1}, 700}, {{1, 3, 600}, 5}, {{2, 5, 3}, 0}, {{2, 300, 3}, 5000}})
+           {{1, 50, 20}, 2000}, {{3, 7, 4}, 9}, {{2, 5, 1}, 700}, {{1, 3, 600}, 5}, {{2, 5, 3}, 0}, {{2, 300, 3}, 5000},
+           {{2, 2, 300}, 256}, {{2, 1, 3}, 257}, {{1, 2, 260}, 449}})
     for (const bool accumulate : {false, true}) {
       CAPTURE(whole.outer, whole.axis, whole.inner, count, accumulate);
       const Index picked = whole.outer * count * whole.inner;

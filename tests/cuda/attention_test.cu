@@ -71,11 +71,13 @@ void attentions() {
   as_on_the_cpu<T>([](const auto&... in) { return scaled_dot_product_attention(in..., true); });
 }
 
-// Attention whose scores are not to be in memory, while it lives.
-struct ByBlocks {
-  std::size_t before = kernels::attention_scores_limit().exchange(0);
-  ~ByBlocks() { kernels::attention_scores_limit() = before; }
+// The most scores in memory while it lives: none, as blocks have it, or those of a few heads.
+struct ScoresLimit {
+  explicit ScoresLimit(std::size_t bytes) : before(kernels::attention_scores_limit().exchange(bytes)) {}
+  ~ScoresLimit() { kernels::attention_scores_limit() = before; }
+  std::size_t before;
 };
+constexpr std::size_t no_limit = std::size_t{1} << 30;
 
 void all_attentions() {
   attentions<float>();
@@ -127,11 +129,71 @@ void in_tiles(bool causal, double dropout, bool masked) {
 
 TEST_CASE("attention by blocks on a GPU") {
   if (!gpu_present()) return;
-  const ByBlocks by_blocks;
+  const ScoresLimit by_blocks(0);
   all_attentions();
   in_tiles<float>(true, 0, false);
   in_tiles<float>(false, 0.25, true);
   in_tiles<double>(true, 0.25, true);
+  const kernels::AttentionShape no_keys{
+      .samples = 1, .heads = 1, .queries = 70, .keys = 0, .features = 3, .values = 4, .scale = 1};
+  const auto zeros = [&](auto device, const float* q, float* y, float* log_sums) {
+    const float* const none = nullptr;
+    kernels::attention_forward(device, no_keys, q, none, none, none, y, log_sums);
+  };
+  compare(0, zeros, numbers<float>(210, 1), numbers<float>(280, 2), std::vector<float>(70));
+}
+
+TEST_CASE("attention by stacks on a GPU") {
+  if (!gpu_present()) return;
+  {
+    const ScoresLimit two_heads(400);  // of floats; one of doubles, four of bf16
+    all_attentions();
+  }
+  for (const std::size_t limit : {std::size_t{100'000}, no_limit}) {  // one head, or both
+    const ScoresLimit heads(limit);
+    in_tiles<float>(true, 0, false);
+    in_tiles<float>(false, 0.25, true);
+    in_tiles<double>(true, 0.25, true);
+  }
+}
+
+TEST_CASE("attention by stacks: its stacks are few, and even") {
+  const auto stacks = [](Index samples, Index heads, Index queries, bool packed) {
+    const kernels::AttentionShape s{.samples = samples, .heads = heads, .queries = queries, .keys = queries,
+                                    .features = 64, .values = 64, .scale = 1};
+    const auto at = packed ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
+    const auto all = kernels::cuda::AttentionStacks::of<bf16>(s, at);
+    std::vector<int> seen(static_cast<std::size_t>(s.batch()));
+    Index count = 0;
+    all([&](const kernels::cuda::AttentionStack& stack) {
+      ++count;
+      CHECK(stack.count <= all.each());
+      for (Index i = 0; i < stack.count; ++i) ++seen[static_cast<std::size_t>(stack.matrix(heads, i))];
+    });
+    CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
+    return std::pair(count, all.each());
+  };
+  using Stacks = std::pair<Index, Index>;
+  CHECK(stacks(64, 12, 1024, true) == Stacks(64, 12));     // a sample each
+  CHECK(stacks(1024, 12, 128, true) == Stacks(24, 512));   // half of the samples, a head each
+  CHECK(stacks(4, 32, 1024, true) == Stacks(12, 11));      // a third of a sample's heads
+  CHECK(stacks(4, 32, 1024, false) == Stacks(11, 12));
+  CHECK(stacks(2, 3, 8192, true) == Stacks(6, 1));
+}
+
+TEST_CASE("attention's limit in the environment") {
+  const auto limit = [](const char* text) {
+    setenv("CHORUS_CUDA_ATTENTION_MIB", text, 1);
+    return kernels::detail::scores_limit_at_first();
+  };
+  CHECK(limit("") == std::size_t{256} << 20);
+  CHECK(limit("0") == 0);
+  CHECK(limit("1000") == std::size_t{1000} << 20);
+  for (const char* wrong : {"-1", "1g", "1048577", "99999999999999999999"})
+    CHECK(message_of<UsageError>([&] { limit(wrong); }) ==
+          cat("environment variable CHORUS_CUDA_ATTENTION_MIB: expected a number of MiB from 0 to 1048576, got '", wrong,
+              "'"));
+  unsetenv("CHORUS_CUDA_ATTENTION_MIB");
 }
 
 // The result of attention of packed queries, keys and values, in which gradients of another use lie already, or not.
@@ -157,11 +219,11 @@ auto packed_results(D device, const AttentionOptions& options, bool used_before,
 
 TEST_CASE("attention of packed queries, keys and values") {
   if (!gpu_present()) return;
-  for (const std::size_t limit : {std::size_t{0}, std::size_t{1} << 30})
+  // Blocks; stacks of one head, of a head of both samples, and of a sample's three; all at once.
+  for (const std::size_t limit : {std::size_t{0}, std::size_t{250}, std::size_t{400}, std::size_t{600}, no_limit})
     for (const bool used_before : {false, true})
       for (const double dropout : {0.0, 0.3}) {
-        const ByBlocks by_blocks;
-        kernels::attention_scores_limit() = limit;
+        const ScoresLimit limited(limit);
         CAPTURE(limit, used_before, dropout);
         const AttentionOptions options{.causal = dropout == 0, .dropout = dropout};
         const auto expected = packed_results<float>(Cpu{}, options, used_before),
@@ -171,11 +233,16 @@ TEST_CASE("attention of packed queries, keys and values") {
         for (std::size_t i = 0; i < 2; ++i) CHECK(error(narrow[i], expected[i]) <= 1e-1);
       }
 #ifndef __NVCC__
-  const ByBlocks by_blocks;
-  std::size_t launches = 0;
-  packed_results<float>(Cuda{}, {.causal = true}, false, &launches);
+  const auto launches = [](std::size_t limit) {
+    const ScoresLimit limited(limit);
+    std::size_t count = 0;
+    packed_results<float>(Cuda{}, {.causal = true}, false, &count);
+    return count;
+  };
   // Forward one, and back the dots and two kernels; the others are the loss's, and of the sum that gave qkv.
-  CHECK(launches <= 11);
+  CHECK(launches(0) <= 11);
+  // Each of two stacks has a kernel and two products forward, and one and five back: nothing is copied.
+  CHECK(launches(600) <= 26);
 #endif
   const auto wrong = Tensor<float, 5, Cuda>::ones({1, 2, 2, 1, 4}, Cuda{});
   CHECK(message_of<ShapeError>([&] { scaled_dot_product_attention_packed(wrong); }) ==
@@ -212,9 +279,8 @@ auto layer_results(D device, bool cross, const Attend& attend, [[maybe_unused]] 
 
 template <class Attend>
 void layer_as_on_the_cpu(bool cross, const Attend& attend) {
-  for (const std::size_t limit : {std::size_t{0}, std::size_t{1} << 30}) {
-    const ByBlocks by_blocks;
-    kernels::attention_scores_limit() = limit;
+  for (const std::size_t limit : {std::size_t{0}, std::size_t{250}, std::size_t{400}, std::size_t{600}, no_limit}) {
+    const ScoresLimit limited(limit);
     CAPTURE(cross, limit);
     const auto expected = layer_results(Cpu{}, cross, attend), actual = layer_results(Cuda{}, cross, attend);
     for (std::size_t i = 0; i < expected.size(); ++i) CHECK(error(actual[i], expected[i]) <= 1e-5);
@@ -242,24 +308,30 @@ TEST_CASE("a layer of attention on a GPU") {
     return layer(x, m, m, third_head_sees_less(x.device(), 5));
   });
 #ifndef __NVCC__
-  const ByBlocks by_blocks;
+  const ScoresLimit by_blocks(0);
   std::size_t launches = 0;
   layer_results(Cuda{}, false, causal, &launches);
   CHECK(launches <= 4);  // attention forward, and back the dots and two kernels: nothing is copied
 #endif
 }
 
-TEST_CASE("attention by blocks has no memory for all scores") {
+TEST_CASE("attention has no memory for all scores") {
   if (!gpu_present()) return;
-  const ByBlocks by_blocks;
-  const Cuda device{};
-  const Variable<float, 3, Cuda> x(Tensor<float, 3, Cuda>::ones({1, 512, 4}, device), true);
-  const auto dy = Tensor<float, 3, Cuda>::ones({1, 512, 4}, device);
-  auto& memory = trace::detail::counters(trace_slot(device));
-  const std::int64_t before = memory.total;
-  memory.peak = before;
-  scaled_dot_product_attention(x, x, x, true).backward(dy);
-  CHECK(memory.peak - before < 512 * 512 * static_cast<std::int64_t>(sizeof(float)) / 8);
+  constexpr Index samples = 4, length = 512;
+  constexpr auto one = length * length * static_cast<std::int64_t>(sizeof(float));  // bytes of a head's scores
+  const auto peak = [&](std::size_t limit) {
+    const ScoresLimit limited(limit);
+    const Cuda device{};
+    const Variable<float, 3, Cuda> x(Tensor<float, 3, Cuda>::ones({samples, length, 4}, device), true);
+    const auto dy = Tensor<float, 3, Cuda>::ones({samples, length, 4}, device);
+    auto& memory = trace::detail::counters(trace_slot(device));
+    const std::int64_t before = memory.total;
+    memory.peak = before;
+    scaled_dot_product_attention(x, x, x, true).backward(dy);
+    return memory.peak - before;
+  };
+  CHECK(peak(0) < samples * one / 8);
+  CHECK(peak(one) < 2 * one + samples * one / 8);  // scores and their gradients
 }
 
 TEST_CASE("what attention on a GPU hides has no say") {

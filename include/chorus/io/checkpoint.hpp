@@ -200,9 +200,9 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
 /// names, so the file is also a model's file. One call on all ranks, under every policy: rank 0, or ParameterServer's
 /// server, writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline, Mesh), each
-/// writes its parts into the one file. The plain, the fused and the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
-/// GradScaler, ParameterAverage and ReduceOnPlateau; at most one of each. Gradients are not saved: save between two
-/// steps. The seed is, and the number of `canonical_shares`.
+/// writes its parts into the one file. The plain, the fused and the sharded form of an optimizer give the same file.
+/// `more`: other state that lives from step to step, such as GradScaler, ParameterAverage and ReduceOnPlateau; at most
+/// one of each. Gradients are not saved: save between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// The file holds each rank's own state: a hook's state, such as its error feedback, and under LocalSgd and
 /// PostLocalSgd models, optimizers and `more`. Rank 0 temporarily holds the whole file in memory. Of parameters and

@@ -3,12 +3,16 @@
 /// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
 
 #include <atomic>
+#include <charconv>
 #include <chorus/core/config.hpp>
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
+#include <chorus/core/environment.hpp>
 #include <chorus/kernels/dropout_key.hpp>
 #include <concepts>
 #include <cstddef>
+#include <string_view>
+#include <system_error>
 
 namespace chorus::kernels {
 
@@ -68,10 +72,28 @@ template <std::floating_point T>
 void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
                         const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
 
-/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
-/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
+namespace detail {
+[[gnu::cold]] inline std::size_t scores_limit_at_first() {
+  const char* name = "CHORUS_CUDA_ATTENTION_MIB";
+  const char* const text = chorus::detail::env(name);
+  if (text == nullptr) return std::size_t{256} << 20;
+  constexpr std::size_t most = std::size_t{1} << 20;
+  const std::string_view value(text);
+  std::size_t mebibytes = 0;
+  const auto [stop, error] = std::from_chars(text, text + value.size(), mebibytes);
+  check<UsageError>(error == std::errc{} && stop == text + value.size() && mebibytes <= most, "environment variable ",
+                    name, ": expected a number of MiB from 0 to ", most, ", got '", printable(value), "'");
+  return mebibytes << 20;
+}
+}  // namespace detail
+
+/// The most scores, in bytes, that attention on GPUs stores: where all heads' take more, only a few heads' are in
+/// memory at once, and are computed again in backward, which takes twice their memory. Where one head's take more,
+/// blockwise kernels compute without scores in memory, and without tensor cores. At first CHORUS_CUDA_ATTENTION_MIB of
+/// the environment, or 256 MiB; it may be changed between steps. Throws UsageError for a value that is no number of
+/// MiB.
 inline std::atomic<std::size_t>& attention_scores_limit() {
-  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
+  static std::atomic<std::size_t> bytes{detail::scores_limit_at_first()};
   return bytes;
 }
 /// Whether that many scores of type T need blockwise kernels.

@@ -1,6 +1,6 @@
 #pragma once
 /// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
-/// scores don't fit into the limit, strided kernels read them without a copy.
+/// scores don't fit into the limit, products and kernels read them without a copy.
 
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/shape.hpp>

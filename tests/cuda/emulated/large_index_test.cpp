@@ -1,5 +1,6 @@
 // Kernels walk over more than 2^31 elements without losing one: single threads of large grids, which compute places and
 // touch no memory.
+#include <algorithm>
 #include <catch.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
 #include <vector>
@@ -88,6 +89,27 @@ TEST_CASE("lines of a tensor of more than 2^31 elements, and more lines than tha
       CHECK(turn == ends.size());
     }
   }
+}
+
+TEST_CASE("vectors of a line cover it once, and whole ones lie where one access reads them") {
+  alignas(16) static const bf16 numbers[4096] = {};
+  for (const Index length : {1, 7, 8, 9, 33, 1003})
+    for (const bool vector : {false, true})
+      for (Index row = 0; row < 3; ++row) {
+        CAPTURE(length, vector, row);
+        std::vector<int> seen(static_cast<std::size_t>(length));
+        int whole = 0;
+        for (int lane = 0; lane < 32; ++lane)
+          each_place(Line{{32, 8, true}, lane, 0, true, row * length, row, length, 1}, numbers, vector,
+                     [&](Index i, int n) {
+                       for (int l = 0; l < n; ++l) ++seen[static_cast<std::size_t>(i + l)];
+                       if (n < Vector<bf16>::width) return;
+                       ++whole;
+                       if (vector) CHECK(aligned(numbers + row * length + i));
+                     });
+        CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
+        CHECK(whole >= length / 8 - 1);
+      }
 }
 
 }  // namespace large_index_test

@@ -2,6 +2,7 @@
 /// Notes the kernels that a program would launch, with the bytes that each has to move, in place of running them: the
 /// emulated runtime, without emulated numbers. To be included before all of chorus.
 
+#include <cublasLt.h>
 #include <cxxabi.h>
 #include <sys/mman.h>
 
@@ -23,8 +24,11 @@ namespace chorus::roofline {
 /// A kernel's name and functor, and what all of its launches did.
 struct Total {
   std::size_t launches = 0;
-  double bytes = 0, operations = 0;
-  std::size_t unknown = 0;  ///< pointers into an array whose part was not to be told: they count for nothing
+  double bytes = 0;             ///< to and from memory
+  double cached = 0;            ///< to and from attention's scores where only as many are in memory as the cache holds
+  double operations = 0;        ///< of products and convolutions, on tensor cores
+  double plain_operations = 0;  ///< of attention's blockwise kernels, in float
+  std::size_t unknown = 0;      ///< pointers into an array whose part was not to be told: they count for nothing
 };
 
 struct Recorder {
@@ -127,6 +131,29 @@ void count(double n, const F& f, Total& total) {
   }
 }
 
+/// Attention: its products move scores within the cache, the largest of their operands.
+template <class Gemm>
+void count_attention(const Gemm& f, Total& total) {
+  count(0, f, total);
+  const auto m = f.m, n = f.n, k = f.k;
+  const double scores =
+      bytes_of(f.c, static_cast<double>(f.stack.count) * static_cast<double>(std::max({m * n, m * k, k * n})));
+  total.bytes -= scores;
+  total.cached += scores;
+}
+/// Operations of a blockwise kernel, which computes the scores again for each of its tiles of columns.
+template <class Shape>
+double attention_operations(const std::string& name, const Shape& s) {
+  const auto tiles = [](auto columns) { return static_cast<double>((columns + 63) / 64); };
+  const auto features = static_cast<double>(s.features), values = static_cast<double>(s.values);
+  double each = features * tiles(s.values) + values;
+  if (name == "attention gradient by queries") each = (features + values) * tiles(s.features) + features;
+  if (name == "attention gradients by keys and values")
+    each = (features + values) * (tiles(std::max(s.features, s.values)) + 1);
+  const double scores = static_cast<double>(s.batch()) * static_cast<double>(s.queries) * static_cast<double>(s.keys);
+  return 2 * scores * each * (s.causal ? 0.5 : 1);
+}
+
 struct None {};
 /// A member of a tuple, or None behind its end.
 template <std::size_t I, class... Members>
@@ -136,6 +163,16 @@ const auto& nth(const std::tuple<Members...>& all) {
     return std::get<I>(all);
   else
     return none;
+}
+
+inline void add(const std::string& label, const Total& now) {
+  auto& total = recorder().totals[label];
+  total.launches += now.launches;
+  total.bytes += now.bytes;
+  total.cached += now.cached;
+  total.operations += now.operations;
+  total.plain_operations += now.plain_operations;
+  total.unknown += now.unknown;
 }
 
 template <class... Parameters, class... Arguments>
@@ -148,7 +185,17 @@ void record(const char* name, dim3, void (*)(Parameters...), const Arguments&...
   now.launches = 1;
   if constexpr (sizeof...(Arguments) == 2 && std::is_integral_v<First>) {  // for_each
     label += ": " + name_of(typeid(nth<1>(args)).name());
+    if constexpr (requires { nth<1>(args).stack, nth<1>(args).ldc; })
+      if (label.starts_with("attention")) {
+        count_attention(nth<1>(args), now);
+        return add(label, now);
+      }
     count(static_cast<double>(first), nth<1>(args), now);
+  } else if constexpr (requires { nth<2>(args).stack, nth<2>(args).scores; }) {
+    const auto& weights = nth<2>(args);
+    constexpr bool gradients = requires { weights.gradients; };
+    now.cached += bytes_of(weights.scores, (gradients ? 4 : 2) * static_cast<double>(first.numel()));
+    now.bytes += bytes_of(weights.log_sums, static_cast<double>(first.outer));
   } else if constexpr (requires { nth<2>(args).p, nth<1>(args).skip; }) {
     const auto& rule = nth<2>(args);  // gradients are read, all else is read and written
     std::uintptr_t words[sizeof rule / sizeof(std::uintptr_t)];
@@ -170,13 +217,31 @@ void record(const char* name, dim3, void (*)(Parameters...), const Arguments&...
   } else if constexpr (requires { first.inner, nth<2>(args)[0], nth<4>(args)[0]; } && sizeof...(Arguments) == 5) {
     now.bytes += bytes_of(nth<4>(args), 3.0 * static_cast<double>(nth<1>(args) * first.inner));
   } else {
+    if constexpr (requires { first.features, nth<1>(args).row_tiles; })
+      now.plain_operations += attention_operations(name, first);
     (scan(arguments, now), ...);
   }
-  auto& total = recorder().totals[label];
-  total.launches += now.launches;
-  total.bytes += now.bytes;
-  total.operations += now.operations;
-  total.unknown += now.unknown;
+  add(label, now);
+}
+
+/// Products that the stand-in for cuBLASLt takes itself: those of 2 bytes with a float result.
+inline cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void*, const void*,
+                             cublasLtMatrixLayout_t a, const void*, cublasLtMatrixLayout_t b, const void* beta,
+                             const void*, cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t c, const void*, void*,
+                             std::size_t, cudaStream_t) {
+  const auto bytes = [](cublasLtMatrixLayout_t x) {
+    const double width = x->type == CUDA_R_64F ? 8 : x->type == CUDA_R_32F ? 4 : 2;
+    return width * static_cast<double>(x->rows * x->columns) * x->count;
+  };
+  float adds = 0;
+  std::memcpy(&adds, beta, sizeof adds);
+  Total now;
+  now.launches = 1;
+  now.bytes = bytes(a) + bytes(b) + (adds != 0 ? 2 : 1) * bytes(c);
+  const auto depth = static_cast<double>(desc->operation_a == CUBLAS_OP_T ? a->rows : a->columns);
+  now.operations = 2 * depth * static_cast<double>(c->rows * c->columns) * c->count;
+  add("matrix product: with a float result", now);
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 inline cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -203,3 +268,4 @@ inline cudaError_t set(void*, int, std::size_t bytes, cudaStream_t) {
 #define aligned_alloc(ALIGNMENT, BYTES) aligned_alloc(ALIGNMENT, (BYTES) & ~::chorus::roofline::never_again)
 #define cudaMemcpyAsync ::chorus::roofline::copy
 #define cudaMemsetAsync ::chorus::roofline::set
+#define cublasLtMatmul ::chorus::roofline::matmul

@@ -1,10 +1,11 @@
 #pragma once
-/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
-/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
-/// cuDNN accepts one can only be tested on a GPU.
+/// Attention on GPUs: by stacks of products with cuBLASLt, or, where one head's scores are above the limit, blockwise,
+/// with sums in float: the score matrix is never in memory. Blocks use no tensor cores. cuDNN's attention graphs are
+/// not used: whether cuDNN accepts one can only be tested on a GPU.
 
 #include <algorithm>
 #include <chorus/kernels/attention.hpp>
+#include <chorus/kernels/cuda/attention_stacks.hpp>
 #include <chorus/kernels/cuda/attention_tiles.hpp>
 #include <chorus/kernels/cuda/lines.hpp>
 #include <chorus/kernels/cuda/plan_log.hpp>
@@ -126,7 +127,8 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix. Other threads
+/// read them in `add_products`, which begins with a barrier.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -147,7 +149,6 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
     m.gradients[row][column] =
         inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
   });
-  __syncthreads();
 }
 
 /// One block per tile of queries and of features.
@@ -206,8 +207,7 @@ __global__ void attention_key_gradients(const __grid_constant__ AttentionShape s
     }
     const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
       sums.each([&](int r, int c, C sum) {
-        if (key + r < s.keys && column + c < width)
-          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
+        if (key + r < s.keys && column + c < width) put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
       });
     };
     if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
@@ -228,18 +228,25 @@ struct AttentionDots {
   }
 };
 
-/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
-[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
+/// Reports, once per shape, how many heads attention computes at once; 0: it is blockwise. Products are reported with
+/// cuBLASLt's plans, too.
+[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s, Index at_once) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   static std::mutex mutex;
   static std::set<PlanKey> said;
   const std::lock_guard lock(mutex);
-  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
-                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch};
+  const PlanKey key{device.index, static_cast<Index>(type),
+                    s.samples,    s.heads,
+                    s.queries,    s.keys,
+                    s.features,   s.values,
+                    s.causal,     s.mask_pitch,
+                    at_once};
   if (!said.insert(key).second) return;
   chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
                           s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
-                          ": by blocks, without its scores in memory"));
+                          at_once == 0 ? ": by blocks, without its scores in memory"
+                                       : cat(": by products, with the scores of ", at_once,
+                                             at_once == 1 ? " head" : " heads", " in memory")));
 }
 
 }  // namespace cuda
@@ -250,7 +257,12 @@ void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitc
                        const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
   const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
   if (tasks.count == 0) return;
-  cuda::say_attention(device, dtype<T>, s);
+  if (s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys)) {
+    const auto stacks = cuda::AttentionStacks::of<T>(s, at);
+    cuda::say_attention(device, dtype<T>, s, stacks.each());
+    return cuda::attention_forward_in_stacks(device, s, at, stacks, q, k, v, mask, y, log_sums);
+  }
+  cuda::say_attention(device, dtype<T>, s, 0);
   cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
                cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
 }
@@ -267,6 +279,9 @@ void attention_backward(Cuda device, const AttentionShape& s, const AttentionPit
                         const T* dy, T* dq, T* dk, T* dv) {
   constexpr Index tile = cuda::attention_tile<compute_type<T>>;
   const Index lines = s.batch() * s.queries;
+  if (lines * s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys))
+    return cuda::attention_backward_in_stacks<T>(device, s, at, cuda::AttentionStacks::of<T>(s, at), adds, q, k, v,
+                                                 mask, log_sums, dy, dq, dk, dv);
   const cuda::Scratch<compute_type<T>> dots(device, lines);
   cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
                   cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});

@@ -16,11 +16,12 @@ namespace cuda {
 struct ChannelReduction {
   ChannelShape shape;
   double* sums;
-  __device__ Index offset(Index channel, Index i) const {
-    const Index sample = i / shape.inner;
-    return (sample * shape.channels + channel) * shape.inner + (i - sample * shape.inner);
+  Divider inner{shape.inner, shape.per_channel()};
+  __device__ Index start(Index channel) const { return channel * shape.inner; }
+  /// Where the channel's element i is, whose first is at `start`.
+  __device__ Index offset(Index start, Index i) const {
+    return start + i + inner(i) * (shape.channels - 1) * shape.inner;
   }
-  __device__ Index start(Index channel) const { return channel; }
   __device__ void finish(Index channel, const Pair& sum) const {
     sums[channel] = sum.a;
     sums[shape.channels + channel] = sum.b;
@@ -30,8 +31,8 @@ struct ChannelReduction {
 template <class T>
 struct ChannelSums : ChannelReduction {
   const T* x;
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const auto value = static_cast<double>(get(x, offset(channel, i)));
+  __device__ Pair value(Index start, Index i, Index) const {
+    const auto value = static_cast<double>(get(x, offset(start, i)));
     return {value, value * value};
   }
 };
@@ -41,8 +42,8 @@ struct ChannelGradientSums : ChannelReduction {
   const T *x, *dy, *y;
   const S* mean;
   T* masked;
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const Index at = offset(channel, i);
+  __device__ Pair value(Index start, Index i, Index channel) const {
+    const Index at = offset(start, i);
     auto g = get(dy, at);
     if (y != nullptr) {
       if (get(y, at) <= 0) g = 0;
@@ -89,11 +90,21 @@ struct InverseStd {
 };
 
 /// The channel of element i; the same for `n` adjacent elements if `inner` is a multiple of n.
-inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
+struct ChannelOf {
+  Index channels;
+  Divider inner, all;
+  explicit ChannelOf(const ChannelShape& shape)
+      : channels(shape.channels), inner(shape.inner, shape.numel()), all(shape.channels, shape.numel()) {}
+  __device__ Index operator()(Index i) const {
+    const Index row = inner(i);
+    return row - all(row) * channels;
+  }
+};
 
 template <class T, class S>
-__global__ void normalise(ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
-                          const S* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
+__global__ void normalise(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x, const S* weight,
+                          const S* bias, const S* mean, const S* invstd, T* y, const T* residual, bool relu,
+                          bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
@@ -104,7 +115,7 @@ __global__ void normalise(ChannelShape shape, const T* x, const S* weight, const
     for (int l = 0; l < Vector<T>::width; ++l) {
       if (l >= n) break;
       if (l == 0 || !one_channel) {
-        const Index c = channel_of(shape, first + l);
+        const Index c = channel_of(first + l);
         centre = get(mean, c);
         scale = weight != nullptr ? get(invstd, c) * get(weight, c) : get(invstd, c);
         shift = bias != nullptr ? get(bias, c) : C(0);
@@ -118,9 +129,10 @@ __global__ void normalise(ChannelShape shape, const T* x, const S* weight, const
 }
 
 template <class T, class S>
-__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const S* weight,
-                                   const S* mean, const S* invstd, double count, const double* sums, T* dx,
-                                   bool accumulate, bool vector, bool one_channel) {
+__global__ void normalise_gradient(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x,
+                                   const T* dy, const T* y, const S* weight, const S* mean, const S* invstd,
+                                   double count, const double* sums, T* dx, bool accumulate, bool vector,
+                                   bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     const auto value = load_vector(x + first, n, vector);
@@ -133,7 +145,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
     for (int l = 0; l < Vector<T>::width; ++l) {
       if (l >= n) break;
       if (l == 0 || !one_channel) {
-        const Index c = channel_of(shape, first + l);
+        const Index c = channel_of(first + l);
         const C inverse = get(invstd, c);
         m = get(mean, c);
         scale = weight != nullptr ? inverse * get(weight, c) : inverse;
@@ -192,8 +204,8 @@ template <class T, class S>
 void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
                           const S* invstd, T* y, const T* residual = nullptr, bool relu = false) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape, x, weight,
-               bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
+  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape,
+               cuda::ChannelOf(shape), x, weight, bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
@@ -240,8 +252,8 @@ void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, cons
                                const T* y = nullptr) {
   if (shape.numel() == 0) return;
   cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T, S>,
-               shape, x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
-               shape.inner % cuda::Vector<T>::width == 0);
+               shape, cuda::ChannelOf(shape), x, dy, y, weight, mean, invstd, count, sums, dx, accumulate,
+               cuda::aligned(x, dy, y, dx), shape.inner % cuda::Vector<T>::width == 0);
 }
 
 template <class T, class S>

@@ -23,36 +23,7 @@ struct Labels {
   }
 };
 
-/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: the `n` numbers at indices i to i + n - 1.
-/// `vector`: all lines allow 16-byte accesses.
-template <class T, class F>
-__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
-  constexpr int width = Vector<T>::width;
-  for (Index i = Index{width} * line.lane; i < line.length; i += Index{width} * line.plan.lanes) {
-    const int n = line.length - i < width ? static_cast<int>(line.length - i) : width;
-    f(i, n, load_vector(x + line.at + i, n, vector));
-  }
-}
-
-/// A maximum, and the sum of exp(x - maximum). No initialiser, since shared memory does not allow one.
-template <class C>
-struct SumBelow {
-  C largest;
-  double sum;
-};
-template <class C>
-struct JoinSums {
-  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
-    const C largest = Larger{}(a.largest, b.largest);
-    const auto part = [&](const SumBelow<C>& x) {
-      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
-    };
-    return {largest, part(a) + part(b)};
-  }
-};
-
-/// Reads each line once: sums are relative to the current maximum (Milakov and Gimelshein, "Online normalizer
-/// calculation for softmax", 2018).
+/// Reads each line once.
 template <class T>
 struct CrossEntropy {
   using C = compute_type<T>;
@@ -65,22 +36,15 @@ struct CrossEntropy {
   C *log_sum_exp, *largest;
   __device__ void operator()(const Line& line) const {
     const C lowest = -std::numeric_limits<C>::infinity();
-    SumBelow<C> mine{lowest, 0};
+    auto mine = SumBelow<C>::none();
     double total = 0;
     each_vector(line, logits, vector, [&](Index, int n, const Vector<T>& x) {
-      C top = mine.largest, sum = 0, plain = 0;
+      mine.template add<Vector<T>::width>(n, [&](int l) { return static_cast<C>(x.v[l]); });
+      if (smoothing == C(0) || mine.largest == lowest) return;  // masked numbers add nothing
+      C plain = 0;
 #pragma unroll
       for (int l = 0; l < Vector<T>::width; ++l)
-        if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
-      if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
-      if (top == lowest) return;  // masked numbers add nothing
-#pragma unroll
-      for (int l = 0; l < Vector<T>::width; ++l) {
-        if (l >= n) continue;
-        sum += std::exp(static_cast<C>(x.v[l]) - top);
-        plain += static_cast<C>(x.v[l]);
-      }
-      mine.sum += static_cast<double>(sum);
+        if (l < n) plain += static_cast<C>(x.v[l]);
       total += static_cast<double>(plain);
     });
     const auto below = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
@@ -223,12 +187,6 @@ inline Scratch<double> count_labels(Cuda device, Index batch, const Labels& labe
   return count;
 }
 
-/// Whether all lines of `classes` numbers in these arrays allow 16-byte accesses.
-template <class... T>
-bool lines_aligned(Index classes, const T*... arrays) {
-  return aligned(arrays...) && ((classes % Vector<T>::width == 0) && ...);
-}
-
 }  // namespace cuda
 
 template <class T>
@@ -239,11 +197,10 @@ void cross_entropy_forward(Cuda device, Index batch, Index classes, const T* log
   using C = compute_type<T>;
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<C> losses(device, batch);
-  cuda::for_lines(device, "cross_entropy", AxisShape{batch, classes, 1},
-                  cuda::CrossEntropy<T>{logits, cuda::lines_aligned(classes, logits), targets,
-                                        cuda::fault_note(device, "cross_entropy", "label"),
-                                        static_cast<C>(options.label_smoothing), losses.data(), statistics,
-                                        statistics + batch});
+  cuda::for_lines(
+      device, "cross_entropy", AxisShape{batch, classes, 1},
+      cuda::CrossEntropy<T>{logits, cuda::aligned(logits), targets, cuda::fault_note(device, "cross_entropy", "label"),
+                            static_cast<C>(options.label_smoothing), losses.data(), statistics, statistics + batch});
   cuda::finish_losses<C>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 
@@ -255,7 +212,7 @@ void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* lo
   const auto counted = cuda::count_labels(device, batch, targets);
   cuda::for_lines(device, "cross_entropy gradient", AxisShape{batch, classes, 1},
                   cuda::CrossEntropyGradient<T>{logits,
-                                                cuda::lines_aligned(classes, logits, dlogits),
+                                                cuda::aligned(logits, dlogits),
                                                 targets,
                                                 static_cast<compute_type<T>>(options.label_smoothing),
                                                 statistics,

@@ -69,7 +69,8 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
 /// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
-                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias,
+                  const char* name = "matrix product") {
   // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
@@ -102,7 +103,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
       return;
     }
   }
-  for_each(device, "matrix product", rows * n,
+  for_each(device, name, rows * n,
            PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
                              lda, b, ldb, c, ldc, accumulate, bias});
 }
@@ -133,10 +134,12 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`; `name` is for errors. At most 65,535 matrices per launch, the limit of a grid's
+/// last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1,
+                const char* name = "matrix product") {
   constexpr Index most = 65535;
   if (m == 0 || n == 0) return;
   for (Index i = 0; i < stack.count; i += most) {
@@ -144,7 +147,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
     some.count = std::min(most, stack.count - i);
     if (some.count == 1) some = {};
     cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
-                          c + i * stack.c, ldc, accumulate, nullptr);
+                          c + i * stack.c, ldc, accumulate, nullptr, name);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <chorus/core/error.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -18,19 +19,24 @@ inline constexpr int block_threads = 256;
 /// Bytes of a vector access, for pointers aligned to it.
 inline constexpr int access_bytes = 16;
 
+// The project's tests replace it, so that small grids loop.
+#ifndef CHORUS_MOST_BLOCKS
+#define CHORUS_MOST_BLOCKS 8192
+#endif
+
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
 /// The number of blocks for `items`, one per thread at a time. Above the limit, threads continue in grid strides. At
 /// least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
-  constexpr Index most = 8192;
-  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
+  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, Index{CHORUS_MOST_BLOCKS}));
 }
 
-/// The largest power of two, at most `most`, that divides the address.
-inline int alignment_of(const void* pointer, int most = 256) {
+/// The largest power of two, at most `access_bytes`, that divides the address. More makes no access faster, and would
+/// only tell apart plans (see plan_key.hpp) of operands that lie elsewhere in the next step.
+inline int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
+  return address % access_bytes == 0 ? access_bytes : 1 << std::countr_zero(address);
 }
 /// Whether all pointers, except null ones, allow 16-byte accesses.
 template <class... T>
@@ -82,21 +88,45 @@ constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   return plan;
 }
 
+/// Division of numbers below `most` by a number that the host knows: up to 2^31 by one multiplication, where a GPU's
+/// division takes some 70 instructions (Granlund and Montgomery, "Division by invariant integers using multiplication",
+/// 1994).
+class Divider {
+ public:
+  explicit Divider(Index by, Index most = std::numeric_limits<Index>::max()) : by_(by) {
+    if (by < 1 || most > Index{1} << 31) return;
+    shift_ = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(by) - 1));
+    const std::uint64_t power = std::uint64_t{1} << shift_, divisor = static_cast<std::uint64_t>(by);
+    factor_ = static_cast<std::uint32_t>(((power - divisor) << 32) / divisor + 1);
+    fast_ = by < Index{1} << 31;
+  }
+  CHORUS_HD Index operator()(Index i) const {
+    if (!fast_) return i / by_;
+    const auto n = static_cast<std::uint32_t>(i);
+    const auto high = static_cast<std::uint32_t>(std::uint64_t{n} * factor_ >> 32);
+    return static_cast<Index>((high + n) >> shift_);
+  }
+
+ private:
+  Index by_;
+  int shift_ = 0;
+  std::uint32_t factor_ = 0;
+  bool fast_ = false;
+};
+
 inline constexpr int most_axes = 8;
 
 /// The offsets of element i, in row-major order of a shape, in `N` strided arrays.
 template <int N>
 struct StridedMap {
-  int axes = 0;  ///< after merging; innermost first
+  int axes = 0;         ///< after merging; innermost first
   bool narrow = false;  ///< whether 32-bit divisions suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
     Index at[N];
   };
-  CHORUS_HD Offsets operator()(Index i) const {
-    return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i);
-  }
+  CHORUS_HD Offsets operator()(Index i) const { return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i); }
 
  private:
   template <class Number>

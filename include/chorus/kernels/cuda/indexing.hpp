@@ -33,8 +33,8 @@ struct Pick {
   }
 };
 
-/// One block for each position that is the first with its index: it finds the later ones and sums all their rows. The
-/// list is read block_threads indices at a time.
+/// For lists of at most block_threads indices: one block for each position that is the first with its index, which
+/// finds the later ones and sums all their rows.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -44,45 +44,88 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
     const Index o = block / count, place = block - o * count;
     const std::int64_t wanted = index[place];
     if (wanted < 0 || wanted >= whole.axis) continue;
-    bool earlier = false;
-    for (Index begin = 0; begin < place && !earlier; begin += block_threads) {
-      const Index i = begin + thread;
-      earlier = __syncthreads_or(i < place && index[i] == wanted) != 0;
-    }
-    if (earlier) continue;
-    const T* from = dy + o * count * whole.inner;
-    T* to = dx + (o * whole.axis + wanted) * whole.inner;
-    for (Index begin = place; begin < count; begin += block_threads) {
-      const Index i = begin + thread;
-      const bool mine = i < count && index[i] == wanted;
-      same[thread] = mine;
-      if (__syncthreads_or(mine) == 0) continue;
-      const int n = count - begin < block_threads ? static_cast<int>(count - begin) : block_threads;
+    same[thread] = thread < count && index[thread] == wanted;
+    if (__syncthreads_or(same[thread] && thread < place) == 0)
       for (Index j = thread; j < whole.inner; j += block_threads) {
-        C sum = get(to, j);
-        for (int k = 0; k < n; ++k)
-          if (same[k]) sum += get(from, (begin + k) * whole.inner + j);
-        put(to, j, sum);
+        C sum = 0;
+        for (Index k = place; k < count; ++k)
+          if (same[k]) sum += get(dy, (o * count + k) * whole.inner + j);
+        put(dx, (o * whole.axis + wanted) * whole.inner + j, sum, /*accumulate=*/true);
       }
-      __syncthreads();  // before the next piece overwrites `same`
+    __syncthreads();  // before the next position overwrites `same`
+  }
+}
+
+/// Positions of a sorted list that one block sums.
+inline constexpr int index_run = 64;
+
+/// A long list, sorted by index and cut into runs: sums over the rows of each index in a run. An index that goes on in
+/// another run has its sum in `parts`: [outer, runs, 2, inner], first if it began in an earlier run.
+template <class T>
+__global__ void run_sums(AxisShape whole, Index count, const std::int64_t* index, const Index* order, const T* dy,
+                         T* dx, compute_type<T>* parts) {
+  using C = compute_type<T>;
+  constexpr int ahead = 8;  // numbers that are read at once
+  __shared__ Index rows[index_run];
+  __shared__ std::int64_t keys[index_run];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Index runs = divide_up(count, index_run);
+  for (Index block = blockIdx.x; block < whole.outer * runs; block += gridDim.x) {
+    const Index o = block / runs, begin = (block - o * runs) * index_run;
+    const int n = count - begin < index_run ? static_cast<int>(count - begin) : index_run;
+    __syncthreads();  // the previous run's keys may still be read
+    if (thread < n) {
+      rows[thread] = order[begin + thread];
+      keys[thread] = index[rows[thread]];
+    }
+    __syncthreads();
+    const bool began = begin > 0 && index[order[begin - 1]] == keys[0];
+    const bool goes_on = begin + n < count && index[order[begin + n]] == keys[n - 1];
+    for (Index j = thread; j < whole.inner; j += block_threads) {
+      C sum = 0;
+      bool first = true;
+      for (int i = 0; i < n; i += ahead) {
+        C x[ahead];
+#pragma unroll
+        for (int l = 0; l < ahead; ++l) x[l] = i + l < n ? get(dy, (o * count + rows[i + l]) * whole.inner + j) : C(0);
+#pragma unroll
+        for (int l = 0; l < ahead; ++l) {
+          if (i + l >= n) continue;
+          const std::int64_t key = keys[i + l];
+          const bool last = i + l + 1 == n;
+          sum += x[l];
+          if (!last && keys[i + l + 1] == key) continue;
+          const bool from_before = first && began;
+          if (from_before || (last && goes_on))
+            parts[(2 * block + !from_before) * whole.inner + j] = sum;
+          else if (key >= 0 && key < whole.axis)
+            put(dx, (o * whole.axis + key) * whole.inner + j, sum, /*accumulate=*/true);
+          sum = 0;
+          first = false;
+        }
+      }
     }
   }
 }
 
-/// The same for a long list sorted by index: one block for the first position of each index.
+/// Adds the parts of each index that several runs have, in their order: one block for the run where it begins.
 template <class T>
-__global__ void ordered_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
-                                        const T* dy, T* dx) {
-  for (Index block = blockIdx.x; block < whole.outer * count; block += gridDim.x) {
-    const Index o = block / count, first = block - o * count;
-    const std::int64_t wanted = index[order[first]];
-    if (wanted < 0 || wanted >= whole.axis || (first > 0 && index[order[first - 1]] == wanted)) continue;
-    const T* from = dy + o * count * whole.inner;
-    T* to = dx + (o * whole.axis + wanted) * whole.inner;
+__global__ void join_runs(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
+                          const compute_type<T>* parts, T* dx) {
+  const Index runs = divide_up(count, index_run);
+  const auto key_at = [&](Index place) { return index[order[place]]; };
+  for (Index block = blockIdx.x; block < whole.outer * runs; block += gridDim.x) {
+    const Index o = block / runs, run = block - o * runs, begin = run * index_run;
+    if (run + 1 == runs) continue;
+    const std::int64_t key = key_at(begin + index_run - 1);
+    const bool goes_on = key_at(begin + index_run) == key, began = begin > 0 && key_at(begin - 1) == key;
+    if (!goes_on || began || key < 0 || key >= whole.axis) continue;
+    Index end = run + 2;  // behind the last run that has it
+    while (end < runs && key_at(end * index_run - 1) == key && key_at(end * index_run) == key) ++end;
     for (Index j = threadIdx.x; j < whole.inner; j += block_threads) {
-      compute_type<T> sum = get(to, j);
-      for (Index i = first; i < count && index[order[i]] == wanted; ++i) sum += get(from, order[i] * whole.inner + j);
-      put(to, j, sum);
+      compute_type<T> sum = parts[(2 * block + 1) * whole.inner + j];
+      for (Index other = o * runs + run + 1; other < o * runs + end; ++other) sum += parts[2 * other * whole.inner + j];
+      put(dx, (o * whole.axis + key) * whole.inner + j, sum, /*accumulate=*/true);
     }
   }
 }
@@ -123,14 +166,17 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
                            bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
-  const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // searching such lists is faster than sorting them
-  if (count <= short_list)
-    return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
-                        dy, dx);
+  constexpr const char* name = "index_select gradient";
+  if (count <= cuda::block_threads)
+    return cuda::launch(device, name, cuda::blocks_for(whole.outer * count, 1), cuda::index_select_gradient<T>, whole,
+                        count, index, dy, dx);
   const auto order = cuda::index_order(device, whole.axis, count, index);
-  cuda::launch(device, "index_select gradient", blocks, cuda::ordered_select_gradient<T>, whole, count, index,
-               order.data(), dy, dx);
+  const Index runs = whole.outer * cuda::divide_up(count, cuda::index_run);
+  const cuda::Scratch<compute_type<T>> parts(device, 2 * runs * whole.inner);
+  cuda::launch(device, name, cuda::blocks_for(runs, 1), cuda::run_sums<T>, whole, count, index, order.data(), dy, dx,
+               parts.data());
+  cuda::launch(device, name, cuda::blocks_for(runs, 1), cuda::join_runs<T>, whole, count, index, order.data(),
+               parts.data(), dx);
 }
 
 template <class T>
@@ -143,9 +189,9 @@ template <class T>
 void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
-  cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
-                 cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true,
-                                  cuda::fault_note(device, "gather", "index")});
+  cuda::for_each(
+      device, "gather gradient", whole.outer * whole.inner,
+      cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true, cuda::fault_note(device, "gather", "index")});
 }
 
 template <class T>

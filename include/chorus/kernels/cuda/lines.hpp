@@ -4,6 +4,7 @@
 
 #include <chorus/kernels/axis_shape.hpp>
 #include <chorus/kernels/cuda/launch.hpp>
+#include <cstdint>
 
 namespace chorus::kernels::cuda {
 
@@ -92,12 +93,33 @@ __global__ void lines(AxisShape shape, LinePlan plan, const __grid_constant__ Bo
 
 /// Calls `body(line)` for all lines along the axis, on the device.
 template <class Body>
-void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body) {
+void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body, const LinePlan& plan) {
   static_assert(std::is_trivially_copyable_v<Body>);
   const Index count = shape.outer * shape.inner;
   if (count == 0) return;
-  const LinePlan plan = plan_lines(shape.axis, shape.inner);
   launch(device, name, blocks_for(count, plan.lines), detail::lines<Body>, shape, plan, body);
+}
+template <class Body>
+void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body) {
+  for_lines(device, name, shape, body, plan_lines(shape.axis, shape.inner));
+}
+
+/// Calls `f(i, n)` for this thread's vectors of a contiguous line of `x`: the `n` numbers at indices i to i + n - 1.
+/// With `vector`, whole ones begin where a 16-byte access may; the first and the last of a line may be short.
+template <class T, class F>
+__device__ void each_place(const Line& line, const T* x, bool vector, const F& f) {
+  constexpr int width = Vector<T>::width;
+  const auto address = reinterpret_cast<std::uintptr_t>(x + line.at);
+  const Index skipped = vector ? static_cast<Index>(address % access_bytes / sizeof(T)) : 0;
+  for (Index i = Index{width} * line.lane - skipped; i < line.length; i += Index{width} * line.plan.lanes) {
+    const Index begin = i < 0 ? 0 : i, end = i + width < line.length ? i + width : line.length;
+    if (begin < end) f(begin, static_cast<int>(end - begin));
+  }
+}
+/// Calls `f(i, n, numbers)` likewise.
+template <class T, class F>
+__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
+  each_place(line, x, vector, [&](Index i, int n) { f(i, n, load_vector(x + line.at + i, n, vector)); });
 }
 
 namespace detail {

@@ -35,6 +35,40 @@ __device__ LogSumBelowMaximum<compute_type<T>> log_sum_below_maximum(const Line&
   return {maximum, static_cast<C>(std::log(total))};
 }
 
+/// A maximum, and the sum of exp(x - maximum), of numbers that are read once (Milakov and Gimelshein, "Online
+/// normalizer calculation for softmax", 2018). No initialiser, since shared memory does not allow one.
+template <class C>
+struct SumBelow {
+  C largest;
+  double sum;
+
+  static __device__ SumBelow none() { return {-std::numeric_limits<C>::infinity(), 0}; }
+  /// Adds the numbers `value(l)` for l below `n`, which is at most `width`. Those of -inf add nothing.
+  template <int width, class Value>
+  __device__ void add(int n, const Value& value) {
+    C top = largest, more = 0;
+#pragma unroll
+    for (int l = 0; l < width; ++l)
+      if (l < n) top = Larger{}(top, value(l));
+    if (top != largest) *this = {top, sum * static_cast<double>(std::exp(largest - top))};
+    if (top == none().largest) return;
+#pragma unroll
+    for (int l = 0; l < width; ++l)
+      if (l < n) more += std::exp(value(l) - top);
+    sum += static_cast<double>(more);
+  }
+};
+template <class C>
+struct JoinSums {
+  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
+    const C largest = Larger{}(a.largest, b.largest);
+    const auto part = [&](const SumBelow<C>& x) {
+      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
+    };
+    return {largest, part(a) + part(b)};
+  }
+};
+
 template <class T>
 struct LogSumExp {
   const T* x;
