@@ -6,7 +6,11 @@
 #include <chorus/autograd/jet.hpp>
 #include <chorus/kernels/cpu/pointwise.hpp>
 #include <chorus/ops/cast.hpp>
+#include <chorus/ops/comparison.hpp>
+#include <chorus/ops/elementary.hpp>
 #include <chorus/ops/higher_order/graph_variable.hpp>
+#include <chorus/ops/losses.hpp>
+#include <chorus/ops/masking.hpp>
 #include <chorus/ops/padding.hpp>
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/shape.hpp>
@@ -45,6 +49,18 @@ template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
 template <class F>
 inline constexpr bool is_derivative<functors::NthDerivative<F>> = true;
+
+/// Functors of several inputs whose derivatives do not change with the inputs, but for jumps.
+template <class F>
+inline constexpr bool piecewise_linear = false;
+template <>
+inline constexpr bool piecewise_linear<functors::Maximum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Minimum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Where> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::MaskedFill> = true;
 
 /// The derivative of the given order at x; one order more must exist for backward.
 template <class F, Operand X>
@@ -110,6 +126,48 @@ auto derivatives(const operations::Pointwise<functors::NthDerivative<F>>& operat
       [&] { return dy * detail::nth_derivative(operation.name, operation.f.f, operation.f.order + 1, x); }};
 }
 
+template <class F, int I, class G, class Y, class Dy, class... Xs>
+requires detail::piecewise_linear<F>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, I>>& operation, const G& g, const Y&,
+                 const Dy&, const Xs&... x) {
+  const auto zeros = [](const auto& input) {
+    return [&input] { return std::decay_t<decltype(input)>(value_of(input).zeros(input.shape(), input.device())); };
+  };
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x...); }, zeros(x)...};
+}
+
+// The second derivatives of a^b: b (b - 1) a^(b-2), a^(b-1) + b a^(b-1) log a, a^b log² a. Each is a first one of
+// another power, which knows what is 0 at a = 0.
+namespace detail {
+template <int I, class Dy, class A, class B>
+auto power_derivative(const Dy& dy, const A& a, const B& b) {
+  return pointwise("pow", functors::PartialDerivative<functors::Pow, I>{}, dy, a, b);
+}
+template <class Dy, class A, class B>
+auto mixed_power_derivative(const Dy& dy, const A& a, const B& b) {
+  const auto below = b - 1;
+  return dy * pow(a, below) + power_derivative<1>(dy * b, a, below);
+}
+}  // namespace detail
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 0>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{
+      [&] { return detail::power_derivative<0>(g, a, b); },
+      [&] { return detail::sum_to(detail::power_derivative<0>(g * dy * b, a, b - 1), a.shape()); },
+      [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), b.shape()); }};
+}
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 1>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::power_derivative<1>(g, a, b); },
+                    [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), a.shape()); },
+                    [&] {
+                      const auto logarithm = masked_fill(log(a), a.value() == 0, 0);
+                      return detail::sum_to(detail::power_derivative<1>(g * dy * logarithm, a, b), b.shape());
+                    }};
+}
+
 // Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
@@ -129,6 +187,11 @@ template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Div>&, const Dy& dy, const Y& y, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy / b, a.shape()); },
                     [&] { return detail::sum_to(-dy * (y / b), b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::SquaredError>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy * (a - b) * 2, a.shape()); },
+                    [&] { return detail::sum_to(dy * (b - a) * 2, b.shape()); }};
 }
 template <class Dy, class Y, class X>
 auto derivatives(const operations::Pointwise<functors::SubtractFrom>&, const Dy& dy, const Y&, const X&) {
