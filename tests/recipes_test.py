@@ -129,6 +129,9 @@ else:
 losses = under_all("own_function")["loss"]
 assert mean_of(losses[-6:]) < 0.7 * losses[0], losses
 
+out = under_all("pinn")
+assert mean_of(out["loss"][-5:]) < 0.005 * out["loss"][0] and out["error"][0] < 0.02, out
+
 out = under_all("dqn")
 assert out["action"] == [1, 1, 1, 1, 1], out  # to the right in each cell
 
