@@ -14,6 +14,10 @@ struct CumulativeSum {
   static constexpr bool linear = true;
   Index axis;
 };
+struct CumulativeProduct {
+  static constexpr const char* name = "cumprod";
+  Index axis;
+};
 }  // namespace operations
 
 /// Element i along the axis is the sum of x's elements 0 to i.
@@ -40,7 +44,7 @@ auto cumprod(const X& x, Index axis) {
   auto out = tensor_of<X>::empty(input.shape(), input.device());
   kernels::cumprod(input.device(), view, input.data(), out.data());
   return record(
-      "cumprod", std::move(out),
+      operations::CumulativeProduct{axis}, std::move(out),
       [view, input = detail::Saved(input)](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::cumprod_backward(dy.device(), view, input.read("cumprod").data(), dy.data(), grad.data(), accumulate);
