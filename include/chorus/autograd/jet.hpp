@@ -8,8 +8,8 @@
 
 namespace chorus::math {
 
-/// c[0] + c[1] t + ... + c[K - 1] t^(K - 1). `S` is float, double or a Pack. At kinks a Jet takes the branch of `where`,
-/// as a Dual does.
+/// c[0] + c[1] t + ... + c[K - 1] t^(K - 1). `S` is float, double or a Pack. At kinks a Jet takes the branch of
+/// `where`, as a Dual does.
 template <class S, int K>
 struct Jet {
   S c[K];
