@@ -35,6 +35,11 @@ status=0
 tests/python/full.sh build || status=$?
 [ "$status" = 0 ] || [ "$status" = 77 ] || exit "$status"
 
+say "the Conan package"
+status=0
+tests/packaging/conan.sh build/conan || status=$?
+[ "$status" = 0 ] || [ "$status" = 77 ] || exit "$status"
+
 # sanitized NAME FLOORS: builds and runs the unit tests of these floors under the preset NAME.
 sanitized() {
   preset=$1

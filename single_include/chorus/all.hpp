@@ -16886,7 +16886,15 @@ auto all_reduce(const X& x) {
   group->sum(numbers);
   auto sums = Tensor<T, rank, Cpu>::empty(near.shape());
   std::transform(numbers.begin(), numbers.end(), sums.data(), [](double v) { return static_cast<T>(v); });
-  const auto backward = [group](const auto& dy, auto dx) { dx->add(detail::sum_of_gradients(*group, dy)); };
+  // A sum over no samples is 0.
+  const bool empty = std::all_of(near.data(), near.data() + near.numel(), [](T v) { return v == 0; });
+  const auto backward = [group, empty](const auto& dy, auto dx) {
+    const auto gradients = detail::sum_of_gradients(*group, dy);
+    check<UsageError>(empty || group->weight() != 0,
+                      "all_reduce: this rank's loss counts no element, so its part of the sum would get no gradient of "
+                      "other ranks' losses: expected a loss that counts some on each rank with samples");
+    dx->add(gradients);
+  };
   return detail::of_samples(record(detail::global_batch_name, to_device(sums, own.device()), backward, x), false);
 }
 
@@ -17832,6 +17840,10 @@ struct CumulativeSum {
   static constexpr bool linear = true;
   Index axis;
 };
+struct CumulativeProduct {
+  static constexpr const char* name = "cumprod";
+  Index axis;
+};
 }  // namespace operations
 
 /// Element i along the axis is the sum of x's elements 0 to i.
@@ -17858,7 +17870,7 @@ auto cumprod(const X& x, Index axis) {
   auto out = tensor_of<X>::empty(input.shape(), input.device());
   kernels::cumprod(input.device(), view, input.data(), out.data());
   return record(
-      "cumprod", std::move(out),
+      operations::CumulativeProduct{axis}, std::move(out),
       [view, input = detail::Saved(input)](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::cumprod_backward(dy.device(), view, input.read("cumprod").data(), dy.data(), grad.data(), accumulate);
@@ -18808,7 +18820,391 @@ auto derivatives(const operations::FourierTransform<Kind>& operation, const Dy& 
 // <chorus/ops/higher_order/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
-/// Recorded derivatives of element-wise functions (Dual numbers of Dual numbers) and of shape operations.
+/// Recorded derivatives of element-wise functions and of shape operations. The first derivative of a functor is fused
+/// with its factor dy; higher ones of a function of one input are by Jets.
+
+// <chorus/autograd/jet.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_JET_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_JET_HPP
+/// Jet: a value and its Taylor coefficients (Griewank, Walther: Evaluating Derivatives, chapter 13). A functor called
+/// with Jets computes its derivatives of higher orders.
+
+namespace chorus::math {
+
+/// c[0] + c[1] t + ... + c[K - 1] t^(K - 1). `S` is float, double or a Pack. At kinks a Jet takes the branch of
+/// `where`, as a Dual does.
+template <class S, int K>
+struct Jet {
+  S c[K];
+
+  CHORUS_HD Jet() {}
+  template <class X>
+  requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Jet(const X& x) {  // NOLINT: converts as numbers do
+    c[0] = static_cast<S>(x);
+    for (int n = 1; n < K; ++n) c[n] = S(0);
+  }
+};
+
+template <class S, int K>
+struct RealOf<Jet<S, K>> {
+  using type = real_of<S>;
+};
+
+namespace detail {
+
+/// g(u) for a function g with the Taylor coefficients `a` at u's value.
+template <class S, int K>
+CHORUS_HD Jet<S, K> composed(const S (&a)[K], const Jet<S, K>& u) {
+  Jet<S, K> out(a[K - 1]);
+  for (int j = K - 2; j >= 0; --j) {  // Horner's rule in u - u(0)
+    for (int n = K - 1 - j; n > 0; --n) {
+      S sum = out.c[0] * u.c[n];
+      for (int i = 1; i < n; ++i) sum = sum + out.c[i] * u.c[n - i];
+      out.c[n] = sum;
+    }
+    out.c[0] = a[j];
+  }
+  return out;
+}
+
+/// Term n of the product of two series.
+template <class S>
+CHORUS_HD S product_term(const S* a, const S* b, int n) {
+  S sum = a[0] * b[n];
+  for (int i = 1; i <= n; ++i) sum = sum + a[i] * b[n - i];
+  return sum;
+}
+
+/// u^p; p is a number or of type S. A factor p (p - 1) ... that is 0 gives 0 at any u.
+template <class S, int K, class P>
+CHORUS_HD Jet<S, K> power(const Jet<S, K>& u, const P& p) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = pow(u.c[0], p);
+  P factor = p;
+  for (int n = 1; n < K; ++n) {
+    const P below = p - R(n);
+    a[n] = where(S(factor) == 0, S(0), S(pow(u.c[0], below)) * factor);
+    factor = factor * below / R(n + 1);
+  }
+  return composed(a, u);
+}
+
+template <class S, int K>
+CHORUS_HD void sigmoid_terms(const S& x, S (&a)[K]) {
+  a[0] = sigmoid(x);
+  for (int n = 0; n + 1 < K; ++n) a[n + 1] = (a[n] - product_term(a, a, n)) / real_of<S>(n + 1);
+}
+
+}  // namespace detail
+
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator-(const Jet<S, K>& a) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = -a.c[n];
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator+(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] + b.c[n];
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator-(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] - b.c[n];
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator*(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = detail::product_term(a.c, b.c, n);
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator/(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) {
+    S rest = a.c[n];
+    for (int i = 0; i < n; ++i) rest = rest - out.c[i] * b.c[n - i];
+    out.c[n] = rest / b.c[0];
+  }
+  return out;
+}
+
+// A plain number is a constant.
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator+(const Jet<S, K>& a, A b) {
+  Jet<S, K> out = a;
+  out.c[0] = a.c[0] + static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator+(A a, const Jet<S, K>& b) {
+  return b + a;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator-(const Jet<S, K>& a, A b) {
+  Jet<S, K> out = a;
+  out.c[0] = a.c[0] - static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator-(A a, const Jet<S, K>& b) {
+  Jet<S, K> out = -b;
+  out.c[0] = static_cast<real_of<S>>(a) - b.c[0];
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator*(const Jet<S, K>& a, A b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] * static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator*(A a, const Jet<S, K>& b) {
+  return b * a;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator/(const Jet<S, K>& a, A b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] / static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator/(A a, const Jet<S, K>& b) {
+  return Jet<S, K>(a) / b;
+}
+
+// Comparisons use the value only.
+#define CHORUS_JET_COMPARISON(OP)                                      \
+  template <class S, int K>                                            \
+  CHORUS_HD auto operator OP(const Jet<S, K>& a, const Jet<S, K>& b) { \
+    return a.c[0] OP b.c[0];                                           \
+  }                                                                    \
+  template <class S, int K, Arithmetic A>                              \
+  CHORUS_HD auto operator OP(const Jet<S, K>& a, A b) {                \
+    return a.c[0] OP static_cast<real_of<S>>(b);                       \
+  }                                                                    \
+  template <class S, int K, Arithmetic A>                              \
+  CHORUS_HD auto operator OP(A a, const Jet<S, K>& b) {                \
+    return static_cast<real_of<S>>(a) OP b.c[0];                       \
+  }
+CHORUS_JET_COMPARISON(<)
+CHORUS_JET_COMPARISON(<=)
+CHORUS_JET_COMPARISON(>)
+CHORUS_JET_COMPARISON(>=)
+CHORUS_JET_COMPARISON(==)
+#undef CHORUS_JET_COMPARISON
+
+template <class Condition, class S, int K>
+CHORUS_HD Jet<S, K> where(const Condition& condition, const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = where(condition, a.c[n], b.c[n]);
+  return out;
+}
+template <class Condition, class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> where(const Condition& condition, A a, const Jet<S, K>& b) {
+  return where(condition, Jet<S, K>(a), b);
+}
+template <class Condition, class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> where(const Condition& condition, const Jet<S, K>& a, A b) {
+  return where(condition, a, Jet<S, K>(b));
+}
+
+template <class S, int K>
+CHORUS_HD Jet<S, K> exp(const Jet<S, K>& x) {
+  S a[K];
+  a[0] = exp(x.c[0]);
+  for (int n = 1; n < K; ++n) a[n] = a[n - 1] / real_of<S>(n);
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> expm1(const Jet<S, K>& x) {
+  Jet<S, K> out = exp(x);
+  out.c[0] = expm1(x.c[0]);
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> log(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = log(x.c[0]);
+  S power = S(-1);
+  for (int n = 1; n < K; ++n) {
+    power = -power / x.c[0];
+    a[n] = power / R(n);
+  }
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> log1p(const Jet<S, K>& x) {
+  Jet<S, K> out = log(1 + x);
+  out.c[0] = log1p(x.c[0]);
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> sqrt(const Jet<S, K>& x) {
+  return detail::power(x, real_of<S>(0.5));
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> rsqrt(const Jet<S, K>& x) {
+  return detail::power(x, real_of<S>(-0.5));
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> sin(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = sin(x.c[0]);
+  if constexpr (K > 1) a[1] = cos(x.c[0]);
+  for (int n = 2; n < K; ++n) a[n] = a[n - 2] / -R(n * (n - 1));
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> cos(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = cos(x.c[0]);
+  if constexpr (K > 1) a[1] = -sin(x.c[0]);
+  for (int n = 2; n < K; ++n) a[n] = a[n - 2] / -R(n * (n - 1));
+  return detail::composed(a, x);
+}
+/// By t' = 1 - t².
+template <class S, int K>
+CHORUS_HD Jet<S, K> tanh(const Jet<S, K>& x) {
+  S a[K];
+  a[0] = tanh(x.c[0]);
+  for (int n = 0; n + 1 < K; ++n) {
+    const S square = detail::product_term(a, a, n);
+    a[n + 1] = (n == 0 ? S(1 - square) : S(-square)) / real_of<S>(n + 1);
+  }
+  return detail::composed(a, x);
+}
+/// By the Hermite polynomials' recurrence for exp(-x²).
+template <class S, int K>
+CHORUS_HD Jet<S, K> erf(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K], bell = exp(-(x.c[0] * x.c[0])) * R(1.1283791670955126), before = S(0);
+  a[0] = erf(x.c[0]);
+  for (int n = 0; n + 1 < K; ++n) {
+    a[n + 1] = bell / R(n + 1);
+    const S next = (x.c[0] * bell + before) * R(-2) / R(n + 1);
+    before = bell;
+    bell = next;
+  }
+  return detail::composed(a, x);
+}
+/// By s' = s (1 - s).
+template <class S, int K>
+CHORUS_HD Jet<S, K> sigmoid(const Jet<S, K>& x) {
+  S a[K];
+  detail::sigmoid_terms(x.c[0], a);
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> softplus(const Jet<S, K>& x) {
+  S slope[K], a[K];
+  detail::sigmoid_terms(x.c[0], slope);
+  a[0] = softplus(x.c[0]);
+  for (int n = 1; n < K; ++n) a[n] = slope[n - 1] / real_of<S>(n);
+  return detail::composed(a, x);
+}
+/// The derivatives at 0 are 0.
+template <class S, int K>
+CHORUS_HD Jet<S, K> abs(const Jet<S, K>& x) {
+  Jet<S, K> out;
+  out.c[0] = abs(x.c[0]);
+  for (int n = 1; n < K; ++n) out.c[n] = where(x.c[0] > 0, x.c[n], where(x.c[0] < 0, -x.c[n], S(0)));
+  return out;
+}
+
+/// At a tie each side gets half of the derivatives; if one is NaN, each side gets all of them.
+template <class S, int K>
+CHORUS_HD Jet<S, K> max(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  out.c[0] = max(a.c[0], b.c[0]);
+  for (int n = 1; n < K; ++n)
+    out.c[n] = where(a.c[0] > b.c[0], a.c[n],
+                     where(a.c[0] < b.c[0], b.c[n], (a.c[n] + b.c[n]) * where(a.c[0] == b.c[0], S(0.5), S(1))));
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> min(const Jet<S, K>& a, const Jet<S, K>& b) {
+  return -max(-a, -b);
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> max(const Jet<S, K>& a, A b) {
+  return max(a, Jet<S, K>(b));
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> max(A a, const Jet<S, K>& b) {
+  return max(Jet<S, K>(a), b);
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> min(const Jet<S, K>& a, A b) {
+  return min(a, Jet<S, K>(b));
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> min(A a, const Jet<S, K>& b) {
+  return min(Jet<S, K>(a), b);
+}
+
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> pow(const Jet<S, K>& x, A exponent) {
+  return detail::power(x, static_cast<real_of<S>>(exponent));
+}
+/// x^e = x^(e(0)) exp((e - e(0)) log x). For a constant exponent x may be negative.
+template <class S, int K>
+CHORUS_HD Jet<S, K> pow(const Jet<S, K>& x, const Jet<S, K>& exponent) {
+  const Jet<S, K> plain = detail::power(x, exponent.c[0]);
+  Jet<S, K> change = exponent;
+  change.c[0] = S(0);
+  auto constant = change.c[0] == 0;
+  for (int n = 1; n < K; ++n) constant = constant && change.c[n] == 0;
+  return where(constant, plain, plain * exp(change * log(x)));
+}
+
+}  // namespace chorus::math
+
+namespace chorus::functors {
+
+/// The derivative of the given order of a function of one input. Its own derivative is of the same type, so derivatives
+/// of all orders are of one type.
+template <class F>
+struct NthDerivative {
+  static constexpr int most = 8;  ///< the largest order
+  F f;
+  int order = 1;
+
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return of_order(order, x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{dy * of_order(order + 1, x)}};
+  }
+
+ private:
+  template <class S>
+  CHORUS_HD S of_order(int n, const S& x) const {
+    return n <= 4 ? by_jet<4>(n, x) : by_jet<most>(n, x);
+  }
+  /// From the first derivative's Taylor coefficients: it honours the functor's own gradient and its kinks.
+  template <int K, class S>
+  CHORUS_HD S by_jet(int n, const S& x) const {
+    math::Jet<S, K> input(x);
+    input.c[1] = S(1);
+    const auto slope = math::gradient(f, math::Jet<S, K>(1), input).d[0];
+    double factorial = 1;
+    for (int i = 2; i < n; ++i) factorial *= i;
+    return slope.c[n - 1] * static_cast<math::real_of<S>>(factorial);
+  }
+};
+
+}  // namespace chorus::functors
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_JET_HPP
 
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
@@ -20088,6 +20484,29 @@ template <class F>
 inline constexpr bool is_derivative = false;
 template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
+template <class F>
+inline constexpr bool is_derivative<functors::NthDerivative<F>> = true;
+
+/// Functors of several inputs whose derivatives do not change with the inputs, but for jumps.
+template <class F>
+inline constexpr bool piecewise_linear = false;
+template <>
+inline constexpr bool piecewise_linear<functors::Maximum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Minimum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Where> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::MaskedFill> = true;
+
+/// The derivative of the given order at x; one order more must exist for backward.
+template <class F, Operand X>
+auto nth_derivative(const char* operation, const F& f, int order, const X& x) {
+  using Derivative = functors::NthDerivative<F>;
+  check<UsageError>(order < Derivative::most, "grad: create_graph: '", operation, "': expected an order below ",
+                    Derivative::most, ", got ", order, "; take the last derivative without create_graph");
+  return pointwise(operation, Derivative{f, order}, x);
+}
 
 /// The transpose of expand: sums x over the axes along which `expand` would repeat.
 template <Operand X, std::size_t Rank>
@@ -20131,6 +20550,61 @@ requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise
   (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
 }
 
+template <class F, class G, class Y, class Dy, class X>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, 0>>& operation, const G& g, const Y&,
+                 const Dy& dy, const X& x) {
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x); },
+                    [&] { return g * dy * detail::nth_derivative(operation.name, operation.f.f, 2, x); }};
+}
+template <class F, class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::NthDerivative<F>>& operation, const Dy& dy, const Y&,
+                 const X& x) {
+  return std::tuple{
+      [&] { return dy * detail::nth_derivative(operation.name, operation.f.f, operation.f.order + 1, x); }};
+}
+
+template <class F, int I, class G, class Y, class Dy, class... Xs>
+requires detail::piecewise_linear<F>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, I>>& operation, const G& g, const Y&,
+                 const Dy&, const Xs&... x) {
+  const auto zeros = [](const auto& input) {
+    return [&input] { return std::decay_t<decltype(input)>(value_of(input).zeros(input.shape(), input.device())); };
+  };
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x...); }, zeros(x)...};
+}
+
+// The second derivatives of a^b: b (b - 1) a^(b-2), a^(b-1) + b a^(b-1) log a, a^b log² a. Each is a first one of
+// another power, which knows what is 0 at a = 0.
+namespace detail {
+template <int I, class Dy, class A, class B>
+auto power_derivative(const Dy& dy, const A& a, const B& b) {
+  return pointwise("pow", functors::PartialDerivative<functors::Pow, I>{}, dy, a, b);
+}
+template <class Dy, class A, class B>
+auto mixed_power_derivative(const Dy& dy, const A& a, const B& b) {
+  const auto below = b - 1;
+  return dy * pow(a, below) + power_derivative<1>(dy * b, a, below);
+}
+}  // namespace detail
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 0>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{
+      [&] { return detail::power_derivative<0>(g, a, b); },
+      [&] { return detail::sum_to(detail::power_derivative<0>(g * dy * b, a, b - 1), a.shape()); },
+      [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), b.shape()); }};
+}
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 1>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::power_derivative<1>(g, a, b); },
+                    [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), a.shape()); },
+                    [&] {
+                      const auto logarithm = masked_fill(log(a), a.value() == 0, 0);
+                      return detail::sum_to(detail::power_derivative<1>(g * dy * logarithm, a, b), b.shape());
+                    }};
+}
+
 // Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
@@ -20144,6 +20618,21 @@ template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Mul>&, const Dy& dy, const Y&, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy * b, a.shape()); },
                     [&] { return detail::sum_to(dy * a, b.shape()); }};
+}
+// y / b and not a / b²: equal to Div's own gradient to the bit.
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Div>&, const Dy& dy, const Y& y, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy / b, a.shape()); },
+                    [&] { return detail::sum_to(-dy * (y / b), b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::SquaredError>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy * (a - b) * 2, a.shape()); },
+                    [&] { return detail::sum_to(dy * (b - a) * 2, b.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::SubtractFrom>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return -dy; }};
 }
 template <class Dy, class Y, class X>
 auto derivatives(const operations::Pointwise<functors::Neg>&, const Dy& dy, const Y&, const X&) {
@@ -20682,12 +21171,11 @@ auto gumbel_softmax(const X& logits, double tau = 1, bool hard = false, Index ax
 /// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
 /// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
 /// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
-/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
-/// own gradient uses Dual numbers of Dual numbers.
+/// These run on GraphVariables, so their results are on the tape. The gradient of an element-wise functor is a functor;
+/// of one input, so are all its higher derivatives (autograd/jet.hpp).
 ///
-/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
-/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
-/// only. Else `grad` throws a UsageError with the operation's name.
+/// Which operation has which order: see the table in ops/README.md. Elsewhere `grad` throws a UsageError with the
+/// operation's name.
 
 // <chorus/ops/higher_order/convolution.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
@@ -20795,6 +21283,24 @@ template <class Dy, class Y, class X>
 auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const Y&, const X&) {
   // Cumulative sum from the other end: over the elements from i on.
   return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
+}
+
+/// From the last element on, without a division: what a product that goes on contributes to element i is its product
+/// before i times r(i) = dy(i) + x(i + 1) r(i + 1).
+template <class Dy, class Y, class X>
+auto derivatives(const operations::CumulativeProduct& operation, const Dy& dy, const Y& y, const X& x) {
+  return std::tuple{[&] {
+    const Index axis = operation.axis, size = x.size(axis);
+    if (size == 0) return X(dy);
+    const auto at = [axis](const auto& from, Index i) { return slice(from, axis, i, i + 1); };
+    X rest = at(dy, size - 1), all = rest;
+    for (Index i = size - 1; i-- > 0;) {
+      rest = at(dy, i) + at(x, i + 1) * rest;
+      all = concat(axis, rest, all);
+    }
+    const auto first = tensor_of<X>::ones(rest.shape(), x.device());
+    return X(concat(axis, first, slice(y, axis, 0, size - 1)) * all);
+  }};
 }
 
 namespace detail {
@@ -21452,8 +21958,8 @@ auto max_pool1d(const X& x, Index window, const Pool1dOptions& options = {}) {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 /// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
-/// cholesky, qr, svd, eigh, all differentiable once. Names and results are torch.linalg's. Not in chorus.hpp, since
-/// Eigen's factorizations are slow to compile.
+/// cholesky, qr, svd, eigh, all differentiable; the first four any number of times. Names and results are
+/// torch.linalg's. Not in chorus.hpp, since Eigen's factorizations are slow to compile.
 
 // <chorus/kernels/cpu/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
@@ -21691,6 +22197,18 @@ void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, boo
 }  // namespace chorus::kernels::linalg
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
 
+namespace chorus::operations {
+#define CHORUS_MATRIX_OPERATION(TYPE, NAME)     \
+  struct TYPE {                                 \
+    static constexpr const char* name = NAME; \
+  }
+CHORUS_MATRIX_OPERATION(Solve, "solve");
+CHORUS_MATRIX_OPERATION(Inverse, "inverse");
+CHORUS_MATRIX_OPERATION(Determinant, "det");
+CHORUS_MATRIX_OPERATION(Cholesky, "cholesky");
+#undef CHORUS_MATRIX_OPERATION
+}  // namespace chorus::operations
+
 namespace chorus::linalg {
 
 namespace detail {
@@ -21753,7 +22271,7 @@ auto solve(const A& a, const B& b) {
   auto out = Tensor<T, rank>::empty(right.shape());
   kernels::linalg::solve("solve", count, n, k, left.data(), right.data(), out.data());
   return record(
-      "solve", out,
+      operations::Solve{}, out,
       [left = chorus::detail::Saved(left), out = chorus::detail::Saved(out), count, n, k](const auto& dy, auto da,
                                                                                           auto db) {
         const auto turned = contiguous(left.read("solve").transpose(-1, -2));
@@ -21782,7 +22300,7 @@ auto inverse(const A& a) {
   auto out = Of::empty(input.shape());
   kernels::linalg::solve("inverse", count, n, n, input.data(), ones.data(), out.data());
   return record(
-      "inverse", out,
+      operations::Inverse{}, out,
       [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         const auto& y = out.read("inverse");
@@ -21808,7 +22326,7 @@ auto det(const A& a) {
   auto out = Tensor<T, rank - 2>::empty(shape);
   kernels::linalg::determinant(count, n, input.data(), out.data());
   return record(
-      "det", std::move(out),
+      operations::Determinant{}, std::move(out),
       [input = chorus::detail::Saved(input), count, n](const auto& dy, auto da) {
         const auto cofactors = Tensor<T, rank>::empty(input.tensor().shape());
         kernels::linalg::cofactors(count, n, input.read("det").data(), cofactors.data());
@@ -21827,7 +22345,7 @@ auto cholesky(const A& a) {
   auto out = tensor_of<A>::zeros(input.shape());
   kernels::linalg::cholesky(count, n, input.data(), out.data());
   return record(
-      "cholesky", out,
+      operations::Cholesky{}, out,
       [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::cholesky_backward(count, n, out.read("cholesky").data(), dy.data(), grad.data(), accumulate);
@@ -21925,6 +22443,51 @@ auto eigh(const A& a) {
 }
 
 }  // namespace chorus::linalg
+
+namespace chorus {
+
+// The rules of backward as recorded operations: see ops/higher_order.hpp.
+
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Solve&, const Dy& dy, const Y& y, const A& a, const B&) {
+  const auto back = [&] { return linalg::solve(transpose(a, -2, -1), dy); };
+  return std::tuple{[&, back] { return -matmul(back(), transpose(y, -2, -1)); }, back};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Inverse&, const Dy& dy, const Y& y, const A&) {
+  return std::tuple{[&] {
+    const auto turned = transpose(y, -2, -1);
+    return -matmul(matmul(turned, dy), turned);
+  }};
+}
+/// Throws UsageError for a singular matrix.
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Determinant&, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    auto single = a.shape();
+    single[single.size() - 2] = single[single.size() - 1] = 1;
+    return reshape(dy * y, single) * transpose(linalg::inverse(a), -2, -1);
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Cholesky&, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    const Index n = a.size(-1);
+    using Matrix = Tensor<typename A::value_type, 2>;
+    auto lower = Matrix::zeros({n, n}), halved = Matrix::zeros({n, n});
+    for (Index i = 0; i < n; ++i)
+      for (Index j = 0; j <= i; ++j) {
+        lower(i, j) = 1;
+        halved(i, j) = i == j ? typename A::value_type(0.5) : 1;
+      }
+    const auto turned = transpose(y, -2, -1);
+    const auto right = linalg::solve(turned, matmul(turned, dy * lower) * halved);
+    const auto both = linalg::solve(turned, transpose(right, -2, -1));
+    return (both + transpose(both, -2, -1)) * 0.5;
+  }};
+}
+
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 
 // <chorus/ops/matrix_parts.hpp>
