@@ -30,11 +30,10 @@ inline void check_save(chorus::Run& run, const CheckpointOptions& options) {
   if (run.is_main() && !options.save.empty()) chorus::io::AtomicFile{options.save};
 }
 
-/// Rank 0 writes a checkpoint to --save; other ranks take part if they have state of their own.
+/// Writes a checkpoint to --save. All ranks call it.
 template <class Net>
-void save(chorus::Run& run, Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options,
-          const Position& at) {
-  if (options.save.empty() || !(run.is_main() || chorus::io::all_ranks_save<Net>)) return;
+void save(Net& net, NamedOptimizer<Net>& optimizer, const CheckpointOptions& options, const Position& at) {
+  if (options.save.empty()) return;
   chorus::io::save_checkpoint(net, optimizer.plain(), {.epoch = at.epoch, .batch = at.batch, .step = at.step},
                               options.save);
 }

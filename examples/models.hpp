@@ -2,6 +2,7 @@
 /// The models of train_classifier.
 
 #include <chorus/chorus.hpp>
+#include <chorus/nn/models/resnet.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <string>
 #include <string_view>
@@ -9,7 +10,13 @@
 #include <variant>
 
 #include "models/image_facts.hpp"
-#include "models/resnet.hpp"
+
+/// A ResNet's options for such images.
+inline chorus::nn::ResNetOptions resnet_options(const ImageFacts& image) {
+  return {.channels = image.channels,
+          .classes = image.classes,
+          .small_images = image.height <= 64 && image.width <= 64};
+}
 
 /// A LeNet: two convolutions, three linear layers. Images of 28 x 28 are padded to 32 x 32.
 template <class Device>
@@ -83,7 +90,8 @@ struct OneOf : chorus::nn::Module {
 
 /// One of the models above, by its name.
 template <class Device>
-struct Classifier : OneOf<Device, ToyModel<Device>, Mlp<Device>, ResNet18<Device>, ResNet50<Device>> {
+struct Classifier : OneOf<Device, ToyModel<Device>, Mlp<Device>, chorus::nn::ResNet18<Device>,
+                          chorus::nn::ResNet50<Device>> {
   static constexpr const char* names[] = {"toy", "mlp", "resnet18", "resnet50"};
 
   Classifier(std::string_view name, const ImageFacts& image) : Classifier::OneOf{make(name, image)} {}
@@ -92,8 +100,8 @@ struct Classifier : OneOf<Device, ToyModel<Device>, Mlp<Device>, ResNet18<Device
   static decltype(Classifier::OneOf::model) make(std::string_view name, const ImageFacts& image) {
     if (name == "toy") return ToyModel<Device>(image);
     if (name == "mlp") return Mlp<Device>(image);
-    if (name == "resnet18") return ResNet18<Device>(image);
+    if (name == "resnet18") return chorus::nn::ResNet18<Device>(resnet_options(image));
     chorus::check<chorus::UsageError>(name == "resnet50", "--model: unknown model '", chorus::printable(name), "'");
-    return ResNet50<Device>(image);
+    return chorus::nn::ResNet50<Device>(resnet_options(image));
   }
 };

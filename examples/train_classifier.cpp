@@ -35,7 +35,7 @@ void train(ch::Run& run, const Options& options) {
   Training training{run, net, optimizer, loader, options, start,
                     [&](auto& model) { return ch::nn::summary(model, images_of_device); }};
   Accumulation accumulation{net, train_set.size(), options.batch, options.accumulate, start.batch};
-  training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
+  training.save_with([&](const Position& at) { save(net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {
     for (auto& [images, labels] : training.batches(epoch)) {

@@ -18,14 +18,14 @@
 namespace {
 
 /// The models that have an integer form and compile quickly.
-struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, Mlp<ch::Cpu>, ResNet18<ch::Cpu>> {
+struct FloatModel : OneOf<ch::Cpu, ToyModel<ch::Cpu>, Mlp<ch::Cpu>, ch::nn::ResNet18<ch::Cpu>> {
   FloatModel(std::string_view name, const ImageFacts& image) : OneOf{make(name, image)} {}
 
  private:
   static decltype(OneOf::model) make(std::string_view name, const ImageFacts& image) {
     if (name == "toy") return ToyModel<ch::Cpu>{image};
     if (name == "mlp") return Mlp<ch::Cpu>{image};
-    return ResNet18<ch::Cpu>{image};
+    return ch::nn::ResNet18<ch::Cpu>(resnet_options(image));
   }
 };
 using Model = ch::nn::QuantizationAware<FloatModel>;
@@ -84,7 +84,7 @@ void train(ch::Run& run, const Options& options) {
   if (const auto file = integer_file(options); run.is_main() && !file.empty()) ch::io::AtomicFile{file};
   Training training{run, net, optimizer, loader, options, start};
   Accumulation accumulation{net, train_set.size(), options.batch, options.accumulate, start.batch};
-  training.save_with([&](const Position& at) { save(run, net, optimizer, options, at); }, options.save_every);
+  training.save_with([&](const Position& at) { save(net, optimizer, options, at); }, options.save_every);
 
   for (const int epoch : training.epochs()) {
     // In the last epoch the model trains with fixed ranges and statistics, which the integer model will have.

@@ -29,32 +29,10 @@ namespace ch = chorus;
 
 namespace {
 
-/// ResNet-18 in the form for small images, of any width.
-struct NarrowResNet : ch::nn::Module {
-  ch::nn::Conv2d<ch::Cpu> conv1;
-  ch::nn::BatchNormReLU2d<ch::Cpu> bn1;
-  ch::nn::ModuleList<resnet::BasicBlock<ch::Cpu>> blocks;
-  ch::nn::Linear<ch::Cpu> fc;
-  CHORUS_MODULE(NarrowResNet, conv1, bn1, blocks, fc)
-
-  NarrowResNet(const ImageFacts& image, ch::Index width)
-      : conv1{resnet::conv<ch::Cpu>(image.channels, width, 3)}, bn1{width}, fc{8 * width, image.classes} {
-    for (const ch::Index times : {1, 2, 4, 8}) {
-      blocks.push_back({times == 1 ? width : times / 2 * width, times * width, times == 1 ? 1 : 2});
-      blocks.push_back({times * width, times * width, 1});
-    }
-  }
-  auto forward(const auto& images) const {
-    auto x = bn1(conv1(images));
-    for (const auto& block : blocks) x = block(x);
-    return fc(ch::global_avg_pool(x));
-  }
-};
-
 /// One of the models, by name.
 struct Model : ch::nn::Module {
   using device_type = ch::Cpu;
-  using Any = std::variant<NarrowResNet, ToyModel<ch::Cpu>>;
+  using Any = std::variant<ch::nn::ResNet18<ch::Cpu>, ToyModel<ch::Cpu>>;
   Any any;
 
   explicit Model(Any model) : any{std::move(model)} {}
@@ -79,7 +57,9 @@ Model make_model(ch::Run& run, const ImageFacts& image) {
   const auto width = run.option("width", ch::Index{16});
   if (name == "toy") return Model{ToyModel<ch::Cpu>{image}};
   ch::check<ch::UsageError>(name == "resnet", "--model: expected resnet or toy, got '", ch::printable(name), "'");
-  return Model{NarrowResNet{image, width}};
+  auto options = resnet_options(image);
+  options.width = width;
+  return Model{ch::nn::ResNet18<ch::Cpu>{options}};
 }
 
 using FloatNet = ch::DistributedDataParallel<Model>;  // or SingleDevice, DataParallel

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs a small form of examples/demo.sh without installing or building: its table says that all runs end with the same
 parameters; if one differs, the script says so and fails.
-usage: demo_test.py TRAIN_CLASSIFIER CHORUS_PAGE"""
+usage: demo_test.py DEMO CHORUS_PAGE"""
 
 import os
 import pathlib
@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 
-TRAIN, PAGE = (str(pathlib.Path(program).resolve()) for program in sys.argv[1:])
+DEMO, PAGE = (str(pathlib.Path(program).resolve()) for program in sys.argv[1:])
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 temporary = tempfile.TemporaryDirectory(prefix="chorus_demo_")
 FOLDER = pathlib.Path(temporary.name)
-SMALL = "--train-images 256 --test-images 50 --epochs 2 --workers 0 --trace-steps 1:2"
+SMALL = "--train-images 256 --test-images 50 --epochs 2 --trace-steps 1:2"
 
 
 def script(path, text):
@@ -25,9 +25,9 @@ def script(path, text):
     path.chmod(0o755)
 
 
-def demo(train):
-    """The rows of the table and the other output of a demo whose train_classifier is that script."""
-    script(FOLDER / "build/examples/train_classifier", f"program={shlex.quote(TRAIN)}\n{train}\n")
+def demo(program):
+    """The rows of the table and the other output of a demo whose program is that script."""
+    script(FOLDER / "build/examples/demo", f"program={shlex.quote(DEMO)}\n{program}\n")
     path = f"{FOLDER / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(["sh", str(FOLDER / "examples/demo.sh")], env=os.environ | {"PATH": path}, cwd="/",
                           capture_output=True, text=True, timeout=200)

@@ -91,6 +91,7 @@ int main(int argc, char** argv) {
   golden::add_more(operations);
   golden::add_transformer(operations);
   golden::add_functions(operations);
+  golden::add_further(operations);
   golden::add_training(operations);
   golden::add_quantized(operations);
   golden::add_quantization(operations);

@@ -2,13 +2,13 @@
 # Installs what is missing, builds everything with warnings as errors, and runs every test that this machine can run.
 #   tests/run.sh full    also compiles each header in a file of its own; then it runs the unit tests under the
 #                        address and undefined behaviour sanitizers, those with threads under the thread sanitizer, and
-#                        the fuzz targets for ten seconds each, and builds the labs' solutions by three compilers; on 2
-#                        cores that takes another hour and a quarter
+#                        the fuzz targets for ten seconds each, looks for races in the CUDA kernels, and builds the
+#                        labs' solutions by three compilers; on 2 cores that takes another hour and a quarter
 set -eu
 cd "$(dirname "$0")/.."
 
 tests/install.sh g++ clang lld cmake ninja-build ccache pkg-config libeigen3-dev nlohmann-json3-dev catch2 libcli11-dev \
-  zlib1g-dev libssl-dev python3-venv libopenmpi-dev openmpi-bin libgloo-dev iproute2
+  zlib1g-dev libssl-dev libpng-dev libjpeg-dev python3-venv libopenmpi-dev openmpi-bin libgloo-dev iproute2
 # The browser that looks at chorus-page's pages. Ubuntu has no such package: there the test is skipped.
 ! apt-cache show chromium-headless-shell >/dev/null 2>&1 || tests/install.sh chromium-headless-shell
 jobs=$(nproc)
@@ -24,6 +24,21 @@ if [ "${1:-}" = full ]; then cmake --build --preset dev -j "$jobs" --target each
 say "tests"
 ctest --preset dev
 [ "${1:-}" = full ] || { say "everything passed (sanitizers: tests/run.sh full)"; exit 0; }
+
+say "barriers of the CUDA kernels"
+tests/cuda/barriers.py build/tests/unit_cuda_emulated
+python3 -m venv build/races && build/races/bin/pip install --quiet --disable-pip-version-check sentryward==0.1.1 || true
+PATH="$PWD/build/races/bin:$PATH" tests/cuda/races.py || [ $? = 77 ]
+
+say "PyTorch and transformers"
+status=0
+tests/python/full.sh build || status=$?
+[ "$status" = 0 ] || [ "$status" = 77 ] || exit "$status"
+
+say "the Conan package"
+status=0
+tests/packaging/conan.sh build/conan || status=$?
+[ "$status" = 0 ] || [ "$status" = 77 ] || exit "$status"
 
 # sanitized NAME FLOORS: builds and runs the unit tests of these floors under the preset NAME.
 sanitized() {

@@ -2330,6 +2330,954 @@ inline IdxArray read_idx(const std::string& path, int rank) {
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_IDX_HPP
 
+// <chorus/data/image_folder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGE_FOLDER_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGE_FOLDER_HPP
+/// ImageFolder: folders of PNG and JPEG files, a class a folder. The CMake target chorus::images links libpng and
+/// libjpeg.
+
+// <chorus/data/images/color.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_COLOR_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_COLOR_HPP
+/// ColorJitter: random brightness, contrast, saturation and hue.
+
+namespace chorus::data {
+
+namespace detail {
+
+/// The three channels of a colour image.
+struct Channels {
+  float *red, *green, *blue;
+  std::size_t count;
+
+  Channels(const char* who, const Image& image) : count(image.pixels.size() / 3) {
+    check<ShapeError>(image.shape[0] == 3, who, ": expected 3 channels, got shape ", image.shape);
+    red = image.pixels.data();
+    green = red + count;
+    blue = green + count;
+  }
+  /// The weights of torchvision's rgb_to_grayscale.
+  float gray(std::size_t i) const { return 0.2989f * red[i] + 0.587f * green[i] + 0.114f * blue[i]; }
+};
+
+inline float unit(float x) { return std::clamp(x, 0.0f, 1.0f); }
+
+/// factor * pixel + (1 - factor) * other, in [0, 1].
+inline void blend(float& pixel, float other, float factor) { pixel = unit(factor * pixel + (1 - factor) * other); }
+
+}  // namespace detail
+
+/// Multiplies by `factor`; results are cut to [0, 1], as those of the other three.
+inline void adjust_brightness(const Image& image, float factor) {
+  for (float& pixel : image.pixels) pixel = detail::unit(factor * pixel);
+}
+
+/// Moves pixels away from the image's mean gray: 0 gives gray, 1 changes nothing.
+inline void adjust_contrast(const Image& image, float factor) {
+  const detail::Channels rgb("adjust_contrast", image);
+  double sum = 0;
+  for (std::size_t i = 0; i < rgb.count; ++i) sum += rgb.gray(i);
+  const auto mean = static_cast<float>(sum / static_cast<double>(rgb.count));
+  for (float& pixel : image.pixels) detail::blend(pixel, mean, factor);
+}
+
+/// Moves pixels away from their own gray: 0 gives a gray image, 1 changes nothing.
+inline void adjust_saturation(const Image& image, float factor) {
+  const detail::Channels rgb("adjust_saturation", image);
+  for (std::size_t i = 0; i < rgb.count; ++i) {
+    const float gray = rgb.gray(i);
+    for (float* channel : {rgb.red, rgb.green, rgb.blue}) detail::blend(channel[i], gray, factor);
+  }
+}
+
+/// Turns the hue (of HSV) by `turns` of the whole circle, -0.5 to 0.5.
+inline void adjust_hue(const Image& image, float turns) {
+  const detail::Channels rgb("adjust_hue", image);
+  for (std::size_t i = 0; i < rgb.count; ++i) {
+    const float r = rgb.red[i], g = rgb.green[i], b = rgb.blue[i];
+    const float value = std::max({r, g, b}), range = value - std::min({r, g, b});
+    if (range <= 0) continue;
+    const float saturation = range / value;
+    const float sixth = value == r ? (g - b) / range : value == g ? 2 + (b - r) / range : 4 + (r - g) / range;
+    float hue = sixth / 6 + 1 + turns;
+    hue = (hue - std::floor(hue)) * 6;
+    const auto section = static_cast<int>(hue);
+    const float part = hue - static_cast<float>(section);
+    const float low = value * (1 - saturation), falling = value * (1 - saturation * part),
+                rising = value * (1 - saturation * (1 - part));
+    const std::array<std::array<float, 3>, 6> colors = {{{value, rising, low},
+                                                         {falling, value, low},
+                                                         {low, value, rising},
+                                                         {low, falling, value},
+                                                         {rising, low, value},
+                                                         {value, low, falling}}};
+    const auto& color = colors[static_cast<std::size_t>(section % 6)];
+    rgb.red[i] = detail::unit(color[0]);
+    rgb.green[i] = detail::unit(color[1]);
+    rgb.blue[i] = detail::unit(color[2]);
+  }
+}
+
+/// Changes brightness, contrast and saturation by factors from [max(0, 1 - x), 1 + x], and the hue by a part of the
+/// circle from [-hue, hue], in random order, as torchvision's ColorJitter. For colour images in [0, 1]: before
+/// Normalize.
+struct ColorJitter {
+  float brightness = 0, contrast = 0, saturation = 0, hue = 0;
+
+  /// Throws UsageError for a negative strength, or a hue above 0.5, and ShapeError for images without 3 channels.
+  void operator()(const Image& image, RandomStream& random) const {
+    for (const float strength : {brightness, contrast, saturation, hue})
+      check<UsageError>(strength >= 0, "ColorJitter: expected strengths of at least 0, got ", strength);
+    check<UsageError>(hue <= 0.5f, "ColorJitter: expected a hue of at most 0.5, got ", hue);
+    std::array<int, 4> order = {0, 1, 2, 3};
+    for (std::size_t i = 3; i > 0; --i)
+      std::swap(order[i], order[static_cast<std::size_t>(random.below(static_cast<Index>(i + 1)))]);
+    const auto factor = [&](float strength) { return random.uniform(std::max(0.0f, 1 - strength), 1 + strength); };
+    for (const int what : order) {
+      if (what == 0 && brightness > 0) adjust_brightness(image, factor(brightness));
+      if (what == 1 && contrast > 0) adjust_contrast(image, factor(contrast));
+      if (what == 2 && saturation > 0) adjust_saturation(image, factor(saturation));
+      if (what == 3 && hue > 0) adjust_hue(image, random.uniform(-hue, hue));
+    }
+  }
+};
+
+/// Flips vertically.
+struct RandomVerticalFlip {
+  float probability = 0.5f;
+
+  void operator()(const Image& image, RandomStream& random) const {
+    if (random.uniform() >= probability) return;
+    const Index height = image.shape[1];
+    for (Index c = 0; c < image.shape[0]; ++c)
+      for (Index y = 0; y < height / 2; ++y) std::ranges::swap_ranges(image.row(c, y), image.row(c, height - 1 - y));
+  }
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_COLOR_HPP
+
+// <chorus/data/images/decode.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_DECODE_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_DECODE_HPP
+/// Reads PNG and JPEG files.
+
+// <chorus/data/images/jpeg.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_JPEG_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_JPEG_HPP
+/// Decodes JPEG files with libjpeg-turbo, if the build has it.
+
+// <chorus/data/images/picture.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_PICTURE_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_PICTURE_HPP
+/// Picture: what a PNG or JPEG file holds, as 8-bit RGB.
+
+namespace chorus::data {
+
+/// A picture of any size: rows from top to bottom, and red, green and blue of each pixel, one byte each.
+class Picture {
+ public:
+  /// The most pixels of a picture, as in Pillow: files that claim more are refused.
+  static constexpr Index most_pixels = 178'956'970;
+
+  Picture() = default;
+  /// Not initialised, so that rows that nobody writes take no memory.
+  Picture(Index height, Index width)
+      : height_(height), width_(width), pixels_(new std::uint8_t[static_cast<std::size_t>(height * width * 3)]) {}
+
+  Index height() const { return height_; }
+  Index width() const { return width_; }
+  /// [height, width, 3]
+  std::span<std::uint8_t> pixels() const { return {pixels_.get(), static_cast<std::size_t>(height_ * width_ * 3)}; }
+  /// [width, 3]
+  std::uint8_t* row(Index y) const { return pixels_.get() + y * width_ * 3; }
+
+ private:
+  Index height_ = 0, width_ = 0;
+  std::unique_ptr<std::uint8_t[]> pixels_;
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_PICTURE_HPP
+
+#ifndef CHORUS_USE_JPEG
+#define CHORUS_USE_JPEG 0
+#endif
+#if CHORUS_USE_JPEG
+#include <setjmp.h>
+
+// Needs std::FILE and std::size_t before.
+#include <jerror.h>
+#include <jpeglib.h>
+#endif
+
+namespace chorus::data::detail {
+
+#if CHORUS_USE_JPEG
+
+/// libjpeg's errors leave its functions by longjmp, which runs no destructors. So only these functions call it, and
+/// they have no objects with destructors: `header` and `rows` return false after a longjmp, with the reason in
+/// `trouble`.
+class JpegReader {
+ public:
+  explicit JpegReader(std::span<const std::uint8_t> bytes) : bytes_(bytes) {
+    info_.err = jpeg_std_error(&errors_);
+    info_.client_data = this;
+    errors_.error_exit = [](j_common_ptr info) {
+      auto& self = *static_cast<JpegReader*>(info->client_data);
+      (*info->err->format_message)(info, self.trouble_);
+      longjmp(self.out_, 1);
+    };
+    errors_.emit_message = [](j_common_ptr info, int level) {
+      const int code = info->err->msg_code;
+      const bool pixels_are_lost =
+          code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER || code == JWRN_HUFF_BAD_CODE || code == JWRN_MUST_RESYNC;
+      if (level < 0 && pixels_are_lost) (*info->err->error_exit)(info);
+    };
+    progress_.progress_monitor = [](j_common_ptr info) {
+      auto& self = *static_cast<JpegReader*>(info->client_data);
+      if (self.info_.input_scan_number > most_scans) self.leave("it has more than 100 scans");
+    };
+  }
+  ~JpegReader() { jpeg_destroy_decompress(&info_); }
+  JpegReader(const JpegReader&) = delete;
+  JpegReader& operator=(const JpegReader&) = delete;
+
+  const char* trouble() const { return trouble_; }
+
+  /// Reads up to the pixels, and finds out the size.
+  bool header(Index& height, Index& width) {
+    if (setjmp(out_) != 0) return false;
+    jpeg_create_decompress(&info_);
+    info_.mem->max_memory_to_use = 1L << 30;
+    info_.progress = &progress_;
+    jpeg_mem_src(&info_, bytes_.data(), static_cast<unsigned long>(bytes_.size()));
+    jpeg_read_header(&info_, TRUE);
+    height = static_cast<Index>(info_.image_height);
+    width = static_cast<Index>(info_.image_width);
+    if (info_.arith_code) leave("arithmetic coding is not supported");
+    // A block of 64 pixels takes at least one bit. Coefficients of several scans are allocated before these are read.
+    if (height * width / 512 > static_cast<Index>(bytes_.size())) leave("the file is too short for its size in pixels");
+    return true;
+  }
+
+  /// Reads the pixels and the rest of the file.
+  bool rows(const Picture& out) {
+    if (setjmp(out_) != 0) return false;
+    const bool cmyk = info_.num_components == 4;
+    info_.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
+    jpeg_start_decompress(&info_);
+    read_rows(out, cmyk);
+    jpeg_finish_decompress(&info_);
+    return true;
+  }
+
+ private:
+  static constexpr int most_scans = 100;
+
+  [[noreturn]] void leave(const char* trouble) {
+    std::snprintf(trouble_, sizeof trouble_, "%s", trouble);
+    longjmp(out_, 1);
+  }
+  void read_rows(const Picture& out, bool cmyk) {
+    auto* const common = reinterpret_cast<j_common_ptr>(&info_);
+    JSAMPROW inks = nullptr;
+    if (cmyk) inks = (*info_.mem->alloc_sarray)(common, JPOOL_IMAGE, info_.output_width * 4, 1)[0];
+    for (Index y = 0; y < out.height(); ++y) {
+      JSAMPROW row = cmyk ? inks : out.row(y);
+      jpeg_read_scanlines(&info_, &row, 1);
+      if (cmyk) to_rgb(inks, out.row(y), out.width());
+    }
+  }
+  /// Inks are stored as 255 - ink, as Adobe does. Rounds as Pillow does.
+  static void to_rgb(const std::uint8_t* inks, std::uint8_t* rgb, Index width) {
+    for (Index x = 0; x < width; ++x, inks += 4, rgb += 3)
+      for (int c = 0; c < 3; ++c) {
+        const int product = (255 - inks[c]) * inks[3] + 128;
+        rgb[c] = static_cast<std::uint8_t>(inks[3] - ((product + (product >> 8)) >> 8));
+      }
+  }
+
+  std::span<const std::uint8_t> bytes_;
+  jpeg_decompress_struct info_{};
+  jpeg_error_mgr errors_{};
+  jpeg_progress_mgr progress_{};
+  jmp_buf out_;
+  char trouble_[JMSG_LENGTH_MAX] = {};
+};
+
+#else
+
+/// For builds without libjpeg: throws FileError.
+class JpegReader {
+ public:
+  explicit JpegReader(std::span<const std::uint8_t>) {}
+  const char* trouble() const {
+    return "this program was built without libjpeg: link the CMake target chorus::images, or compile with "
+           "-DCHORUS_USE_JPEG=1 -ljpeg";
+  }
+  bool header(Index&, Index&) { return false; }
+  bool rows(const Picture&) { return false; }
+};
+
+#endif
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_JPEG_HPP
+
+// <chorus/data/images/png.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_PNG_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_PNG_HPP
+/// Decodes PNG files with libpng, if the build has it.
+
+#ifndef CHORUS_USE_PNG
+#define CHORUS_USE_PNG 0
+#endif
+#if CHORUS_USE_PNG
+#include <png.h>
+#include <setjmp.h>
+
+#endif
+
+namespace chorus::data::detail {
+
+#if CHORUS_USE_PNG
+
+/// libpng leaves its functions by longjmp, which runs no destructors. So only these functions call it, and they have no
+/// objects with destructors: `header` and `rows` return false after a longjmp, with the reason in `trouble`.
+class PngReader {
+ public:
+  explicit PngReader(std::span<const std::uint8_t> bytes) : rest_(bytes) {
+    png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, &fail_with, [](png_structp, png_const_charp) {});
+    info_ = png_ == nullptr ? nullptr : png_create_info_struct(png_);
+  }
+  ~PngReader() { png_destroy_read_struct(&png_, &info_, nullptr); }
+  PngReader(const PngReader&) = delete;
+  PngReader& operator=(const PngReader&) = delete;
+
+  const char* trouble() const { return trouble_; }
+
+  /// Reads up to the pixels, and finds out the size.
+  bool header(Index& height, Index& width) {
+    if (info_ == nullptr) return false;
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;
+    png_set_read_fn(png_, this, &give);
+    png_set_user_limits(png_, 1'000'000, 1'000'000);
+    png_set_chunk_malloc_max(png_, 8 << 20);
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);  // texts, colour profiles and the like
+    png_read_info(png_, info_);
+    height = static_cast<Index>(png_get_image_height(png_, info_));
+    width = static_cast<Index>(png_get_image_width(png_, info_));
+    return true;
+  }
+
+  /// Reads the pixels and the rest of the file.
+  bool rows(const Picture& out) {
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;
+    png_set_expand(png_);  // palettes, and 1, 2 and 4 bits of gray
+    png_set_strip_16(png_);
+    png_set_gray_to_rgb(png_);
+    png_set_strip_alpha(png_);
+    read_rows(out);
+    png_read_end(png_, nullptr);
+    return true;
+  }
+
+ private:
+  void read_rows(const Picture& out) {
+    const int passes = png_set_interlace_handling(png_);
+    png_read_update_info(png_, info_);
+    if (png_get_rowbytes(png_, info_) != static_cast<std::size_t>(out.width() * 3)) png_error(png_, "no RGB");
+    for (int pass = 0; pass < passes; ++pass)
+      for (Index y = 0; y < out.height(); ++y) png_read_row(png_, out.row(y), nullptr);
+  }
+  static void give(png_structp png, png_bytep to, std::size_t count) {
+    auto& rest = static_cast<PngReader*>(png_get_io_ptr(png))->rest_;
+    if (count > rest.size()) png_error(png, "the file is cut short");
+    std::memcpy(to, rest.data(), count);
+    rest = rest.subspan(count);
+  }
+  [[noreturn]] static void fail_with(png_structp png, png_const_charp message) {
+    auto& trouble = static_cast<PngReader*>(png_get_error_ptr(png))->trouble_;
+    std::snprintf(trouble, sizeof trouble, "%s", message);
+    png_longjmp(png, 1);
+  }
+
+  std::span<const std::uint8_t> rest_;
+  png_structp png_ = nullptr;
+  png_infop info_ = nullptr;
+  char trouble_[128] = "libpng could not start";
+};
+
+#else
+
+/// For builds without libpng: throws FileError.
+class PngReader {
+ public:
+  explicit PngReader(std::span<const std::uint8_t>) {}
+  const char* trouble() const {
+    return "this program was built without libpng: link the CMake target chorus::images, or compile with "
+           "-DCHORUS_USE_PNG=1 -lpng";
+  }
+  bool header(Index&, Index&) { return false; }
+  bool rows(const Picture&) { return false; }
+};
+
+#endif
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_PNG_HPP
+
+namespace chorus::data {
+
+namespace detail {
+template <class Reader>
+Picture decode_with(std::string_view name, const char* kind, std::span<const std::uint8_t> bytes) {
+  Reader reader(bytes);
+  Index height = 0, width = 0;
+  check<FileError>(reader.header(height, width), printable(name), ": reading the ", kind,
+                   " file failed: ", reader.trouble());
+  check<FileError>(width <= Picture::most_pixels / height, printable(name), ": expected at most ", Picture::most_pixels,
+                   " pixels, got ", width, " x ", height);
+  Picture out(height, width);
+  check<FileError>(reader.rows(out), printable(name), ": reading the ", kind, " file failed: ", reader.trouble());
+  return out;
+}
+}  // namespace detail
+
+/// Decodes a PNG or JPEG file; which, its first bytes say. Gray values and palettes become RGB. Alpha is dropped, not
+/// blended; of 16 bits the upper 8 remain; the EXIF orientation is not applied. The pixels are those of torchvision's
+/// `decode_image(bytes, ImageReadMode.RGB)` and, but for 16-bit gray, of Pillow's `convert("RGB")`. `name` is for
+/// messages. Throws FileError if the bytes are damaged or cut short, or if the build lacks the format's library.
+inline Picture decode_image(std::span<const std::uint8_t> bytes, std::string_view name = "decode_image") {
+  static constexpr std::array<std::uint8_t, 8> png = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+  static constexpr std::array<std::uint8_t, 3> jpeg = {0xff, 0xd8, 0xff};
+  const auto begins = [&](const auto& magic) {
+    return bytes.size() >= magic.size() && std::equal(magic.begin(), magic.end(), bytes.begin());
+  };
+  if (begins(png)) return detail::decode_with<detail::PngReader>(name, "PNG", bytes);
+  if (begins(jpeg)) return detail::decode_with<detail::JpegReader>(name, "JPEG", bytes);
+  const auto first = bytes.first(std::min<std::size_t>(bytes.size(), 8));
+  fail<FileError>(printable(name), ": expected a PNG or JPEG file, got ", bytes.size(), " bytes that begin with '",
+                  printable({reinterpret_cast<const char*>(first.data()), first.size()}), "'");
+}
+
+/// Reads and decodes a file. Throws FileError as `decode_image` does, with the path, or if the file can't be read.
+inline Picture read_image(const std::string& path) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 30;
+  InputFile file(path);
+  check<FileError>(file.size() <= most, printable(path), ": expected an image of at most 1 GiB, got ", file.size(),
+                   " bytes");
+  const auto size = static_cast<std::size_t>(file.size());
+  const auto bytes = std::make_unique_for_overwrite<std::uint8_t[]>(size);
+  return decode_image({bytes.get(), file.read({bytes.get(), size})}, path);
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_DECODE_HPP
+
+// <chorus/data/images/framed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_FRAMED_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_FRAMED_HPP
+/// Crops and scales a picture.
+
+// <chorus/data/images/frames.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_FRAMES_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_FRAMES_HPP
+/// Which part of a picture becomes an image, and of which size: Resize, CenterCrop, RandomResizedCrop.
+
+namespace chorus::data {
+
+/// A crop, a resize and another crop in one.
+struct Frame {
+  Index top, left, height, width;     ///< the part of the picture that is read
+  Index scaled_height, scaled_width;  ///< the size to which that part is scaled
+  /// The part of the scaled picture that is the image.
+  Index window_top, window_left, window_height, window_width;
+};
+
+/// Chooses the frame of a picture of `height` x `width` pixels. Called on several threads.
+using Framing = std::function<Frame(Index height, Index width, RandomStream&)>;
+
+namespace detail {
+inline Frame whole_picture(Index height, Index width) {
+  return {0, 0, height, width, height, width, 0, 0, height, width};
+}
+inline Index rounded(double x) { return static_cast<Index>(std::nearbyint(x)); }  // half to even, as Python
+}  // namespace detail
+
+/// Scales the whole picture, as torchvision's Resize: `Resize{256}` makes the shorter side 256 pixels long and keeps
+/// the ratio; `Resize{224, 224}` gives that height and width.
+struct Resize {
+  Index size;
+  Index width = 0;
+
+  /// Throws UsageError for a size below 1.
+  Frame operator()(Index from_height, Index from_width, RandomStream&) const { return scaled(from_height, from_width); }
+
+  Frame scaled(Index from_height, Index from_width) const {
+    check<UsageError>(size >= 1 && width >= 0, "Resize: expected a size of at least 1, got ", size,
+                      width == 0 ? "" : cat(" x ", width));
+    Frame out = detail::whole_picture(from_height, from_width);
+    const bool wide = from_width >= from_height;
+    const Index longer = wide ? size * from_width / from_height : size * from_height / from_width;
+    out.scaled_height = out.window_height = width > 0 || wide ? size : longer;
+    out.scaled_width = out.window_width = width > 0 ? width : wide ? longer : size;
+    return out;
+  }
+};
+
+/// The `size` x `size` pixels in the middle of the picture, whose shorter side is first made `resize` pixels long (0:
+/// `size`): torchvision's Resize and CenterCrop, `CenterCrop{224, 256}` for ImageNet.
+struct CenterCrop {
+  Index size;
+  Index resize = 0;
+
+  /// Throws UsageError for a size below 1, or above `resize`.
+  Frame operator()(Index height, Index width, RandomStream&) const {
+    check<UsageError>(resize == 0 || resize >= size, "CenterCrop: expected a resize of at least ", size, ", got ",
+                      resize);
+    Frame out = Resize{resize == 0 ? size : resize}.scaled(height, width);
+    out.window_top = detail::rounded(static_cast<double>(out.scaled_height - size) / 2);
+    out.window_left = detail::rounded(static_cast<double>(out.scaled_width - size) / 2);
+    out.window_height = out.window_width = size;
+    return out;
+  }
+};
+
+/// A random part of the picture, scaled to `size` x `size` pixels: its area is a part of the picture's between
+/// `least_area` and `most_area`, its width over its height between `least_ratio` and `most_ratio` (uniform in the
+/// logarithm). If ten draws do not fit into the picture, its middle with the nearest of these ratios. As torchvision's
+/// RandomResizedCrop (https://arxiv.org/abs/1409.4842).
+struct RandomResizedCrop {
+  Index size;
+  float least_area = 0.08f, most_area = 1;
+  float least_ratio = 3.0f / 4, most_ratio = 4.0f / 3;
+
+  /// Throws UsageError for a size below 1, or ranges that are empty or not positive.
+  Frame operator()(Index height, Index width, RandomStream& random) const {
+    check<UsageError>(size >= 1, "RandomResizedCrop: expected a size of at least 1, got ", size);
+    check<UsageError>(0 < least_area && least_area <= most_area,
+                      "RandomResizedCrop: expected areas 0 < least <= most, got ", least_area, " and ", most_area);
+    check<UsageError>(0 < least_ratio && least_ratio <= most_ratio,
+                      "RandomResizedCrop: expected ratios 0 < least <= most, got ", least_ratio, " and ", most_ratio);
+    Frame out = part(height, width, random);
+    out.scaled_height = out.scaled_width = out.window_height = out.window_width = size;
+    return out;
+  }
+
+ private:
+  Frame part(Index height, Index width, RandomStream& random) const {
+    Frame out{};
+    const double area = static_cast<double>(height) * static_cast<double>(width);
+    for (int i = 0; i < 10; ++i) {
+      const double target = area * random.uniform(least_area, most_area);
+      const double ratio = std::exp(random.uniform(std::log(least_ratio), std::log(most_ratio)));
+      out.width = detail::rounded(std::sqrt(target * ratio));
+      out.height = detail::rounded(std::sqrt(target / ratio));
+      if (out.width < 1 || out.width > width || out.height < 1 || out.height > height) continue;
+      out.top = random.below(height - out.height + 1);
+      out.left = random.below(width - out.width + 1);
+      return out;
+    }
+    const double ratio = static_cast<double>(width) / static_cast<double>(height);
+    out.width = width;
+    out.height = height;
+    const auto within = [](double x, Index most) { return std::clamp<Index>(detail::rounded(x), 1, most); };
+    if (ratio < least_ratio) out.height = within(static_cast<double>(width) / least_ratio, height);
+    if (ratio > most_ratio) out.width = within(static_cast<double>(height) * most_ratio, width);
+    out.top = (height - out.height) / 2;
+    out.left = (width - out.width) / 2;
+    return out;
+  }
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_FRAMES_HPP
+
+namespace chorus::data {
+
+namespace detail {
+
+/// Output i along one axis is the sum of weights(i)[k] * input first(i) + k: linear interpolation that averages over
+/// all inputs when it makes a picture smaller, as Pillow's and, with `antialias`, PyTorch's. The weights are a triangle
+/// of radius max(1, scale) around (i + 0.5) * scale, and add up to 1.
+class ScaleWeights {
+ public:
+  /// Of `from` inputs scaled to `to` outputs: the outputs `begin` to `begin + count - 1`.
+  ScaleWeights(Index from, Index to, Index begin, Index count) {
+    const double scale = static_cast<double>(from) / static_cast<double>(to), radius = std::max(scale, 1.0);
+    most_ = static_cast<std::size_t>(std::ceil(radius) * 2 + 1);
+    first_.resize(static_cast<std::size_t>(count));
+    counts_.resize(first_.size());
+    weights_.resize(first_.size() * most_);
+    for (std::size_t i = 0; i < first_.size(); ++i) {
+      const double center = (static_cast<double>(begin) + static_cast<double>(i) + 0.5) * scale;
+      first_[i] = std::max<Index>(static_cast<Index>(center - radius + 0.5), 0);
+      const Index last = std::min(static_cast<Index>(center + radius + 0.5), from);
+      counts_[i] = std::min(static_cast<std::size_t>(last - first_[i]), most_);
+      float* const out = weights_.data() + i * most_;
+      double sum = 0;
+      for (std::size_t k = 0; k < counts_[i]; ++k) {
+        const double at = (static_cast<double>(first_[i]) + static_cast<double>(k) + 0.5 - center) / radius;
+        const double weight = std::max(0.0, 1 - std::abs(at));
+        out[k] = static_cast<float>(weight);
+        sum += weight;
+      }
+      for (std::size_t k = 0; k < counts_[i]; ++k) out[k] = static_cast<float>(out[k] / sum);
+    }
+  }
+
+  Index first(std::size_t i) const { return first_[i]; }
+  std::span<const float> weights(std::size_t i) const { return {weights_.data() + i * most_, counts_[i]}; }
+  /// The inputs that are used: the first, and the one behind the last.
+  Index begin() const { return first_.front(); }
+  Index end() const {
+    Index out = 0;
+    for (std::size_t i = 0; i < first_.size(); ++i) out = std::max(out, first_[i] + static_cast<Index>(counts_[i]));
+    return out;
+  }
+
+ private:
+  std::vector<Index> first_;
+  std::vector<std::size_t> counts_;
+  std::vector<float> weights_;
+  std::size_t most_;
+};
+
+/// sums += weight * bytes, in blocks of a fixed length, which compilers vectorise at -O2, too.
+inline void add_weighted(float* __restrict sums, const std::uint8_t* __restrict bytes, float weight,
+                         std::size_t count) {
+  constexpr std::size_t block = 32;
+  std::size_t i = 0;
+  for (; i + block <= count; i += block)
+    for (std::size_t k = 0; k < block; ++k) sums[i + k] += weight * static_cast<float>(bytes[i + k]);
+  for (; i < count; ++i) sums[i] += weight * static_cast<float>(bytes[i]);
+}
+
+}  // namespace detail
+
+/// The part of `picture` in `frame`, scaled: [3, frame.window_height, frame.window_width], in [0, 1]. Rows are added up
+/// first, then columns; numbers are rounded as floats only, where Pillow rounds to 8 bits twice. Throws ShapeError if
+/// the frame does not fit the picture, or has more pixels than a picture may have.
+inline Tensor<float, 3> framed(const Picture& picture, const Frame& frame) {
+  const auto inside = [](Index begin, Index count, Index size) {
+    return begin >= 0 && count >= 1 && count <= size && begin <= size - count;
+  };
+  check<ShapeError>(
+      inside(frame.top, frame.height, picture.height()) && inside(frame.left, frame.width, picture.width()),
+      "framed: the part of ", frame.height, " x ", frame.width, " at ", frame.top, ", ", frame.left,
+      " is not inside the picture of ", picture.height(), " x ", picture.width());
+  check<ShapeError>(inside(frame.window_top, frame.window_height, frame.scaled_height) &&
+                        inside(frame.window_left, frame.window_width, frame.scaled_width),
+                    "framed: the window of ", frame.window_height, " x ", frame.window_width, " at ", frame.window_top,
+                    ", ", frame.window_left, " is not inside the scaled picture of ", frame.scaled_height, " x ",
+                    frame.scaled_width);
+  check<ShapeError>(frame.window_width <= Picture::most_pixels / frame.window_height, "framed: expected at most ",
+                    Picture::most_pixels, " pixels, got ", frame.window_height, " x ", frame.window_width);
+  const detail::ScaleWeights rows(frame.height, frame.scaled_height, frame.window_top, frame.window_height);
+  const detail::ScaleWeights columns(frame.width, frame.scaled_width, frame.window_left, frame.window_width);
+  const Index begin = columns.begin();
+  const auto used = static_cast<std::size_t>(columns.end() - begin) * 3;
+  std::vector<float> sums(used + 1);  // one more, since pixels are read as four numbers
+  auto out = Tensor<float, 3>::empty({3, frame.window_height, frame.window_width});
+  const auto width = static_cast<std::size_t>(frame.window_width);
+  const std::size_t area = width * static_cast<std::size_t>(frame.window_height);
+  for (std::size_t y = 0; y < static_cast<std::size_t>(frame.window_height); ++y) {
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    Index row = frame.top + rows.first(y);
+    for (const float weight : rows.weights(y))
+      detail::add_weighted(sums.data(), picture.row(row++) + (frame.left + begin) * 3, weight, used);
+    float* const to = out.data() + y * width;
+    for (std::size_t x = 0; x < width; ++x) {
+      const float* from = sums.data() + (columns.first(x) - begin) * 3;
+      std::array<float, 4> pixel{};
+      for (const float weight : columns.weights(x)) {
+        for (std::size_t c = 0; c < 4; ++c) pixel[c] += weight * from[c];
+        from += 3;
+      }
+      for (std::size_t c = 0; c < 3; ++c) to[c * area + x] = pixel[c] / 255.0f;
+    }
+  }
+  return out;
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_FRAMED_HPP
+
+// <chorus/data/images/mixing.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_IMAGES_MIXING_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_IMAGES_MIXING_HPP
+/// MixUp and CutMix: datasets whose samples are mixtures of two samples of another one.
+
+namespace chorus::data {
+
+/// Options of MixUp and CutMix.
+struct MixOptions {
+  float alpha = 1;        ///< the share of the first image is drawn from Beta(alpha, alpha)
+  float probability = 1;  ///< of a sample to be mixed
+  /// For datasets such as Cifar10, which have none of their own: applied to each of the two images, before they are
+  /// mixed.
+  std::vector<Transform> transforms = {};
+};
+
+namespace detail {
+
+/// The logarithm of a number from the gamma distribution (G. Marsaglia and W. Tsang, 2000,
+/// https://doi.org/10.1145/358407.358414).
+inline double log_gamma_draw(double alpha, RandomStream& random) {
+  const auto uniform = [&] { return 1 - static_cast<double>(random.uniform()); };  // in (0, 1]
+  const double boost = alpha < 1 ? std::log(uniform()) / alpha : 0;
+  const double d = (alpha < 1 ? alpha + 1 : alpha) - 1.0 / 3, c = 1 / std::sqrt(9 * d);
+  for (;;) {
+    const double x = std::sqrt(-2 * std::log(uniform())) * std::cos(2 * std::numbers::pi * uniform());
+    const double v = std::pow(1 + c * x, 3);
+    if (v > 0 && std::log(uniform()) < x * x / 2 + d - d * v + d * std::log(v)) return std::log(d * v) + boost;
+  }
+}
+
+/// A number from Beta(alpha, alpha).
+inline double beta_draw(double alpha, RandomStream& random) {
+  const double a = log_gamma_draw(alpha, random), b = log_gamma_draw(alpha, random);
+  return 1 / (1 + std::exp(b - a));
+}
+
+/// What MixUp and CutMix have in common.
+template <Dataset D>
+class MixedImages {
+ public:
+  /// The images' size, and the classes' probabilities.
+  using Sample = std::pair<Tensor<float, 3>, Tensor<float, 1>>;
+
+  Index size() const { return dataset_->size(); }
+  Index classes() const { return classes_; }
+
+ protected:
+  MixedImages(const char* who, const D& dataset, Index classes, MixOptions options)
+      : who_(who), dataset_(&dataset), classes_(classes), options_(std::move(options)) {
+    check<UsageError>(classes >= 1, who, ": expected at least one class, got ", classes);
+    check<UsageError>(options_.alpha > 0, who, ": expected an alpha above 0, got ", options_.alpha);
+    if constexpr (!LabelledImages<D>)
+      check<UsageError>(options_.transforms.empty(), who,
+                        ": transforms are for datasets such as Cifar10; give them to this dataset instead");
+  }
+
+  /// `mix(first, second, share)` writes the mixture into `first`, and returns the share of its old pixels.
+  template <class Mix>
+  Sample mixed(Index i, RandomStream& random, const Mix& mix) const {
+    auto [image, label] = one(i, random);
+    auto target = Tensor<float, 1>::zeros({classes_});
+    double share = 1;
+    if (random.uniform() < options_.probability) {
+      const Index partner = random.below(size());
+      const double drawn = beta_draw(options_.alpha, random);
+      const auto [other, other_label] = one(partner, random);
+      check<ShapeError>(other.shape() == image.shape(), who_, ": expected images of one shape, got ", image.shape(),
+                        " of sample ", i, " and ", other.shape(), " of sample ", partner);
+      share = mix(image, other, drawn);
+      target(other_label) += static_cast<float>(1 - share);
+    }
+    target(label) += static_cast<float>(share);
+    return {std::move(image), std::move(target)};
+  }
+
+ private:
+  /// A copy of the image, and its label.
+  std::pair<Tensor<float, 3>, std::int64_t> one(Index i, RandomStream& random) const {
+    Tensor<float, 3> image;
+    std::int64_t label = 0;
+    if constexpr (LabelledImages<D>) {
+      const auto& shape = dataset_->image_shape();
+      image = Tensor<float, 3>::empty({shape[0], shape[1], shape[2]});
+      const std::span<float> pixels(image.data(), static_cast<std::size_t>(image.numel()));
+      label = dataset_->get(i, pixels);
+      for (const auto& transform : options_.transforms) transform(Image{pixels, shape}, random);
+    } else {
+      const auto& [its_image, its_label] = sample_of(*dataset_, i, random);
+      image = clone(its_image);
+      label = its_label;
+    }
+    check<UsageError>(label >= 0 && label < classes_, who_, ": expected classes 0 to ", classes_ - 1, ", got ", label,
+                      " of sample ", i);
+    return {std::move(image), label};
+  }
+
+  const char* who_;
+  const D* dataset_;
+  Index classes_;
+  MixOptions options_;
+};
+
+}  // namespace detail
+
+/// Averages of two images and of their classes (https://arxiv.org/abs/1710.09412). A sample is a pair: the image, and
+/// the probabilities of the classes, for `cross_entropy(net(images), targets)`. The partner, any sample of the dataset,
+/// and the share are drawn from the sample's own stream, so that they are the same under every policy.
+template <Dataset D>
+class MixUp : public detail::MixedImages<D> {
+ public:
+  /// The dataset has images and labels, and must outlive this. Throws UsageError for an alpha that is not positive.
+  MixUp(const D& dataset, Index classes, MixOptions options = {})
+      : detail::MixedImages<D>("MixUp", dataset, classes, std::move(options)) {}
+  MixUp(const D&&, Index, MixOptions = {}) = delete;
+
+  /// Throws ShapeError if the two images have different shapes, UsageError for a label that is not a class.
+  auto get(Index i, RandomStream& random) const {
+    return this->mixed(i, random, [](const auto& first, const auto& second, double share) {
+      const auto own = static_cast<float>(share), others = static_cast<float>(1 - share);
+      for (Index k = 0; k < first.numel(); ++k) first.data()[k] = own * first.data()[k] + others * second.data()[k];
+      return share;
+    });
+  }
+};
+
+/// Images with a rectangle of another one; classes have the shares of their pixels (https://arxiv.org/abs/1905.04899).
+/// The rectangle's sides are sqrt(1 - share) of the image's; its centre is uniform, and what is outside is cut off. All
+/// else is as with MixUp.
+template <Dataset D>
+class CutMix : public detail::MixedImages<D> {
+ public:
+  /// The dataset has images and labels, and must outlive this. Throws UsageError for an alpha that is not positive.
+  CutMix(const D& dataset, Index classes, MixOptions options = {})
+      : detail::MixedImages<D>("CutMix", dataset, classes, std::move(options)) {}
+  CutMix(const D&&, Index, MixOptions = {}) = delete;
+
+  /// Throws ShapeError if the two images have different shapes, UsageError for a label that is not a class.
+  auto get(Index i, RandomStream& random) const {
+    return this->mixed(i, random, [&](const auto& first, const auto& second, double share) {
+      const Index height = first.size(1), width = first.size(2);
+      const Index y = random.below(height), x = random.below(width);
+      const auto half = [&](Index side) {
+        return static_cast<Index>(std::sqrt(1 - share) * static_cast<double>(side) / 2);
+      };
+      const Index top = std::max<Index>(y - half(height), 0), bottom = std::min(y + half(height), height);
+      const Index left = std::max<Index>(x - half(width), 0), right = std::min(x + half(width), width);
+      for (Index c = 0; c < first.size(0); ++c)
+        for (Index row = top; row < bottom; ++row) {
+          const Index at = (c * height + row) * width + left;
+          std::copy_n(second.data() + at, right - left, first.data() + at);
+        }
+      return 1 - static_cast<double>((bottom - top) * (right - left)) / static_cast<double>(height * width);
+    });
+  }
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGES_MIXING_HPP
+
+#include <filesystem>
+
+namespace chorus::data {
+
+/// Options of ImageFolder.
+struct ImageFolderOptions {
+  /// Which part of a picture is read, and of which size it becomes: RandomResizedCrop, CenterCrop, Resize or a function
+  /// of your own. Without one, the whole picture as it is; batches then need pictures of one size.
+  Framing frame = {};
+  /// What follows, in [0, 1]: RandomHorizontalFlip, ColorJitter, RandomCrop, ..., last Normalize.
+  std::vector<Transform> transforms = {};
+};
+
+/// As torchvision's ImageFolder: the classes are the folders in `folder`, sorted by name, and their samples all `.jpg`,
+/// `.jpeg` and `.png` files in them and below, sorted by path. Sample i is the pair of a Tensor [3, height, width] and
+/// the class. Files are read and decoded when they are used, by the loader's workers. Random frames and transforms draw
+/// from the sample's own stream.
+class ImageFolder {
+ public:
+  /// A file and the number of its class.
+  using Entry = std::pair<std::string, std::int64_t>;
+
+  /// Throws FileError if there is no folder of a class, if one has no image, or if one has images of another format.
+  explicit ImageFolder(const std::string& folder, ImageFolderOptions options = {}) : options_(std::move(options)) {
+    require_folder("ImageFolder", folder);
+    for (const auto& [name, is_folder] : list(folder))
+      if (is_folder) classes_.push_back(name);
+    check<FileError>(!classes_.empty(), "ImageFolder: expected a folder for each class in ", printable(folder),
+                     ", got none", list_folder(folder));
+    std::vector<std::string> around = {real_path(folder)};
+    for (std::size_t i = 0; i < classes_.size(); ++i) {
+      const std::string of_class = cat(folder, "/", classes_[i]);
+      const std::size_t before = samples_.size();
+      walk(of_class, static_cast<std::int64_t>(i), around);
+      check<FileError>(samples_.size() > before, "ImageFolder: expected .jpg, .jpeg or .png files in each class's ",
+                       "folder, got none in ", printable(of_class), list_folder(of_class));
+      // As torchvision: by the folder's path, then by name.
+      const auto parts = [](const Entry& sample) {
+        const std::size_t slash = sample.first.rfind('/');
+        return std::pair(sample.first.substr(0, slash), sample.first.substr(slash));
+      };
+      std::sort(samples_.begin() + static_cast<std::ptrdiff_t>(before), samples_.end(),
+                [&](const Entry& a, const Entry& b) { return parts(a) < parts(b); });
+    }
+  }
+
+  Index size() const { return static_cast<Index>(samples_.size()); }
+  /// The names of the classes; a label is a place in this list.
+  const std::vector<std::string>& classes() const { return classes_; }
+  const std::vector<Entry>& samples() const { return samples_; }
+
+  /// Reads and decodes the file. Throws FileError with its path.
+  std::pair<Tensor<float, 3>, std::int64_t> get(Index i, RandomStream& random) const {
+    detail::check_place("ImageFolder", i, size());
+    const auto& [path, label] = samples_[static_cast<std::size_t>(i)];
+    const Picture picture = read_image(path);
+    auto image = framed(picture, options_.frame ? options_.frame(picture.height(), picture.width(), random)
+                                                : detail::whole_picture(picture.height(), picture.width()));
+    const Image pixels{{image.data(), static_cast<std::size_t>(image.numel())},
+                       {image.size(0), image.size(1), image.size(2)}};
+    for (const auto& transform : options_.transforms) transform(pixels, random);
+    return {std::move(image), label};
+  }
+
+ private:
+  /// What a folder holds, and which of it are folders; sorted by the names' bytes.
+  static std::vector<std::pair<std::string, bool>> list(const std::string& folder) {
+    std::vector<std::pair<std::string, bool>> out;
+    std::error_code trouble;
+    for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble))
+      out.emplace_back(at->path().filename().string(), is_folder(at->path().string()));
+    check<FileError>(!trouble, "ImageFolder: ", printable(folder), ": ", trouble.message());
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+  static std::string real_path(const std::string& folder) {
+    std::error_code trouble;
+    const auto path = std::filesystem::canonical(folder, trouble);
+    check<FileError>(!trouble, "ImageFolder: ", printable(folder), ": ", trouble.message());
+    return path.string();
+  }
+
+  /// `around`: the real paths of the folders around this one. Links to folders are followed.
+  void walk(const std::string& folder, std::int64_t label, std::vector<std::string>& around) {
+    around.push_back(real_path(folder));
+    check<FileError>(std::find(around.begin(), around.end() - 1, around.back()) == around.end() - 1,
+                     "ImageFolder: ", printable(folder), " is a link to a folder around it");
+    for (const auto& [name, is_folder] : list(folder)) {
+      const std::string path = cat(folder, "/", name);
+      if (is_folder) {
+        walk(path, label, around);
+        continue;
+      }
+      std::string ending = name.substr(std::min(name.rfind('.'), name.size()));
+      for (char& letter : ending)
+        if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
+      if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") samples_.emplace_back(path, label);
+      // Not passed over, since torchvision reads them.
+      for (const char* other : {".bmp", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
+        check<FileError>(ending != other, "ImageFolder: ", printable(path),
+                         ": expected .jpg, .jpeg or .png files; convert or remove it");
+    }
+    around.pop_back();
+  }
+
+  ImageFolderOptions options_;
+  std::vector<std::string> classes_;
+  std::vector<Entry> samples_;
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_IMAGE_FOLDER_HPP
+
 // <chorus/data/open_images.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
@@ -2353,6 +3301,865 @@ inline ImageDataset open_images(const std::string& folder, Split split = Split::
 
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_OPEN_IMAGES_HPP
+
+// <chorus/data/tokenizer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+/// Byte-level BPE tokenizers from Hugging Face's `tokenizer.json`, as GPT-2 has them (Radford et al. 2019;
+/// Sennrich, Haddow, Birch 2016).
+
+namespace chorus::data {
+
+/// Turns text into tokens and back, with the numbers of Hugging Face's `tokenizers`. Several threads may use it.
+class Tokenizer {
+ public:
+  /// Reads a file. Throws FileError if it can't be read, is damaged, or describes a tokenizer of another kind: the
+  /// message names what is not supported.
+  explicit Tokenizer(const std::string& path) : Tokenizer(read_text(path), cat("loading ", printable(path, 4096))) {}
+  /// The same from the file's text; `who` begins the messages.
+  Tokenizer(const std::string& json, const std::string& who);
+
+  /// The tokens of a text. Added tokens, such as "<|endoftext|>", are found in it. Bytes that are not UTF-8 are kept.
+  /// Throws UsageError if the vocabulary lacks a byte of the text.
+  std::vector<std::int64_t> encode(std::string_view text) const;
+
+  /// The text of tokens; bytes that are not UTF-8 become U+FFFD. Special tokens are left out unless
+  /// `skip_special_tokens` is false (`transformers` keeps them, `tokenizers` does not). Throws UsageError for a number
+  /// that is not in the vocabulary.
+  std::string decode(std::span<const std::int64_t> tokens, bool skip_special_tokens = true) const;
+
+  /// One more than the largest token.
+  Index vocab_size() const { return static_cast<Index>(tokens_.size()); }
+  /// The number of a token as the file has it ("Ġthe"), if there is one.
+  std::optional<std::int64_t> token_to_id(std::string_view token) const;
+  /// A token as the file has it. Throws UsageError for a number that is not in the vocabulary.
+  const std::string& id_to_token(std::int64_t id) const { return at(id).text; }
+
+ private:
+  friend class TokenStream;
+  struct Token {
+    std::string text, bytes;
+    bool known = false, special = false;
+  };
+  struct Merge {
+    std::uint32_t rank = 0;
+    std::int32_t token = 0;
+  };
+  /// Added tokens by their first byte, long ones first.
+  using Added = std::map<char, std::vector<std::pair<std::string, std::int64_t>>>;
+  using Pieces = std::unordered_map<std::string_view, std::vector<std::int64_t>>;
+
+  const Token& at(std::int64_t id) const;
+  void encode_plain(std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const;
+  void encode_piece(std::string_view piece, std::vector<std::int64_t>& out) const;
+  void encode_from(std::size_t pass, std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const;
+
+  std::vector<Token> tokens_;
+  std::unordered_map<std::string, std::int64_t> ids_;
+  std::unordered_map<std::uint64_t, Merge> merges_;
+  std::int32_t of_byte_[256];  // -1: the vocabulary lacks it
+  Added added_[2];             // found first, and in the rest
+  bool add_prefix_space_ = false;
+};
+
+/// Decodes tokens as they arrive: an unfinished character waits for its other bytes.
+class TokenStream {
+ public:
+  /// The tokenizer must outlive it.
+  explicit TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens = true)
+      : tokenizer_(tokenizer), skips_(skip_special_tokens) {}
+  /// The text that this token completes; often a word, "" within a character. Throws UsageError as `decode` does.
+  std::string push(std::int64_t token);
+  /// The rest: U+FFFD if a character is unfinished.
+  std::string finish();
+
+ private:
+  const Tokenizer& tokenizer_;
+  bool skips_;
+  std::string rest_;
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/tokenizer_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+/// How a byte-level BPE tokenizer reads its file, splits text and merges pieces.
+
+// <chorus/data/unicode_classes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+/// Letters and numbers beyond ASCII, as tokenizers 0.23.3 has them. Made by tests/tokenizer/unicode_classes.py.
+
+namespace chorus::data::detail {
+
+/// Code points from `first` to `last`.
+struct CodePoints {
+  std::uint32_t first, last;
+};
+
+/// Those of category L.
+inline constexpr CodePoints unicode_letters[] = {
+    {0xAA, 0xAA}, {0xB5, 0xB5}, {0xBA, 0xBA}, {0xC0, 0xD6}, {0xD8, 0xF6}, {0xF8, 0x2C1}, {0x2C6, 0x2D1}, {0x2E0, 0x2E4},
+    {0x2EC, 0x2EC}, {0x2EE, 0x2EE}, {0x370, 0x374}, {0x376, 0x377}, {0x37A, 0x37D}, {0x37F, 0x37F}, {0x386, 0x386},
+    {0x388, 0x38A}, {0x38C, 0x38C}, {0x38E, 0x3A1}, {0x3A3, 0x3F5}, {0x3F7, 0x481}, {0x48A, 0x52F}, {0x531, 0x556},
+    {0x559, 0x559}, {0x560, 0x588}, {0x5D0, 0x5EA}, {0x5EF, 0x5F2}, {0x620, 0x64A}, {0x66E, 0x66F}, {0x671, 0x6D3},
+    {0x6D5, 0x6D5}, {0x6E5, 0x6E6}, {0x6EE, 0x6EF}, {0x6FA, 0x6FC}, {0x6FF, 0x6FF}, {0x710, 0x710}, {0x712, 0x72F},
+    {0x74D, 0x7A5}, {0x7B1, 0x7B1}, {0x7CA, 0x7EA}, {0x7F4, 0x7F5}, {0x7FA, 0x7FA}, {0x800, 0x815}, {0x81A, 0x81A},
+    {0x824, 0x824}, {0x828, 0x828}, {0x840, 0x858}, {0x860, 0x86A}, {0x870, 0x887}, {0x889, 0x88E}, {0x8A0, 0x8C9},
+    {0x904, 0x939}, {0x93D, 0x93D}, {0x950, 0x950}, {0x958, 0x961}, {0x971, 0x980}, {0x985, 0x98C}, {0x98F, 0x990},
+    {0x993, 0x9A8}, {0x9AA, 0x9B0}, {0x9B2, 0x9B2}, {0x9B6, 0x9B9}, {0x9BD, 0x9BD}, {0x9CE, 0x9CE}, {0x9DC, 0x9DD},
+    {0x9DF, 0x9E1}, {0x9F0, 0x9F1}, {0x9FC, 0x9FC}, {0xA05, 0xA0A}, {0xA0F, 0xA10}, {0xA13, 0xA28}, {0xA2A, 0xA30},
+    {0xA32, 0xA33}, {0xA35, 0xA36}, {0xA38, 0xA39}, {0xA59, 0xA5C}, {0xA5E, 0xA5E}, {0xA72, 0xA74}, {0xA85, 0xA8D},
+    {0xA8F, 0xA91}, {0xA93, 0xAA8}, {0xAAA, 0xAB0}, {0xAB2, 0xAB3}, {0xAB5, 0xAB9}, {0xABD, 0xABD}, {0xAD0, 0xAD0},
+    {0xAE0, 0xAE1}, {0xAF9, 0xAF9}, {0xB05, 0xB0C}, {0xB0F, 0xB10}, {0xB13, 0xB28}, {0xB2A, 0xB30}, {0xB32, 0xB33},
+    {0xB35, 0xB39}, {0xB3D, 0xB3D}, {0xB5C, 0xB5D}, {0xB5F, 0xB61}, {0xB71, 0xB71}, {0xB83, 0xB83}, {0xB85, 0xB8A},
+    {0xB8E, 0xB90}, {0xB92, 0xB95}, {0xB99, 0xB9A}, {0xB9C, 0xB9C}, {0xB9E, 0xB9F}, {0xBA3, 0xBA4}, {0xBA8, 0xBAA},
+    {0xBAE, 0xBB9}, {0xBD0, 0xBD0}, {0xC05, 0xC0C}, {0xC0E, 0xC10}, {0xC12, 0xC28}, {0xC2A, 0xC39}, {0xC3D, 0xC3D},
+    {0xC58, 0xC5A}, {0xC5D, 0xC5D}, {0xC60, 0xC61}, {0xC80, 0xC80}, {0xC85, 0xC8C}, {0xC8E, 0xC90}, {0xC92, 0xCA8},
+    {0xCAA, 0xCB3}, {0xCB5, 0xCB9}, {0xCBD, 0xCBD}, {0xCDD, 0xCDE}, {0xCE0, 0xCE1}, {0xCF1, 0xCF2}, {0xD04, 0xD0C},
+    {0xD0E, 0xD10}, {0xD12, 0xD3A}, {0xD3D, 0xD3D}, {0xD4E, 0xD4E}, {0xD54, 0xD56}, {0xD5F, 0xD61}, {0xD7A, 0xD7F},
+    {0xD85, 0xD96}, {0xD9A, 0xDB1}, {0xDB3, 0xDBB}, {0xDBD, 0xDBD}, {0xDC0, 0xDC6}, {0xE01, 0xE30}, {0xE32, 0xE33},
+    {0xE40, 0xE46}, {0xE81, 0xE82}, {0xE84, 0xE84}, {0xE86, 0xE8A}, {0xE8C, 0xEA3}, {0xEA5, 0xEA5}, {0xEA7, 0xEB0},
+    {0xEB2, 0xEB3}, {0xEBD, 0xEBD}, {0xEC0, 0xEC4}, {0xEC6, 0xEC6}, {0xEDC, 0xEDF}, {0xF00, 0xF00}, {0xF40, 0xF47},
+    {0xF49, 0xF6C}, {0xF88, 0xF8C}, {0x1000, 0x102A}, {0x103F, 0x103F}, {0x1050, 0x1055}, {0x105A, 0x105D},
+    {0x1061, 0x1061}, {0x1065, 0x1066}, {0x106E, 0x1070}, {0x1075, 0x1081}, {0x108E, 0x108E}, {0x10A0, 0x10C5},
+    {0x10C7, 0x10C7}, {0x10CD, 0x10CD}, {0x10D0, 0x10FA}, {0x10FC, 0x1248}, {0x124A, 0x124D}, {0x1250, 0x1256},
+    {0x1258, 0x1258}, {0x125A, 0x125D}, {0x1260, 0x1288}, {0x128A, 0x128D}, {0x1290, 0x12B0}, {0x12B2, 0x12B5},
+    {0x12B8, 0x12BE}, {0x12C0, 0x12C0}, {0x12C2, 0x12C5}, {0x12C8, 0x12D6}, {0x12D8, 0x1310}, {0x1312, 0x1315},
+    {0x1318, 0x135A}, {0x1380, 0x138F}, {0x13A0, 0x13F5}, {0x13F8, 0x13FD}, {0x1401, 0x166C}, {0x166F, 0x167F},
+    {0x1681, 0x169A}, {0x16A0, 0x16EA}, {0x16F1, 0x16F8}, {0x1700, 0x1711}, {0x171F, 0x1731}, {0x1740, 0x1751},
+    {0x1760, 0x176C}, {0x176E, 0x1770}, {0x1780, 0x17B3}, {0x17D7, 0x17D7}, {0x17DC, 0x17DC}, {0x1820, 0x1878},
+    {0x1880, 0x1884}, {0x1887, 0x18A8}, {0x18AA, 0x18AA}, {0x18B0, 0x18F5}, {0x1900, 0x191E}, {0x1950, 0x196D},
+    {0x1970, 0x1974}, {0x1980, 0x19AB}, {0x19B0, 0x19C9}, {0x1A00, 0x1A16}, {0x1A20, 0x1A54}, {0x1AA7, 0x1AA7},
+    {0x1B05, 0x1B33}, {0x1B45, 0x1B4C}, {0x1B83, 0x1BA0}, {0x1BAE, 0x1BAF}, {0x1BBA, 0x1BE5}, {0x1C00, 0x1C23},
+    {0x1C4D, 0x1C4F}, {0x1C5A, 0x1C7D}, {0x1C80, 0x1C8A}, {0x1C90, 0x1CBA}, {0x1CBD, 0x1CBF}, {0x1CE9, 0x1CEC},
+    {0x1CEE, 0x1CF3}, {0x1CF5, 0x1CF6}, {0x1CFA, 0x1CFA}, {0x1D00, 0x1DBF}, {0x1E00, 0x1F15}, {0x1F18, 0x1F1D},
+    {0x1F20, 0x1F45}, {0x1F48, 0x1F4D}, {0x1F50, 0x1F57}, {0x1F59, 0x1F59}, {0x1F5B, 0x1F5B}, {0x1F5D, 0x1F5D},
+    {0x1F5F, 0x1F7D}, {0x1F80, 0x1FB4}, {0x1FB6, 0x1FBC}, {0x1FBE, 0x1FBE}, {0x1FC2, 0x1FC4}, {0x1FC6, 0x1FCC},
+    {0x1FD0, 0x1FD3}, {0x1FD6, 0x1FDB}, {0x1FE0, 0x1FEC}, {0x1FF2, 0x1FF4}, {0x1FF6, 0x1FFC}, {0x2071, 0x2071},
+    {0x207F, 0x207F}, {0x2090, 0x209C}, {0x2102, 0x2102}, {0x2107, 0x2107}, {0x210A, 0x2113}, {0x2115, 0x2115},
+    {0x2119, 0x211D}, {0x2124, 0x2124}, {0x2126, 0x2126}, {0x2128, 0x2128}, {0x212A, 0x212D}, {0x212F, 0x2139},
+    {0x213C, 0x213F}, {0x2145, 0x2149}, {0x214E, 0x214E}, {0x2183, 0x2184}, {0x2C00, 0x2CE4}, {0x2CEB, 0x2CEE},
+    {0x2CF2, 0x2CF3}, {0x2D00, 0x2D25}, {0x2D27, 0x2D27}, {0x2D2D, 0x2D2D}, {0x2D30, 0x2D67}, {0x2D6F, 0x2D6F},
+    {0x2D80, 0x2D96}, {0x2DA0, 0x2DA6}, {0x2DA8, 0x2DAE}, {0x2DB0, 0x2DB6}, {0x2DB8, 0x2DBE}, {0x2DC0, 0x2DC6},
+    {0x2DC8, 0x2DCE}, {0x2DD0, 0x2DD6}, {0x2DD8, 0x2DDE}, {0x2E2F, 0x2E2F}, {0x3005, 0x3006}, {0x3031, 0x3035},
+    {0x303B, 0x303C}, {0x3041, 0x3096}, {0x309D, 0x309F}, {0x30A1, 0x30FA}, {0x30FC, 0x30FF}, {0x3105, 0x312F},
+    {0x3131, 0x318E}, {0x31A0, 0x31BF}, {0x31F0, 0x31FF}, {0x3400, 0x4DBF}, {0x4E00, 0xA48C}, {0xA4D0, 0xA4FD},
+    {0xA500, 0xA60C}, {0xA610, 0xA61F}, {0xA62A, 0xA62B}, {0xA640, 0xA66E}, {0xA67F, 0xA69D}, {0xA6A0, 0xA6E5},
+    {0xA717, 0xA71F}, {0xA722, 0xA788}, {0xA78B, 0xA7CD}, {0xA7D0, 0xA7D1}, {0xA7D3, 0xA7D3}, {0xA7D5, 0xA7DC},
+    {0xA7F2, 0xA801}, {0xA803, 0xA805}, {0xA807, 0xA80A}, {0xA80C, 0xA822}, {0xA840, 0xA873}, {0xA882, 0xA8B3},
+    {0xA8F2, 0xA8F7}, {0xA8FB, 0xA8FB}, {0xA8FD, 0xA8FE}, {0xA90A, 0xA925}, {0xA930, 0xA946}, {0xA960, 0xA97C},
+    {0xA984, 0xA9B2}, {0xA9CF, 0xA9CF}, {0xA9E0, 0xA9E4}, {0xA9E6, 0xA9EF}, {0xA9FA, 0xA9FE}, {0xAA00, 0xAA28},
+    {0xAA40, 0xAA42}, {0xAA44, 0xAA4B}, {0xAA60, 0xAA76}, {0xAA7A, 0xAA7A}, {0xAA7E, 0xAAAF}, {0xAAB1, 0xAAB1},
+    {0xAAB5, 0xAAB6}, {0xAAB9, 0xAABD}, {0xAAC0, 0xAAC0}, {0xAAC2, 0xAAC2}, {0xAADB, 0xAADD}, {0xAAE0, 0xAAEA},
+    {0xAAF2, 0xAAF4}, {0xAB01, 0xAB06}, {0xAB09, 0xAB0E}, {0xAB11, 0xAB16}, {0xAB20, 0xAB26}, {0xAB28, 0xAB2E},
+    {0xAB30, 0xAB5A}, {0xAB5C, 0xAB69}, {0xAB70, 0xABE2}, {0xAC00, 0xD7A3}, {0xD7B0, 0xD7C6}, {0xD7CB, 0xD7FB},
+    {0xF900, 0xFA6D}, {0xFA70, 0xFAD9}, {0xFB00, 0xFB06}, {0xFB13, 0xFB17}, {0xFB1D, 0xFB1D}, {0xFB1F, 0xFB28},
+    {0xFB2A, 0xFB36}, {0xFB38, 0xFB3C}, {0xFB3E, 0xFB3E}, {0xFB40, 0xFB41}, {0xFB43, 0xFB44}, {0xFB46, 0xFBB1},
+    {0xFBD3, 0xFD3D}, {0xFD50, 0xFD8F}, {0xFD92, 0xFDC7}, {0xFDF0, 0xFDFB}, {0xFE70, 0xFE74}, {0xFE76, 0xFEFC},
+    {0xFF21, 0xFF3A}, {0xFF41, 0xFF5A}, {0xFF66, 0xFFBE}, {0xFFC2, 0xFFC7}, {0xFFCA, 0xFFCF}, {0xFFD2, 0xFFD7},
+    {0xFFDA, 0xFFDC}, {0x10000, 0x1000B}, {0x1000D, 0x10026}, {0x10028, 0x1003A}, {0x1003C, 0x1003D},
+    {0x1003F, 0x1004D}, {0x10050, 0x1005D}, {0x10080, 0x100FA}, {0x10280, 0x1029C}, {0x102A0, 0x102D0},
+    {0x10300, 0x1031F}, {0x1032D, 0x10340}, {0x10342, 0x10349}, {0x10350, 0x10375}, {0x10380, 0x1039D},
+    {0x103A0, 0x103C3}, {0x103C8, 0x103CF}, {0x10400, 0x1049D}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB},
+    {0x10500, 0x10527}, {0x10530, 0x10563}, {0x10570, 0x1057A}, {0x1057C, 0x1058A}, {0x1058C, 0x10592},
+    {0x10594, 0x10595}, {0x10597, 0x105A1}, {0x105A3, 0x105B1}, {0x105B3, 0x105B9}, {0x105BB, 0x105BC},
+    {0x105C0, 0x105F3}, {0x10600, 0x10736}, {0x10740, 0x10755}, {0x10760, 0x10767}, {0x10780, 0x10785},
+    {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x10800, 0x10805}, {0x10808, 0x10808}, {0x1080A, 0x10835},
+    {0x10837, 0x10838}, {0x1083C, 0x1083C}, {0x1083F, 0x10855}, {0x10860, 0x10876}, {0x10880, 0x1089E},
+    {0x108E0, 0x108F2}, {0x108F4, 0x108F5}, {0x10900, 0x10915}, {0x10920, 0x10939}, {0x10980, 0x109B7},
+    {0x109BE, 0x109BF}, {0x10A00, 0x10A00}, {0x10A10, 0x10A13}, {0x10A15, 0x10A17}, {0x10A19, 0x10A35},
+    {0x10A60, 0x10A7C}, {0x10A80, 0x10A9C}, {0x10AC0, 0x10AC7}, {0x10AC9, 0x10AE4}, {0x10B00, 0x10B35},
+    {0x10B40, 0x10B55}, {0x10B60, 0x10B72}, {0x10B80, 0x10B91}, {0x10C00, 0x10C48}, {0x10C80, 0x10CB2},
+    {0x10CC0, 0x10CF2}, {0x10D00, 0x10D23}, {0x10D4A, 0x10D65}, {0x10D6F, 0x10D85}, {0x10E80, 0x10EA9},
+    {0x10EB0, 0x10EB1}, {0x10EC2, 0x10EC4}, {0x10F00, 0x10F1C}, {0x10F27, 0x10F27}, {0x10F30, 0x10F45},
+    {0x10F70, 0x10F81}, {0x10FB0, 0x10FC4}, {0x10FE0, 0x10FF6}, {0x11003, 0x11037}, {0x11071, 0x11072},
+    {0x11075, 0x11075}, {0x11083, 0x110AF}, {0x110D0, 0x110E8}, {0x11103, 0x11126}, {0x11144, 0x11144},
+    {0x11147, 0x11147}, {0x11150, 0x11172}, {0x11176, 0x11176}, {0x11183, 0x111B2}, {0x111C1, 0x111C4},
+    {0x111DA, 0x111DA}, {0x111DC, 0x111DC}, {0x11200, 0x11211}, {0x11213, 0x1122B}, {0x1123F, 0x11240},
+    {0x11280, 0x11286}, {0x11288, 0x11288}, {0x1128A, 0x1128D}, {0x1128F, 0x1129D}, {0x1129F, 0x112A8},
+    {0x112B0, 0x112DE}, {0x11305, 0x1130C}, {0x1130F, 0x11310}, {0x11313, 0x11328}, {0x1132A, 0x11330},
+    {0x11332, 0x11333}, {0x11335, 0x11339}, {0x1133D, 0x1133D}, {0x11350, 0x11350}, {0x1135D, 0x11361},
+    {0x11380, 0x11389}, {0x1138B, 0x1138B}, {0x1138E, 0x1138E}, {0x11390, 0x113B5}, {0x113B7, 0x113B7},
+    {0x113D1, 0x113D1}, {0x113D3, 0x113D3}, {0x11400, 0x11434}, {0x11447, 0x1144A}, {0x1145F, 0x11461},
+    {0x11480, 0x114AF}, {0x114C4, 0x114C5}, {0x114C7, 0x114C7}, {0x11580, 0x115AE}, {0x115D8, 0x115DB},
+    {0x11600, 0x1162F}, {0x11644, 0x11644}, {0x11680, 0x116AA}, {0x116B8, 0x116B8}, {0x11700, 0x1171A},
+    {0x11740, 0x11746}, {0x11800, 0x1182B}, {0x118A0, 0x118DF}, {0x118FF, 0x11906}, {0x11909, 0x11909},
+    {0x1190C, 0x11913}, {0x11915, 0x11916}, {0x11918, 0x1192F}, {0x1193F, 0x1193F}, {0x11941, 0x11941},
+    {0x119A0, 0x119A7}, {0x119AA, 0x119D0}, {0x119E1, 0x119E1}, {0x119E3, 0x119E3}, {0x11A00, 0x11A00},
+    {0x11A0B, 0x11A32}, {0x11A3A, 0x11A3A}, {0x11A50, 0x11A50}, {0x11A5C, 0x11A89}, {0x11A9D, 0x11A9D},
+    {0x11AB0, 0x11AF8}, {0x11BC0, 0x11BE0}, {0x11C00, 0x11C08}, {0x11C0A, 0x11C2E}, {0x11C40, 0x11C40},
+    {0x11C72, 0x11C8F}, {0x11D00, 0x11D06}, {0x11D08, 0x11D09}, {0x11D0B, 0x11D30}, {0x11D46, 0x11D46},
+    {0x11D60, 0x11D65}, {0x11D67, 0x11D68}, {0x11D6A, 0x11D89}, {0x11D98, 0x11D98}, {0x11EE0, 0x11EF2},
+    {0x11F02, 0x11F02}, {0x11F04, 0x11F10}, {0x11F12, 0x11F33}, {0x11FB0, 0x11FB0}, {0x12000, 0x12399},
+    {0x12480, 0x12543}, {0x12F90, 0x12FF0}, {0x13000, 0x1342F}, {0x13441, 0x13446}, {0x13460, 0x143FA},
+    {0x14400, 0x14646}, {0x16100, 0x1611D}, {0x16800, 0x16A38}, {0x16A40, 0x16A5E}, {0x16A70, 0x16ABE},
+    {0x16AD0, 0x16AED}, {0x16B00, 0x16B2F}, {0x16B40, 0x16B43}, {0x16B63, 0x16B77}, {0x16B7D, 0x16B8F},
+    {0x16D40, 0x16D6C}, {0x16E40, 0x16E7F}, {0x16F00, 0x16F4A}, {0x16F50, 0x16F50}, {0x16F93, 0x16F9F},
+    {0x16FE0, 0x16FE1}, {0x16FE3, 0x16FE3}, {0x17000, 0x187F7}, {0x18800, 0x18CD5}, {0x18CFF, 0x18D08},
+    {0x1AFF0, 0x1AFF3}, {0x1AFF5, 0x1AFFB}, {0x1AFFD, 0x1AFFE}, {0x1B000, 0x1B122}, {0x1B132, 0x1B132},
+    {0x1B150, 0x1B152}, {0x1B155, 0x1B155}, {0x1B164, 0x1B167}, {0x1B170, 0x1B2FB}, {0x1BC00, 0x1BC6A},
+    {0x1BC70, 0x1BC7C}, {0x1BC80, 0x1BC88}, {0x1BC90, 0x1BC99}, {0x1D400, 0x1D454}, {0x1D456, 0x1D49C},
+    {0x1D49E, 0x1D49F}, {0x1D4A2, 0x1D4A2}, {0x1D4A5, 0x1D4A6}, {0x1D4A9, 0x1D4AC}, {0x1D4AE, 0x1D4B9},
+    {0x1D4BB, 0x1D4BB}, {0x1D4BD, 0x1D4C3}, {0x1D4C5, 0x1D505}, {0x1D507, 0x1D50A}, {0x1D50D, 0x1D514},
+    {0x1D516, 0x1D51C}, {0x1D51E, 0x1D539}, {0x1D53B, 0x1D53E}, {0x1D540, 0x1D544}, {0x1D546, 0x1D546},
+    {0x1D54A, 0x1D550}, {0x1D552, 0x1D6A5}, {0x1D6A8, 0x1D6C0}, {0x1D6C2, 0x1D6DA}, {0x1D6DC, 0x1D6FA},
+    {0x1D6FC, 0x1D714}, {0x1D716, 0x1D734}, {0x1D736, 0x1D74E}, {0x1D750, 0x1D76E}, {0x1D770, 0x1D788},
+    {0x1D78A, 0x1D7A8}, {0x1D7AA, 0x1D7C2}, {0x1D7C4, 0x1D7CB}, {0x1DF00, 0x1DF1E}, {0x1DF25, 0x1DF2A},
+    {0x1E030, 0x1E06D}, {0x1E100, 0x1E12C}, {0x1E137, 0x1E13D}, {0x1E14E, 0x1E14E}, {0x1E290, 0x1E2AD},
+    {0x1E2C0, 0x1E2EB}, {0x1E4D0, 0x1E4EB}, {0x1E5D0, 0x1E5ED}, {0x1E5F0, 0x1E5F0}, {0x1E7E0, 0x1E7E6},
+    {0x1E7E8, 0x1E7EB}, {0x1E7ED, 0x1E7EE}, {0x1E7F0, 0x1E7FE}, {0x1E800, 0x1E8C4}, {0x1E900, 0x1E943},
+    {0x1E94B, 0x1E94B}, {0x1EE00, 0x1EE03}, {0x1EE05, 0x1EE1F}, {0x1EE21, 0x1EE22}, {0x1EE24, 0x1EE24},
+    {0x1EE27, 0x1EE27}, {0x1EE29, 0x1EE32}, {0x1EE34, 0x1EE37}, {0x1EE39, 0x1EE39}, {0x1EE3B, 0x1EE3B},
+    {0x1EE42, 0x1EE42}, {0x1EE47, 0x1EE47}, {0x1EE49, 0x1EE49}, {0x1EE4B, 0x1EE4B}, {0x1EE4D, 0x1EE4F},
+    {0x1EE51, 0x1EE52}, {0x1EE54, 0x1EE54}, {0x1EE57, 0x1EE57}, {0x1EE59, 0x1EE59}, {0x1EE5B, 0x1EE5B},
+    {0x1EE5D, 0x1EE5D}, {0x1EE5F, 0x1EE5F}, {0x1EE61, 0x1EE62}, {0x1EE64, 0x1EE64}, {0x1EE67, 0x1EE6A},
+    {0x1EE6C, 0x1EE72}, {0x1EE74, 0x1EE77}, {0x1EE79, 0x1EE7C}, {0x1EE7E, 0x1EE7E}, {0x1EE80, 0x1EE89},
+    {0x1EE8B, 0x1EE9B}, {0x1EEA1, 0x1EEA3}, {0x1EEA5, 0x1EEA9}, {0x1EEAB, 0x1EEBB}, {0x20000, 0x2A6DF},
+    {0x2A700, 0x2B739}, {0x2B740, 0x2B81D}, {0x2B820, 0x2CEA1}, {0x2CEB0, 0x2EBE0}, {0x2EBF0, 0x2EE5D},
+    {0x2F800, 0x2FA1D}, {0x30000, 0x3134A}, {0x31350, 0x323AF},
+};
+
+/// Those of category N.
+inline constexpr CodePoints unicode_numbers[] = {
+    {0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}, {0x660, 0x669}, {0x6F0, 0x6F9}, {0x7C0, 0x7C9}, {0x966, 0x96F},
+    {0x9E6, 0x9EF}, {0x9F4, 0x9F9}, {0xA66, 0xA6F}, {0xAE6, 0xAEF}, {0xB66, 0xB6F}, {0xB72, 0xB77}, {0xBE6, 0xBF2},
+    {0xC66, 0xC6F}, {0xC78, 0xC7E}, {0xCE6, 0xCEF}, {0xD58, 0xD5E}, {0xD66, 0xD78}, {0xDE6, 0xDEF}, {0xE50, 0xE59},
+    {0xED0, 0xED9}, {0xF20, 0xF33}, {0x1040, 0x1049}, {0x1090, 0x1099}, {0x1369, 0x137C}, {0x16EE, 0x16F0},
+    {0x17E0, 0x17E9}, {0x17F0, 0x17F9}, {0x1810, 0x1819}, {0x1946, 0x194F}, {0x19D0, 0x19DA}, {0x1A80, 0x1A89},
+    {0x1A90, 0x1A99}, {0x1B50, 0x1B59}, {0x1BB0, 0x1BB9}, {0x1C40, 0x1C49}, {0x1C50, 0x1C59}, {0x2070, 0x2070},
+    {0x2074, 0x2079}, {0x2080, 0x2089}, {0x2150, 0x2182}, {0x2185, 0x2189}, {0x2460, 0x249B}, {0x24EA, 0x24FF},
+    {0x2776, 0x2793}, {0x2CFD, 0x2CFD}, {0x3007, 0x3007}, {0x3021, 0x3029}, {0x3038, 0x303A}, {0x3192, 0x3195},
+    {0x3220, 0x3229}, {0x3248, 0x324F}, {0x3251, 0x325F}, {0x3280, 0x3289}, {0x32B1, 0x32BF}, {0xA620, 0xA629},
+    {0xA6E6, 0xA6EF}, {0xA830, 0xA835}, {0xA8D0, 0xA8D9}, {0xA900, 0xA909}, {0xA9D0, 0xA9D9}, {0xA9F0, 0xA9F9},
+    {0xAA50, 0xAA59}, {0xABF0, 0xABF9}, {0xFF10, 0xFF19}, {0x10107, 0x10133}, {0x10140, 0x10178}, {0x1018A, 0x1018B},
+    {0x102E1, 0x102FB}, {0x10320, 0x10323}, {0x10341, 0x10341}, {0x1034A, 0x1034A}, {0x103D1, 0x103D5},
+    {0x104A0, 0x104A9}, {0x10858, 0x1085F}, {0x10879, 0x1087F}, {0x108A7, 0x108AF}, {0x108FB, 0x108FF},
+    {0x10916, 0x1091B}, {0x109BC, 0x109BD}, {0x109C0, 0x109CF}, {0x109D2, 0x109FF}, {0x10A40, 0x10A48},
+    {0x10A7D, 0x10A7E}, {0x10A9D, 0x10A9F}, {0x10AEB, 0x10AEF}, {0x10B58, 0x10B5F}, {0x10B78, 0x10B7F},
+    {0x10BA9, 0x10BAF}, {0x10CFA, 0x10CFF}, {0x10D30, 0x10D39}, {0x10D40, 0x10D49}, {0x10E60, 0x10E7E},
+    {0x10F1D, 0x10F26}, {0x10F51, 0x10F54}, {0x10FC5, 0x10FCB}, {0x11052, 0x1106F}, {0x110F0, 0x110F9},
+    {0x11136, 0x1113F}, {0x111D0, 0x111D9}, {0x111E1, 0x111F4}, {0x112F0, 0x112F9}, {0x11450, 0x11459},
+    {0x114D0, 0x114D9}, {0x11650, 0x11659}, {0x116C0, 0x116C9}, {0x116D0, 0x116E3}, {0x11730, 0x1173B},
+    {0x118E0, 0x118F2}, {0x11950, 0x11959}, {0x11BF0, 0x11BF9}, {0x11C50, 0x11C6C}, {0x11D50, 0x11D59},
+    {0x11DA0, 0x11DA9}, {0x11F50, 0x11F59}, {0x11FC0, 0x11FD4}, {0x12400, 0x1246E}, {0x16130, 0x16139},
+    {0x16A60, 0x16A69}, {0x16AC0, 0x16AC9}, {0x16B50, 0x16B59}, {0x16B5B, 0x16B61}, {0x16D70, 0x16D79},
+    {0x16E80, 0x16E96}, {0x1CCF0, 0x1CCF9}, {0x1D2C0, 0x1D2D3}, {0x1D2E0, 0x1D2F3}, {0x1D360, 0x1D378},
+    {0x1D7CE, 0x1D7FF}, {0x1E140, 0x1E149}, {0x1E2F0, 0x1E2F9}, {0x1E4F0, 0x1E4F9}, {0x1E5F1, 0x1E5FA},
+    {0x1E8C7, 0x1E8CF}, {0x1E950, 0x1E959}, {0x1EC71, 0x1ECAB}, {0x1ECAD, 0x1ECAF}, {0x1ECB1, 0x1ECB4},
+    {0x1ED01, 0x1ED2D}, {0x1ED2F, 0x1ED3D}, {0x1F100, 0x1F10C}, {0x1FBF0, 0x1FBF9},
+};
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+
+#include <nlohmann/json.hpp>
+#include <queue>
+
+namespace chorus::data {
+
+namespace detail {
+
+/// The letter of each byte in the file's tokens: printable ones represent themselves, the others, in their order, are
+/// U+0100 and those after it. Space is U+0120.
+inline const std::array<std::string, 256>& letters_of_bytes() {
+  static const auto letters = [] {
+    std::array<std::string, 256> out;
+    unsigned next = 0x100;
+    for (unsigned byte = 0; byte < 256; ++byte) {
+      const bool itself = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+      const unsigned code = itself ? byte : next++;
+      if (code < 0x80)
+        out[byte] = {static_cast<char>(code)};
+      else
+        out[byte] = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+    }
+    return out;
+  }();
+  return letters;
+}
+
+/// The bytes of a token; a token with letters of no byte is its own text.
+inline std::string bytes_of_token(std::string_view token) {
+  static const auto bytes = [] {
+    std::unordered_map<std::string_view, char> out;
+    for (unsigned byte = 0; byte < 256; ++byte) out.emplace(letters_of_bytes()[byte], static_cast<char>(byte));
+    return out;
+  }();
+  std::string out;
+  for (std::size_t at = 0, length = 0; at < token.size(); at += length) {
+    length = std::max<std::size_t>(utf8_length(token.substr(at)), 1);
+    const auto found = bytes.find(token.substr(at, length));
+    if (found == bytes.end()) return std::string(token);
+    out += found->second;
+  }
+  return out;
+}
+
+enum class CharacterClass : std::uint8_t { letter, number, blank, other };
+
+struct Character {
+  std::size_t bytes = 1;
+  CharacterClass kind = CharacterClass::other;
+};
+
+/// The first character of a text that is not empty. A byte that is not UTF-8 is a character of no class.
+inline Character first_character(std::string_view text) {
+  using enum CharacterClass;
+  const auto lead = static_cast<unsigned char>(text[0]);
+  if (lead < 0x80) {
+    if ((lead | 0x20) >= 'a' && (lead | 0x20) <= 'z') return {1, letter};
+    if (lead >= '0' && lead <= '9') return {1, number};
+    return {1, lead == ' ' || (lead >= 9 && lead <= 13) ? blank : other};
+  }
+  const std::size_t length = utf8_length(text);
+  if (length == 0) return {1, other};
+  std::uint32_t code = lead & (0xFFu >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) code = code << 6 | (static_cast<unsigned char>(text[i]) & 0x3Fu);
+  const auto is_in = [code](const auto& ranges) {
+    const auto after =
+        std::upper_bound(ranges.begin(), ranges.end(), code,
+                         [](std::uint32_t value, const CodePoints& range) { return value < range.first; });
+    return after != ranges.begin() && code <= std::prev(after)->last;
+  };
+  if (is_in(std::span(unicode_letters))) return {length, letter};
+  if (is_in(std::span(unicode_numbers))) return {length, number};
+  const bool is_blank = code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) ||
+                        code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+  return {length, is_blank ? blank : other};
+}
+
+/// The bytes of the first piece of a text that is not empty. Pieces are GPT-2's:
+/// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+inline std::size_t first_piece(std::string_view text) {
+  if (text[0] == '\'')
+    for (const std::string_view end : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"})
+      if (text.starts_with(end)) return end.size();
+  const auto run_from = [&](std::size_t at, CharacterClass kind, std::size_t& last) {
+    while (at < text.size()) {
+      const auto next = first_character(text.substr(at));
+      if (next.kind != kind) break;
+      last = next.bytes;
+      at += next.bytes;
+    }
+    return at;
+  };
+  std::size_t last = 0;
+  const std::size_t begin = text[0] == ' ' && text.size() > 1 ? 1 : 0;
+  if (const auto kind = first_character(text.substr(begin)).kind; kind != CharacterClass::blank)
+    return run_from(begin, kind, last);
+  // Blanks: the last one before other text is a piece of its own, or belongs to that text.
+  const std::size_t end = run_from(0, CharacterClass::blank, last);
+  return end < text.size() && end > last ? end - last : end;
+}
+
+/// The first character of a text that is not empty, or what replaces it.
+struct DecodedCharacter {
+  std::size_t bytes = 1;  ///< of the character; if it is not UTF-8, of its well-formed beginning
+  bool valid = false;
+  bool unfinished = false;  ///< more bytes may make it valid
+};
+inline DecodedCharacter decoded_character(std::string_view text) {
+  if (const auto length = utf8_length(text); length > 0) return {length, true, false};
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned lead = byte(0);
+  const std::size_t length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  std::size_t good = 1;
+  if (length > 2 && text.size() > 1) {
+    const unsigned least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    if (byte(1) >= least && byte(1) <= most) good = 2;
+    if (good == 2 && length == 4 && text.size() > 2 && (byte(2) & 0xC0) == 0x80) good = 3;
+  }
+  return {good, false, length > 1 && good == text.size()};
+}
+
+/// Appends `bytes` as UTF-8, with U+FFFD for what is not. Returns the bytes that it took: with `keeps_unfinished` all
+/// but an unfinished character at the end.
+inline std::size_t append_utf8(std::string& out, std::string_view bytes, bool keeps_unfinished) {
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const auto next = decoded_character(bytes.substr(at));
+    if (next.unfinished && keeps_unfinished) break;
+    out += next.valid ? bytes.substr(at, next.bytes) : std::string_view("\xEF\xBF\xBD");
+    at += next.bytes;
+  }
+  return at;
+}
+
+/// Reads the parts of a tokenizer.json that a byte-level BPE has, and refuses others by name.
+class TokenizerFile {
+ public:
+  using json = nlohmann::json;
+
+  TokenizerFile(const std::string& text, const std::string& who) : who_(who), bytes_(text.size()), root_(parsed(text)) {
+    refuse_unless_null(root_, "normalizer", "tokenizers without a normalizer");
+    refuse_unless_null(root_, "truncation", "tokenizers without truncation: shorten texts after encode()");
+    refuse_unless_null(root_, "padding", "tokenizers without padding: pad with data::pad_to_longest");
+    const auto* const after = part(root_, "post_processor");
+    check<FileError>(after == nullptr || type_of(*after) == "ByteLevel", who_,
+                     ": post_processor: expected ByteLevel or null, got ", got(after));
+    for (const char* name : {"pre_tokenizer", "decoder"})
+      check<FileError>(part(root_, name) != nullptr && type_of(*part(root_, name)) == "ByteLevel", who_, ": ", name,
+                       ": expected ByteLevel, got ", got(part(root_, name)),
+                       "; chorus reads byte-level BPE tokenizers, such as those of GPT-2 and RoBERTa");
+    check<FileError>(flag(*part(root_, "pre_tokenizer"), "use_regex", true), who_,
+                     ": pre_tokenizer.use_regex: expected true, got false");
+    const auto* const model = part(root_, "model");
+    check<FileError>(model != nullptr, who_, ": expected a model, got none");
+    const auto type = type_of(*model);
+    check<FileError>(type == "BPE" || (type.empty() && model->contains("merges")), who_,
+                     ": model.type: expected BPE, got ", got(model));
+    model_ = model;
+    for (const char* name : {"byte_fallback", "ignore_merges"})
+      check<FileError>(!flag(*model, name, false), who_, ": model.", name, ": expected false, got true");
+    for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"})
+      check<FileError>(text_of(*model, name).empty(), who_, ": model.", name, ": expected none, got ",
+                       Quoted{text_of(*model, name)});
+    const auto* const dropout = part(*model, "dropout");
+    check<FileError>(dropout == nullptr || (dropout->is_number() && dropout->get<double>() == 0), who_,
+                     ": model.dropout: expected null, got ", dropout != nullptr ? dropout->dump() : "");
+  }
+
+  bool add_prefix_space() const { return flag(*part(root_, "pre_tokenizer"), "add_prefix_space", true); }
+
+  /// Calls `f(token, id)` for each entry of the vocabulary.
+  template <class F>
+  void for_each_token(const F& f) const {
+    const auto* const vocab = part(*model_, "vocab");
+    check<FileError>(vocab != nullptr && vocab->is_object(), who_, ": model.vocab: expected an object");
+    for (const auto& [token, id] : vocab->items()) f(token, id_of(id, token));
+  }
+  /// Calls `f(left, right)` for each merge, in their order.
+  template <class F>
+  void for_each_merge(const F& f) const {
+    const auto* const merges = part(*model_, "merges");
+    check<FileError>(merges != nullptr && merges->is_array(), who_, ": model.merges: expected an array");
+    for (const auto& merge : *merges) {
+      if (merge.is_string()) {
+        const auto& both = merge.get_ref<const std::string&>();
+        const auto space = both.find(' ');
+        check<FileError>(space != both.npos && both.find(' ', space + 1) == both.npos, who_,
+                         ": model.merges: expected two tokens, got ", Quoted{both});
+        f(both.substr(0, space), both.substr(space + 1));
+      } else {
+        check<FileError>(merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string(), who_,
+                         ": model.merges: expected two tokens, got ", Quoted{merge.dump()});
+        f(merge[0].get<std::string>(), merge[1].get<std::string>());
+      }
+    }
+  }
+  /// Calls `f(content, id, special, normalized)` for each added token.
+  template <class F>
+  void for_each_added(const F& f) const {
+    const auto* const added = part(root_, "added_tokens");
+    if (added == nullptr) return;
+    check<FileError>(added->is_array(), who_, ": added_tokens: expected an array");
+    for (const auto& token : *added) {
+      check<FileError>(token.is_object() && token.contains("id"), who_, ": added_tokens: expected objects with an id");
+      const auto content = text_of(token, "content");
+      for (const char* name : {"single_word", "lstrip", "rstrip"})
+        check<FileError>(!flag(token, name, false), who_, ": added token ", Quoted{content}, ": ", name,
+                         ": expected false, got true");
+      f(content, id_of(token.at("id"), content), flag(token, "special", false), flag(token, "normalized", true));
+    }
+  }
+
+  const std::string& who() const { return who_; }
+
+ private:
+  json parsed(const std::string& text) const {
+    try {
+      auto out = json::parse(text);
+      check<FileError>(out.is_object(), who_, ": expected a JSON object, as in Hugging Face's tokenizer.json");
+      return out;
+    } catch (const json::exception& error) {
+      fail<FileError>(who_, ": not valid JSON: ", std::string_view(error.what()).substr(0, 200));
+    }
+  }
+  /// The member of that name; nullptr if there is none, or null.
+  static const json* part(const json& of, const char* name) {
+    const auto found = of.find(name);
+    return of.is_object() && found != of.end() && !found->is_null() ? &*found : nullptr;
+  }
+  static std::string type_of(const json& of) {
+    const auto* const type = part(of, "type");
+    return type != nullptr && type->is_string() ? type->get<std::string>() : "";
+  }
+  static std::string got(const json* of) {
+    return of == nullptr ? "null" : type_of(*of).empty() ? "an object without a type" : printable(type_of(*of));
+  }
+  bool flag(const json& of, const char* name, bool otherwise) const {
+    const auto* const value = part(of, name);
+    check<FileError>(value == nullptr || value->is_boolean(), who_, ": ", name, ": expected true or false");
+    return value == nullptr ? otherwise : value->get<bool>();
+  }
+  std::string text_of(const json& of, const char* name) const {
+    const auto* const value = part(of, name);
+    check<FileError>(value == nullptr || value->is_string(), who_, ": ", name, ": expected a string");
+    return value == nullptr ? "" : value->get<std::string>();
+  }
+  void refuse_unless_null(const json& of, const char* name, const char* expected) const {
+    check<FileError>(part(of, name) == nullptr, who_, ": ", name, ": expected null, got ", got(part(of, name)),
+                     "; chorus reads ", expected);
+  }
+  std::int64_t id_of(const json& value, const std::string& token) const {
+    // Each token takes some bytes of the file, so a damaged number does not take memory.
+    check<FileError>(value.is_number_unsigned() && value.get<std::uint64_t>() < bytes_, who_, ": token ", Quoted{token},
+                     ": expected a number below ", bytes_, ", got ", printable(value.dump()));
+    return value.get<std::int64_t>();
+  }
+
+  std::string who_;
+  std::uint64_t bytes_;
+  json root_;
+  const json* model_ = nullptr;
+};
+
+}  // namespace detail
+
+CHORUS_INLINE Tokenizer::Tokenizer(const std::string& json, const std::string& who) {
+  const detail::TokenizerFile file(json, who);
+  add_prefix_space_ = file.add_prefix_space();
+  const auto add = [&](const std::string& text, std::int64_t id, bool special) {
+    const auto at = static_cast<std::size_t>(id);
+    if (at >= tokens_.size()) tokens_.resize(at + 1);
+    check<FileError>(!tokens_[at].known || tokens_[at].text == text, who, ": the tokens ", Quoted{tokens_[at].text},
+                     " and ", Quoted{text}, " have one number, ", id);
+    tokens_[at] = {text, detail::bytes_of_token(text), true, special};
+    const auto [there, is_new] = ids_.emplace(text, id);
+    check<FileError>(is_new || there->second == id, who, ": the token ", Quoted{text}, " has two numbers, ",
+                     there->second, " and ", id);
+  };
+  file.for_each_token([&](const std::string& text, std::int64_t id) { add(text, id, false); });
+  for (std::size_t byte = 0; byte < 256; ++byte)
+    of_byte_[byte] = static_cast<std::int32_t>(token_to_id(detail::letters_of_bytes()[byte]).value_or(-1));
+
+  std::uint32_t rank = 0;
+  file.for_each_merge([&](const std::string& left, const std::string& right) {
+    const auto number = [&](const std::string& token) {
+      const auto id = token_to_id(token);
+      check<FileError>(id.has_value(), who, ": merge ", rank, " of ", Quoted{left}, " and ", Quoted{right}, ": ",
+                       Quoted{token}, " is not in the vocabulary");
+      return *id;
+    };
+    const auto pair = static_cast<std::uint64_t>(number(left)) << 32 | static_cast<std::uint64_t>(number(right));
+    merges_.insert_or_assign(pair, Merge{rank, static_cast<std::int32_t>(number(left + right))});
+    ++rank;
+  });
+  file.for_each_added([&](const std::string& content, std::int64_t id, bool special, bool normalized) {
+    add(content, id, special);
+    if (content.empty()) return;
+    auto& of_first = added_[normalized ? 1 : 0][content[0]];
+    of_first.emplace_back(content, id);
+    std::stable_sort(of_first.begin(), of_first.end(),
+                     [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  });
+}
+
+CHORUS_INLINE std::optional<std::int64_t> Tokenizer::token_to_id(std::string_view token) const {
+  const auto found = ids_.find(std::string(token));
+  return found != ids_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+CHORUS_INLINE const Tokenizer::Token& Tokenizer::at(std::int64_t id) const {
+  check<UsageError>(id >= 0 && id < vocab_size() && tokens_[static_cast<std::size_t>(id)].known,
+                    "Tokenizer: expected a token of the vocabulary, 0 to ", vocab_size() - 1, ", got ", id);
+  return tokens_[static_cast<std::size_t>(id)];
+}
+
+CHORUS_INLINE std::vector<std::int64_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<std::int64_t> out;
+  Pieces known;
+  encode_from(0, text, known, out);
+  return out;
+}
+
+/// Cuts out the added tokens of this pass, leftmost and longest first; the next pass reads what lies between.
+CHORUS_INLINE void Tokenizer::encode_from(std::size_t pass, std::string_view text, Pieces& known,
+                                          std::vector<std::int64_t>& out) const {
+  if (text.empty()) return;
+  if (pass == std::size(added_)) return encode_plain(text, known, out);
+  const auto& added = added_[pass];
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < text.size() && !added.empty();) {
+    const auto of_first = added.find(text[i]);
+    const std::pair<std::string, std::int64_t>* found = nullptr;
+    if (of_first != added.end())
+      for (const auto& token : of_first->second)
+        if (found == nullptr && text.substr(i).starts_with(token.first)) found = &token;
+    if (found == nullptr) {
+      ++i;
+      continue;
+    }
+    encode_from(pass + 1, text.substr(begin, i - begin), known, out);
+    out.push_back(found->second);
+    begin = i += found->first.size();
+  }
+  encode_from(pass + 1, text.substr(begin), known, out);
+}
+
+CHORUS_INLINE void Tokenizer::encode_plain(std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const {
+  if (add_prefix_space_ && text[0] != ' ') {
+    Pieces own;  // the longer text does not outlive this call
+    return encode_plain(" " + std::string(text), own, out);
+  }
+  constexpr std::size_t longest_known = 32, most_known = 1 << 16;
+  while (!text.empty()) {
+    const auto piece = text.substr(0, detail::first_piece(text));
+    text.remove_prefix(piece.size());
+    if (const auto found = known.find(piece); found != known.end()) {
+      out.insert(out.end(), found->second.begin(), found->second.end());
+      continue;
+    }
+    const auto before = static_cast<std::ptrdiff_t>(out.size());
+    encode_piece(piece, out);
+    if (piece.size() <= longest_known && known.size() < most_known)
+      known.emplace(piece, std::vector<std::int64_t>(out.begin() + before, out.end()));
+  }
+}
+
+/// Merges the pair of the lowest rank, the leftmost of equal ones, until none is left.
+CHORUS_INLINE void Tokenizer::encode_piece(std::string_view piece, std::vector<std::int64_t>& out) const {
+  struct Symbol {
+    std::int32_t token;
+    std::size_t before, after;
+  };
+  constexpr auto none = static_cast<std::size_t>(-1);
+  std::vector<Symbol> symbols(piece.size());
+  for (std::size_t i = 0; i < piece.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(piece[i]);
+    check<UsageError>(of_byte_[byte] >= 0, "Tokenizer: the vocabulary lacks byte ", static_cast<int>(byte),
+                      " of the text ", Quoted{piece});
+    symbols[i] = {of_byte_[byte], i == 0 ? none : i - 1, i + 1 < piece.size() ? i + 1 : none};
+  }
+  using Candidate = std::tuple<std::uint32_t, std::size_t, std::int32_t>;  // rank, place, the merged token
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  const auto merge_at = [&](std::size_t place) -> const Merge* {
+    if (place == none || symbols[place].token < 0 || symbols[place].after == none) return nullptr;
+    const auto found = merges_.find(static_cast<std::uint64_t>(symbols[place].token) << 32 |
+                                    static_cast<std::uint64_t>(symbols[symbols[place].after].token));
+    return found != merges_.end() ? &found->second : nullptr;
+  };
+  const auto offer = [&](std::size_t place) {
+    if (const auto* const merge = merge_at(place)) queue.emplace(merge->rank, place, merge->token);
+  };
+  for (std::size_t i = 0; i + 1 < piece.size(); ++i) offer(i);
+  while (!queue.empty()) {
+    const auto [rank, place, token] = queue.top();
+    queue.pop();
+    const auto* const merge = merge_at(place);
+    if (merge == nullptr || merge->token != token) continue;  // one of the two was merged meanwhile
+    auto& left = symbols[place];
+    auto& right = symbols[left.after];
+    left.token = token;
+    left.after = right.after;
+    right.token = -1;
+    if (left.after != none) symbols[left.after].before = place;
+    offer(left.before);
+    offer(place);
+  }
+  for (std::size_t i = 0; i != none && !symbols.empty(); i = symbols[i].after) out.push_back(symbols[i].token);
+}
+
+CHORUS_INLINE std::string Tokenizer::decode(std::span<const std::int64_t> tokens, bool skip_special_tokens) const {
+  std::string bytes, out;
+  for (const auto id : tokens)
+    if (const auto& token = at(id); !token.special || !skip_special_tokens) bytes += token.bytes;
+  detail::append_utf8(out, bytes, false);
+  return out;
+}
+
+CHORUS_INLINE std::string TokenStream::push(std::int64_t id) {
+  std::string out;
+  const auto& token = tokenizer_.at(id);
+  if (token.special && skips_) return out;
+  rest_ += token.bytes;
+  rest_.erase(0, detail::append_utf8(out, rest_, true));
+  return out;
+}
+
+CHORUS_INLINE std::string TokenStream::finish() {
+  std::string out;
+  detail::append_utf8(out, std::exchange(rest_, {}), false);
+  return out;
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+
+// <chorus/data/unicode_classes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+/// Letters and numbers beyond ASCII, as tokenizers 0.23.3 has them. Made by tests/tokenizer/unicode_classes.py.
+
+namespace chorus::data::detail {
+
+/// Code points from `first` to `last`.
+struct CodePoints {
+  std::uint32_t first, last;
+};
+
+/// Those of category L.
+inline constexpr CodePoints unicode_letters[] = {
+    {0xAA, 0xAA}, {0xB5, 0xB5}, {0xBA, 0xBA}, {0xC0, 0xD6}, {0xD8, 0xF6}, {0xF8, 0x2C1}, {0x2C6, 0x2D1}, {0x2E0, 0x2E4},
+    {0x2EC, 0x2EC}, {0x2EE, 0x2EE}, {0x370, 0x374}, {0x376, 0x377}, {0x37A, 0x37D}, {0x37F, 0x37F}, {0x386, 0x386},
+    {0x388, 0x38A}, {0x38C, 0x38C}, {0x38E, 0x3A1}, {0x3A3, 0x3F5}, {0x3F7, 0x481}, {0x48A, 0x52F}, {0x531, 0x556},
+    {0x559, 0x559}, {0x560, 0x588}, {0x5D0, 0x5EA}, {0x5EF, 0x5F2}, {0x620, 0x64A}, {0x66E, 0x66F}, {0x671, 0x6D3},
+    {0x6D5, 0x6D5}, {0x6E5, 0x6E6}, {0x6EE, 0x6EF}, {0x6FA, 0x6FC}, {0x6FF, 0x6FF}, {0x710, 0x710}, {0x712, 0x72F},
+    {0x74D, 0x7A5}, {0x7B1, 0x7B1}, {0x7CA, 0x7EA}, {0x7F4, 0x7F5}, {0x7FA, 0x7FA}, {0x800, 0x815}, {0x81A, 0x81A},
+    {0x824, 0x824}, {0x828, 0x828}, {0x840, 0x858}, {0x860, 0x86A}, {0x870, 0x887}, {0x889, 0x88E}, {0x8A0, 0x8C9},
+    {0x904, 0x939}, {0x93D, 0x93D}, {0x950, 0x950}, {0x958, 0x961}, {0x971, 0x980}, {0x985, 0x98C}, {0x98F, 0x990},
+    {0x993, 0x9A8}, {0x9AA, 0x9B0}, {0x9B2, 0x9B2}, {0x9B6, 0x9B9}, {0x9BD, 0x9BD}, {0x9CE, 0x9CE}, {0x9DC, 0x9DD},
+    {0x9DF, 0x9E1}, {0x9F0, 0x9F1}, {0x9FC, 0x9FC}, {0xA05, 0xA0A}, {0xA0F, 0xA10}, {0xA13, 0xA28}, {0xA2A, 0xA30},
+    {0xA32, 0xA33}, {0xA35, 0xA36}, {0xA38, 0xA39}, {0xA59, 0xA5C}, {0xA5E, 0xA5E}, {0xA72, 0xA74}, {0xA85, 0xA8D},
+    {0xA8F, 0xA91}, {0xA93, 0xAA8}, {0xAAA, 0xAB0}, {0xAB2, 0xAB3}, {0xAB5, 0xAB9}, {0xABD, 0xABD}, {0xAD0, 0xAD0},
+    {0xAE0, 0xAE1}, {0xAF9, 0xAF9}, {0xB05, 0xB0C}, {0xB0F, 0xB10}, {0xB13, 0xB28}, {0xB2A, 0xB30}, {0xB32, 0xB33},
+    {0xB35, 0xB39}, {0xB3D, 0xB3D}, {0xB5C, 0xB5D}, {0xB5F, 0xB61}, {0xB71, 0xB71}, {0xB83, 0xB83}, {0xB85, 0xB8A},
+    {0xB8E, 0xB90}, {0xB92, 0xB95}, {0xB99, 0xB9A}, {0xB9C, 0xB9C}, {0xB9E, 0xB9F}, {0xBA3, 0xBA4}, {0xBA8, 0xBAA},
+    {0xBAE, 0xBB9}, {0xBD0, 0xBD0}, {0xC05, 0xC0C}, {0xC0E, 0xC10}, {0xC12, 0xC28}, {0xC2A, 0xC39}, {0xC3D, 0xC3D},
+    {0xC58, 0xC5A}, {0xC5D, 0xC5D}, {0xC60, 0xC61}, {0xC80, 0xC80}, {0xC85, 0xC8C}, {0xC8E, 0xC90}, {0xC92, 0xCA8},
+    {0xCAA, 0xCB3}, {0xCB5, 0xCB9}, {0xCBD, 0xCBD}, {0xCDD, 0xCDE}, {0xCE0, 0xCE1}, {0xCF1, 0xCF2}, {0xD04, 0xD0C},
+    {0xD0E, 0xD10}, {0xD12, 0xD3A}, {0xD3D, 0xD3D}, {0xD4E, 0xD4E}, {0xD54, 0xD56}, {0xD5F, 0xD61}, {0xD7A, 0xD7F},
+    {0xD85, 0xD96}, {0xD9A, 0xDB1}, {0xDB3, 0xDBB}, {0xDBD, 0xDBD}, {0xDC0, 0xDC6}, {0xE01, 0xE30}, {0xE32, 0xE33},
+    {0xE40, 0xE46}, {0xE81, 0xE82}, {0xE84, 0xE84}, {0xE86, 0xE8A}, {0xE8C, 0xEA3}, {0xEA5, 0xEA5}, {0xEA7, 0xEB0},
+    {0xEB2, 0xEB3}, {0xEBD, 0xEBD}, {0xEC0, 0xEC4}, {0xEC6, 0xEC6}, {0xEDC, 0xEDF}, {0xF00, 0xF00}, {0xF40, 0xF47},
+    {0xF49, 0xF6C}, {0xF88, 0xF8C}, {0x1000, 0x102A}, {0x103F, 0x103F}, {0x1050, 0x1055}, {0x105A, 0x105D},
+    {0x1061, 0x1061}, {0x1065, 0x1066}, {0x106E, 0x1070}, {0x1075, 0x1081}, {0x108E, 0x108E}, {0x10A0, 0x10C5},
+    {0x10C7, 0x10C7}, {0x10CD, 0x10CD}, {0x10D0, 0x10FA}, {0x10FC, 0x1248}, {0x124A, 0x124D}, {0x1250, 0x1256},
+    {0x1258, 0x1258}, {0x125A, 0x125D}, {0x1260, 0x1288}, {0x128A, 0x128D}, {0x1290, 0x12B0}, {0x12B2, 0x12B5},
+    {0x12B8, 0x12BE}, {0x12C0, 0x12C0}, {0x12C2, 0x12C5}, {0x12C8, 0x12D6}, {0x12D8, 0x1310}, {0x1312, 0x1315},
+    {0x1318, 0x135A}, {0x1380, 0x138F}, {0x13A0, 0x13F5}, {0x13F8, 0x13FD}, {0x1401, 0x166C}, {0x166F, 0x167F},
+    {0x1681, 0x169A}, {0x16A0, 0x16EA}, {0x16F1, 0x16F8}, {0x1700, 0x1711}, {0x171F, 0x1731}, {0x1740, 0x1751},
+    {0x1760, 0x176C}, {0x176E, 0x1770}, {0x1780, 0x17B3}, {0x17D7, 0x17D7}, {0x17DC, 0x17DC}, {0x1820, 0x1878},
+    {0x1880, 0x1884}, {0x1887, 0x18A8}, {0x18AA, 0x18AA}, {0x18B0, 0x18F5}, {0x1900, 0x191E}, {0x1950, 0x196D},
+    {0x1970, 0x1974}, {0x1980, 0x19AB}, {0x19B0, 0x19C9}, {0x1A00, 0x1A16}, {0x1A20, 0x1A54}, {0x1AA7, 0x1AA7},
+    {0x1B05, 0x1B33}, {0x1B45, 0x1B4C}, {0x1B83, 0x1BA0}, {0x1BAE, 0x1BAF}, {0x1BBA, 0x1BE5}, {0x1C00, 0x1C23},
+    {0x1C4D, 0x1C4F}, {0x1C5A, 0x1C7D}, {0x1C80, 0x1C8A}, {0x1C90, 0x1CBA}, {0x1CBD, 0x1CBF}, {0x1CE9, 0x1CEC},
+    {0x1CEE, 0x1CF3}, {0x1CF5, 0x1CF6}, {0x1CFA, 0x1CFA}, {0x1D00, 0x1DBF}, {0x1E00, 0x1F15}, {0x1F18, 0x1F1D},
+    {0x1F20, 0x1F45}, {0x1F48, 0x1F4D}, {0x1F50, 0x1F57}, {0x1F59, 0x1F59}, {0x1F5B, 0x1F5B}, {0x1F5D, 0x1F5D},
+    {0x1F5F, 0x1F7D}, {0x1F80, 0x1FB4}, {0x1FB6, 0x1FBC}, {0x1FBE, 0x1FBE}, {0x1FC2, 0x1FC4}, {0x1FC6, 0x1FCC},
+    {0x1FD0, 0x1FD3}, {0x1FD6, 0x1FDB}, {0x1FE0, 0x1FEC}, {0x1FF2, 0x1FF4}, {0x1FF6, 0x1FFC}, {0x2071, 0x2071},
+    {0x207F, 0x207F}, {0x2090, 0x209C}, {0x2102, 0x2102}, {0x2107, 0x2107}, {0x210A, 0x2113}, {0x2115, 0x2115},
+    {0x2119, 0x211D}, {0x2124, 0x2124}, {0x2126, 0x2126}, {0x2128, 0x2128}, {0x212A, 0x212D}, {0x212F, 0x2139},
+    {0x213C, 0x213F}, {0x2145, 0x2149}, {0x214E, 0x214E}, {0x2183, 0x2184}, {0x2C00, 0x2CE4}, {0x2CEB, 0x2CEE},
+    {0x2CF2, 0x2CF3}, {0x2D00, 0x2D25}, {0x2D27, 0x2D27}, {0x2D2D, 0x2D2D}, {0x2D30, 0x2D67}, {0x2D6F, 0x2D6F},
+    {0x2D80, 0x2D96}, {0x2DA0, 0x2DA6}, {0x2DA8, 0x2DAE}, {0x2DB0, 0x2DB6}, {0x2DB8, 0x2DBE}, {0x2DC0, 0x2DC6},
+    {0x2DC8, 0x2DCE}, {0x2DD0, 0x2DD6}, {0x2DD8, 0x2DDE}, {0x2E2F, 0x2E2F}, {0x3005, 0x3006}, {0x3031, 0x3035},
+    {0x303B, 0x303C}, {0x3041, 0x3096}, {0x309D, 0x309F}, {0x30A1, 0x30FA}, {0x30FC, 0x30FF}, {0x3105, 0x312F},
+    {0x3131, 0x318E}, {0x31A0, 0x31BF}, {0x31F0, 0x31FF}, {0x3400, 0x4DBF}, {0x4E00, 0xA48C}, {0xA4D0, 0xA4FD},
+    {0xA500, 0xA60C}, {0xA610, 0xA61F}, {0xA62A, 0xA62B}, {0xA640, 0xA66E}, {0xA67F, 0xA69D}, {0xA6A0, 0xA6E5},
+    {0xA717, 0xA71F}, {0xA722, 0xA788}, {0xA78B, 0xA7CD}, {0xA7D0, 0xA7D1}, {0xA7D3, 0xA7D3}, {0xA7D5, 0xA7DC},
+    {0xA7F2, 0xA801}, {0xA803, 0xA805}, {0xA807, 0xA80A}, {0xA80C, 0xA822}, {0xA840, 0xA873}, {0xA882, 0xA8B3},
+    {0xA8F2, 0xA8F7}, {0xA8FB, 0xA8FB}, {0xA8FD, 0xA8FE}, {0xA90A, 0xA925}, {0xA930, 0xA946}, {0xA960, 0xA97C},
+    {0xA984, 0xA9B2}, {0xA9CF, 0xA9CF}, {0xA9E0, 0xA9E4}, {0xA9E6, 0xA9EF}, {0xA9FA, 0xA9FE}, {0xAA00, 0xAA28},
+    {0xAA40, 0xAA42}, {0xAA44, 0xAA4B}, {0xAA60, 0xAA76}, {0xAA7A, 0xAA7A}, {0xAA7E, 0xAAAF}, {0xAAB1, 0xAAB1},
+    {0xAAB5, 0xAAB6}, {0xAAB9, 0xAABD}, {0xAAC0, 0xAAC0}, {0xAAC2, 0xAAC2}, {0xAADB, 0xAADD}, {0xAAE0, 0xAAEA},
+    {0xAAF2, 0xAAF4}, {0xAB01, 0xAB06}, {0xAB09, 0xAB0E}, {0xAB11, 0xAB16}, {0xAB20, 0xAB26}, {0xAB28, 0xAB2E},
+    {0xAB30, 0xAB5A}, {0xAB5C, 0xAB69}, {0xAB70, 0xABE2}, {0xAC00, 0xD7A3}, {0xD7B0, 0xD7C6}, {0xD7CB, 0xD7FB},
+    {0xF900, 0xFA6D}, {0xFA70, 0xFAD9}, {0xFB00, 0xFB06}, {0xFB13, 0xFB17}, {0xFB1D, 0xFB1D}, {0xFB1F, 0xFB28},
+    {0xFB2A, 0xFB36}, {0xFB38, 0xFB3C}, {0xFB3E, 0xFB3E}, {0xFB40, 0xFB41}, {0xFB43, 0xFB44}, {0xFB46, 0xFBB1},
+    {0xFBD3, 0xFD3D}, {0xFD50, 0xFD8F}, {0xFD92, 0xFDC7}, {0xFDF0, 0xFDFB}, {0xFE70, 0xFE74}, {0xFE76, 0xFEFC},
+    {0xFF21, 0xFF3A}, {0xFF41, 0xFF5A}, {0xFF66, 0xFFBE}, {0xFFC2, 0xFFC7}, {0xFFCA, 0xFFCF}, {0xFFD2, 0xFFD7},
+    {0xFFDA, 0xFFDC}, {0x10000, 0x1000B}, {0x1000D, 0x10026}, {0x10028, 0x1003A}, {0x1003C, 0x1003D},
+    {0x1003F, 0x1004D}, {0x10050, 0x1005D}, {0x10080, 0x100FA}, {0x10280, 0x1029C}, {0x102A0, 0x102D0},
+    {0x10300, 0x1031F}, {0x1032D, 0x10340}, {0x10342, 0x10349}, {0x10350, 0x10375}, {0x10380, 0x1039D},
+    {0x103A0, 0x103C3}, {0x103C8, 0x103CF}, {0x10400, 0x1049D}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB},
+    {0x10500, 0x10527}, {0x10530, 0x10563}, {0x10570, 0x1057A}, {0x1057C, 0x1058A}, {0x1058C, 0x10592},
+    {0x10594, 0x10595}, {0x10597, 0x105A1}, {0x105A3, 0x105B1}, {0x105B3, 0x105B9}, {0x105BB, 0x105BC},
+    {0x105C0, 0x105F3}, {0x10600, 0x10736}, {0x10740, 0x10755}, {0x10760, 0x10767}, {0x10780, 0x10785},
+    {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x10800, 0x10805}, {0x10808, 0x10808}, {0x1080A, 0x10835},
+    {0x10837, 0x10838}, {0x1083C, 0x1083C}, {0x1083F, 0x10855}, {0x10860, 0x10876}, {0x10880, 0x1089E},
+    {0x108E0, 0x108F2}, {0x108F4, 0x108F5}, {0x10900, 0x10915}, {0x10920, 0x10939}, {0x10980, 0x109B7},
+    {0x109BE, 0x109BF}, {0x10A00, 0x10A00}, {0x10A10, 0x10A13}, {0x10A15, 0x10A17}, {0x10A19, 0x10A35},
+    {0x10A60, 0x10A7C}, {0x10A80, 0x10A9C}, {0x10AC0, 0x10AC7}, {0x10AC9, 0x10AE4}, {0x10B00, 0x10B35},
+    {0x10B40, 0x10B55}, {0x10B60, 0x10B72}, {0x10B80, 0x10B91}, {0x10C00, 0x10C48}, {0x10C80, 0x10CB2},
+    {0x10CC0, 0x10CF2}, {0x10D00, 0x10D23}, {0x10D4A, 0x10D65}, {0x10D6F, 0x10D85}, {0x10E80, 0x10EA9},
+    {0x10EB0, 0x10EB1}, {0x10EC2, 0x10EC4}, {0x10F00, 0x10F1C}, {0x10F27, 0x10F27}, {0x10F30, 0x10F45},
+    {0x10F70, 0x10F81}, {0x10FB0, 0x10FC4}, {0x10FE0, 0x10FF6}, {0x11003, 0x11037}, {0x11071, 0x11072},
+    {0x11075, 0x11075}, {0x11083, 0x110AF}, {0x110D0, 0x110E8}, {0x11103, 0x11126}, {0x11144, 0x11144},
+    {0x11147, 0x11147}, {0x11150, 0x11172}, {0x11176, 0x11176}, {0x11183, 0x111B2}, {0x111C1, 0x111C4},
+    {0x111DA, 0x111DA}, {0x111DC, 0x111DC}, {0x11200, 0x11211}, {0x11213, 0x1122B}, {0x1123F, 0x11240},
+    {0x11280, 0x11286}, {0x11288, 0x11288}, {0x1128A, 0x1128D}, {0x1128F, 0x1129D}, {0x1129F, 0x112A8},
+    {0x112B0, 0x112DE}, {0x11305, 0x1130C}, {0x1130F, 0x11310}, {0x11313, 0x11328}, {0x1132A, 0x11330},
+    {0x11332, 0x11333}, {0x11335, 0x11339}, {0x1133D, 0x1133D}, {0x11350, 0x11350}, {0x1135D, 0x11361},
+    {0x11380, 0x11389}, {0x1138B, 0x1138B}, {0x1138E, 0x1138E}, {0x11390, 0x113B5}, {0x113B7, 0x113B7},
+    {0x113D1, 0x113D1}, {0x113D3, 0x113D3}, {0x11400, 0x11434}, {0x11447, 0x1144A}, {0x1145F, 0x11461},
+    {0x11480, 0x114AF}, {0x114C4, 0x114C5}, {0x114C7, 0x114C7}, {0x11580, 0x115AE}, {0x115D8, 0x115DB},
+    {0x11600, 0x1162F}, {0x11644, 0x11644}, {0x11680, 0x116AA}, {0x116B8, 0x116B8}, {0x11700, 0x1171A},
+    {0x11740, 0x11746}, {0x11800, 0x1182B}, {0x118A0, 0x118DF}, {0x118FF, 0x11906}, {0x11909, 0x11909},
+    {0x1190C, 0x11913}, {0x11915, 0x11916}, {0x11918, 0x1192F}, {0x1193F, 0x1193F}, {0x11941, 0x11941},
+    {0x119A0, 0x119A7}, {0x119AA, 0x119D0}, {0x119E1, 0x119E1}, {0x119E3, 0x119E3}, {0x11A00, 0x11A00},
+    {0x11A0B, 0x11A32}, {0x11A3A, 0x11A3A}, {0x11A50, 0x11A50}, {0x11A5C, 0x11A89}, {0x11A9D, 0x11A9D},
+    {0x11AB0, 0x11AF8}, {0x11BC0, 0x11BE0}, {0x11C00, 0x11C08}, {0x11C0A, 0x11C2E}, {0x11C40, 0x11C40},
+    {0x11C72, 0x11C8F}, {0x11D00, 0x11D06}, {0x11D08, 0x11D09}, {0x11D0B, 0x11D30}, {0x11D46, 0x11D46},
+    {0x11D60, 0x11D65}, {0x11D67, 0x11D68}, {0x11D6A, 0x11D89}, {0x11D98, 0x11D98}, {0x11EE0, 0x11EF2},
+    {0x11F02, 0x11F02}, {0x11F04, 0x11F10}, {0x11F12, 0x11F33}, {0x11FB0, 0x11FB0}, {0x12000, 0x12399},
+    {0x12480, 0x12543}, {0x12F90, 0x12FF0}, {0x13000, 0x1342F}, {0x13441, 0x13446}, {0x13460, 0x143FA},
+    {0x14400, 0x14646}, {0x16100, 0x1611D}, {0x16800, 0x16A38}, {0x16A40, 0x16A5E}, {0x16A70, 0x16ABE},
+    {0x16AD0, 0x16AED}, {0x16B00, 0x16B2F}, {0x16B40, 0x16B43}, {0x16B63, 0x16B77}, {0x16B7D, 0x16B8F},
+    {0x16D40, 0x16D6C}, {0x16E40, 0x16E7F}, {0x16F00, 0x16F4A}, {0x16F50, 0x16F50}, {0x16F93, 0x16F9F},
+    {0x16FE0, 0x16FE1}, {0x16FE3, 0x16FE3}, {0x17000, 0x187F7}, {0x18800, 0x18CD5}, {0x18CFF, 0x18D08},
+    {0x1AFF0, 0x1AFF3}, {0x1AFF5, 0x1AFFB}, {0x1AFFD, 0x1AFFE}, {0x1B000, 0x1B122}, {0x1B132, 0x1B132},
+    {0x1B150, 0x1B152}, {0x1B155, 0x1B155}, {0x1B164, 0x1B167}, {0x1B170, 0x1B2FB}, {0x1BC00, 0x1BC6A},
+    {0x1BC70, 0x1BC7C}, {0x1BC80, 0x1BC88}, {0x1BC90, 0x1BC99}, {0x1D400, 0x1D454}, {0x1D456, 0x1D49C},
+    {0x1D49E, 0x1D49F}, {0x1D4A2, 0x1D4A2}, {0x1D4A5, 0x1D4A6}, {0x1D4A9, 0x1D4AC}, {0x1D4AE, 0x1D4B9},
+    {0x1D4BB, 0x1D4BB}, {0x1D4BD, 0x1D4C3}, {0x1D4C5, 0x1D505}, {0x1D507, 0x1D50A}, {0x1D50D, 0x1D514},
+    {0x1D516, 0x1D51C}, {0x1D51E, 0x1D539}, {0x1D53B, 0x1D53E}, {0x1D540, 0x1D544}, {0x1D546, 0x1D546},
+    {0x1D54A, 0x1D550}, {0x1D552, 0x1D6A5}, {0x1D6A8, 0x1D6C0}, {0x1D6C2, 0x1D6DA}, {0x1D6DC, 0x1D6FA},
+    {0x1D6FC, 0x1D714}, {0x1D716, 0x1D734}, {0x1D736, 0x1D74E}, {0x1D750, 0x1D76E}, {0x1D770, 0x1D788},
+    {0x1D78A, 0x1D7A8}, {0x1D7AA, 0x1D7C2}, {0x1D7C4, 0x1D7CB}, {0x1DF00, 0x1DF1E}, {0x1DF25, 0x1DF2A},
+    {0x1E030, 0x1E06D}, {0x1E100, 0x1E12C}, {0x1E137, 0x1E13D}, {0x1E14E, 0x1E14E}, {0x1E290, 0x1E2AD},
+    {0x1E2C0, 0x1E2EB}, {0x1E4D0, 0x1E4EB}, {0x1E5D0, 0x1E5ED}, {0x1E5F0, 0x1E5F0}, {0x1E7E0, 0x1E7E6},
+    {0x1E7E8, 0x1E7EB}, {0x1E7ED, 0x1E7EE}, {0x1E7F0, 0x1E7FE}, {0x1E800, 0x1E8C4}, {0x1E900, 0x1E943},
+    {0x1E94B, 0x1E94B}, {0x1EE00, 0x1EE03}, {0x1EE05, 0x1EE1F}, {0x1EE21, 0x1EE22}, {0x1EE24, 0x1EE24},
+    {0x1EE27, 0x1EE27}, {0x1EE29, 0x1EE32}, {0x1EE34, 0x1EE37}, {0x1EE39, 0x1EE39}, {0x1EE3B, 0x1EE3B},
+    {0x1EE42, 0x1EE42}, {0x1EE47, 0x1EE47}, {0x1EE49, 0x1EE49}, {0x1EE4B, 0x1EE4B}, {0x1EE4D, 0x1EE4F},
+    {0x1EE51, 0x1EE52}, {0x1EE54, 0x1EE54}, {0x1EE57, 0x1EE57}, {0x1EE59, 0x1EE59}, {0x1EE5B, 0x1EE5B},
+    {0x1EE5D, 0x1EE5D}, {0x1EE5F, 0x1EE5F}, {0x1EE61, 0x1EE62}, {0x1EE64, 0x1EE64}, {0x1EE67, 0x1EE6A},
+    {0x1EE6C, 0x1EE72}, {0x1EE74, 0x1EE77}, {0x1EE79, 0x1EE7C}, {0x1EE7E, 0x1EE7E}, {0x1EE80, 0x1EE89},
+    {0x1EE8B, 0x1EE9B}, {0x1EEA1, 0x1EEA3}, {0x1EEA5, 0x1EEA9}, {0x1EEAB, 0x1EEBB}, {0x20000, 0x2A6DF},
+    {0x2A700, 0x2B739}, {0x2B740, 0x2B81D}, {0x2B820, 0x2CEA1}, {0x2CEB0, 0x2EBE0}, {0x2EBF0, 0x2EE5D},
+    {0x2F800, 0x2FA1D}, {0x30000, 0x3134A}, {0x31350, 0x323AF},
+};
+
+/// Those of category N.
+inline constexpr CodePoints unicode_numbers[] = {
+    {0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}, {0x660, 0x669}, {0x6F0, 0x6F9}, {0x7C0, 0x7C9}, {0x966, 0x96F},
+    {0x9E6, 0x9EF}, {0x9F4, 0x9F9}, {0xA66, 0xA6F}, {0xAE6, 0xAEF}, {0xB66, 0xB6F}, {0xB72, 0xB77}, {0xBE6, 0xBF2},
+    {0xC66, 0xC6F}, {0xC78, 0xC7E}, {0xCE6, 0xCEF}, {0xD58, 0xD5E}, {0xD66, 0xD78}, {0xDE6, 0xDEF}, {0xE50, 0xE59},
+    {0xED0, 0xED9}, {0xF20, 0xF33}, {0x1040, 0x1049}, {0x1090, 0x1099}, {0x1369, 0x137C}, {0x16EE, 0x16F0},
+    {0x17E0, 0x17E9}, {0x17F0, 0x17F9}, {0x1810, 0x1819}, {0x1946, 0x194F}, {0x19D0, 0x19DA}, {0x1A80, 0x1A89},
+    {0x1A90, 0x1A99}, {0x1B50, 0x1B59}, {0x1BB0, 0x1BB9}, {0x1C40, 0x1C49}, {0x1C50, 0x1C59}, {0x2070, 0x2070},
+    {0x2074, 0x2079}, {0x2080, 0x2089}, {0x2150, 0x2182}, {0x2185, 0x2189}, {0x2460, 0x249B}, {0x24EA, 0x24FF},
+    {0x2776, 0x2793}, {0x2CFD, 0x2CFD}, {0x3007, 0x3007}, {0x3021, 0x3029}, {0x3038, 0x303A}, {0x3192, 0x3195},
+    {0x3220, 0x3229}, {0x3248, 0x324F}, {0x3251, 0x325F}, {0x3280, 0x3289}, {0x32B1, 0x32BF}, {0xA620, 0xA629},
+    {0xA6E6, 0xA6EF}, {0xA830, 0xA835}, {0xA8D0, 0xA8D9}, {0xA900, 0xA909}, {0xA9D0, 0xA9D9}, {0xA9F0, 0xA9F9},
+    {0xAA50, 0xAA59}, {0xABF0, 0xABF9}, {0xFF10, 0xFF19}, {0x10107, 0x10133}, {0x10140, 0x10178}, {0x1018A, 0x1018B},
+    {0x102E1, 0x102FB}, {0x10320, 0x10323}, {0x10341, 0x10341}, {0x1034A, 0x1034A}, {0x103D1, 0x103D5},
+    {0x104A0, 0x104A9}, {0x10858, 0x1085F}, {0x10879, 0x1087F}, {0x108A7, 0x108AF}, {0x108FB, 0x108FF},
+    {0x10916, 0x1091B}, {0x109BC, 0x109BD}, {0x109C0, 0x109CF}, {0x109D2, 0x109FF}, {0x10A40, 0x10A48},
+    {0x10A7D, 0x10A7E}, {0x10A9D, 0x10A9F}, {0x10AEB, 0x10AEF}, {0x10B58, 0x10B5F}, {0x10B78, 0x10B7F},
+    {0x10BA9, 0x10BAF}, {0x10CFA, 0x10CFF}, {0x10D30, 0x10D39}, {0x10D40, 0x10D49}, {0x10E60, 0x10E7E},
+    {0x10F1D, 0x10F26}, {0x10F51, 0x10F54}, {0x10FC5, 0x10FCB}, {0x11052, 0x1106F}, {0x110F0, 0x110F9},
+    {0x11136, 0x1113F}, {0x111D0, 0x111D9}, {0x111E1, 0x111F4}, {0x112F0, 0x112F9}, {0x11450, 0x11459},
+    {0x114D0, 0x114D9}, {0x11650, 0x11659}, {0x116C0, 0x116C9}, {0x116D0, 0x116E3}, {0x11730, 0x1173B},
+    {0x118E0, 0x118F2}, {0x11950, 0x11959}, {0x11BF0, 0x11BF9}, {0x11C50, 0x11C6C}, {0x11D50, 0x11D59},
+    {0x11DA0, 0x11DA9}, {0x11F50, 0x11F59}, {0x11FC0, 0x11FD4}, {0x12400, 0x1246E}, {0x16130, 0x16139},
+    {0x16A60, 0x16A69}, {0x16AC0, 0x16AC9}, {0x16B50, 0x16B59}, {0x16B5B, 0x16B61}, {0x16D70, 0x16D79},
+    {0x16E80, 0x16E96}, {0x1CCF0, 0x1CCF9}, {0x1D2C0, 0x1D2D3}, {0x1D2E0, 0x1D2F3}, {0x1D360, 0x1D378},
+    {0x1D7CE, 0x1D7FF}, {0x1E140, 0x1E149}, {0x1E2F0, 0x1E2F9}, {0x1E4F0, 0x1E4F9}, {0x1E5F1, 0x1E5FA},
+    {0x1E8C7, 0x1E8CF}, {0x1E950, 0x1E959}, {0x1EC71, 0x1ECAB}, {0x1ECAD, 0x1ECAF}, {0x1ECB1, 0x1ECB4},
+    {0x1ED01, 0x1ED2D}, {0x1ED2F, 0x1ED3D}, {0x1F100, 0x1F10C}, {0x1FBF0, 0x1FBF9},
+};
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
 
 // <chorus/data/weighted_sampler.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
@@ -2441,6 +4248,409 @@ class WeightedRandomSampler : public Sampler {
 
 }  // namespace chorus::data
 #endif  // CHORUS_SINGLE_CHORUS_DATA_WEIGHTED_SAMPLER_HPP
+
+// <chorus/distributions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DISTRIBUTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_DISTRIBUTIONS_HPP
+/// Probability distributions: Normal, Bernoulli, Categorical, Beta, with log_prob, entropy, sample and kl_divergence,
+/// as in torch.distributions. All but samples are differentiable; so is Normal's rsample. Samples are keyed as all
+/// random numbers: see RandomOptions in ops/random.hpp.
+
+// <chorus/ops/special_functions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+/// atan2, lgamma, digamma.
+
+namespace chorus {
+
+namespace math {
+
+// Functions of plain numbers.
+template <std::floating_point T>
+CHORUS_HD T atan2(T y, T x) {
+  return std::atan2(y, x);
+}
+template <std::floating_point T>
+CHORUS_HD T lgamma(T x) {
+  return std::lgamma(x);
+}
+/// The derivative of lgamma, in double: by the recurrence digamma(x) = digamma(x + 1) - 1 / x up to 10, from there by
+/// the asymptotic series; below 0 by reflection (Abramowitz, Stegun 1964, 6.3.5, 6.3.7, 6.3.18). -infinity at 0, NaN at
+/// negative integers, as in PyTorch.
+template <std::floating_point T>
+CHORUS_HD T digamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0;
+  if (x == 0) return std::copysign(std::numeric_limits<T>::infinity(), -number);
+  if (x < 0) {
+    if (x == std::floor(x)) return std::numeric_limits<T>::quiet_NaN();
+    y = -pi / std::tan(pi * (x - std::floor(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) y -= 1 / x;
+  const double z = 1 / (x * x);
+  y += std::log(x) - 0.5 / x;
+  y -= z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760))))));
+  return static_cast<T>(y);
+}
+/// The derivative of digamma, in the same way (6.4.6, 6.4.7, 6.4.12).
+template <std::floating_point T>
+CHORUS_HD T trigamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0, sign = 1;
+  if (x < 0.5) {
+    const double s = std::sin(pi * (x - std::floor(x)));
+    y = -pi * pi / (s * s);
+    x = 1 - x;
+    sign = -1;
+  }
+  for (; x < 10; x += 1) y += 1 / (x * x);
+  const double z = 1 / (x * x);
+  y += 1 / x + z / 2;
+  y += z / x * (1.0 / 6 - z * (1.0 / 30 - z * (1.0 / 42 - z * (1.0 / 30 - z * (5.0 / 66 - z * (691.0 / 2730))))));
+  return static_cast<T>(sign * y);
+}
+
+namespace detail {
+// A Pack, whose lanes are computed one by one.
+template <class S>
+concept Lanes = requires(const S& x) {
+  S::width;
+  x.v[0];
+};
+}  // namespace detail
+
+#define CHORUS_LANE_BY_LANE(NAME)                                 \
+  template <detail::Lanes S>                                      \
+  CHORUS_HD S NAME(const S& x) {                                  \
+    S out;                                                        \
+    for (Index i = 0; i < S::width; ++i) out.v[i] = NAME(x.v[i]); \
+    return out;                                                   \
+  }
+CHORUS_LANE_BY_LANE(lgamma)
+CHORUS_LANE_BY_LANE(digamma)
+CHORUS_LANE_BY_LANE(trigamma)
+#undef CHORUS_LANE_BY_LANE
+template <detail::Lanes S>
+CHORUS_HD S atan2(const S& y, const S& x) {
+  S out;
+  for (Index i = 0; i < S::width; ++i) out.v[i] = atan2(y.v[i], x.v[i]);
+  return out;
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> atan2(const Dual<S, N>& y, const Dual<S, N>& x) {
+  const S square = x.value * x.value + y.value * y.value;
+  return detail::chain<S, N>(atan2(y.value, x.value), x.value / square, y, -y.value / square, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> digamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(digamma(x.value), trigamma(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> lgamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(lgamma(x.value), digamma(x.value), x);
+}
+
+}  // namespace math
+
+namespace functors {
+
+/// The angle of the point (x, y) in (-pi, pi].
+struct Atan2 {
+  template <class S>
+  CHORUS_HD S operator()(const S& y, const S& x) const {
+    return atan2(y, x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& y, const S& x) const {
+    const S square = x * x + y * y;
+    return {{dy * (x / square), -dy * (y / square)}};
+  }
+};
+
+/// log |gamma(x)|
+struct Lgamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return lgamma(x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{dy * digamma(x)}};
+  }
+};
+
+/// The derivative of lgamma.
+struct Digamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return digamma(x);
+  }
+};
+
+}  // namespace functors
+
+/// The angle of the point (x, y), in radians in (-pi, pi]; the operands broadcast.
+template <Operand Y, Operand X>
+auto atan2(const Y& y, const X& x) {
+  return detail::pointwise("atan2", functors::Atan2{}, y, x);
+}
+/// The logarithm of the absolute value of the gamma function.
+template <Operand X>
+auto lgamma(const X& x) {
+  return detail::pointwise("lgamma", functors::Lgamma{}, x);
+}
+/// The derivative of lgamma.
+template <Operand X>
+auto digamma(const X& x) {
+  return detail::pointwise("digamma", functors::Digamma{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+
+namespace chorus::distributions {
+
+namespace detail {
+template <Operand A, Operand B>
+void check_parameters(const char* name, const A& a, const B& b) {
+  static_assert(tensor_of<A>::rank == tensor_of<B>::rank && of_one_type<A, B>,
+                "distributions: expected parameters of one rank and scalar type");
+  chorus::detail::check_defined(name, value_of(a), value_of(b));
+  check<ShapeError>(value_of(a).shape() == value_of(b).shape(), name, ": expected parameters of one shape, got ",
+                    value_of(a).shape(), " and ", value_of(b).shape());
+}
+template <Operand X>
+void check_positive(const X& x, const char* name, const char* expected) {
+  chorus::detail::check_numbers(
+      value_of(x), [](double number) { return number > 0; }, name, expected);
+}
+// log(1 + exp(x)) for all x.
+template <Operand X>
+auto log_one_plus_exp(const X& x) {
+  return softplus(x, 1, std::numeric_limits<double>::infinity());
+}
+// factor log(x), 0 for a factor of 0.
+template <Operand F, Operand L>
+auto times_log(const F& factor, const L& log_x) {
+  return where(value_of(factor) == 0, 0, factor * log_x);
+}
+
+// The logarithm of a number with the gamma distribution (Marsaglia, Tsang 2000), a function of the key and the stream.
+inline double log_of_gamma(double shape, std::uint64_t key, std::uint32_t stream) {
+  std::uint32_t round = 0;
+  const auto words = [&] { return philox(key, {round++, stream, 0, 0}); };
+  const auto unit = [](std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; };
+  const double boost = shape < 1 ? std::log(unit(words()[0])) / shape : 0;
+  const double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3, c = 1 / std::sqrt(9 * d);
+  while (true) {
+    const auto [a, b, u, unused] = words();
+    const double normal = std::sqrt(-2 * std::log(unit(a))) * std::cos(2 * std::numbers::pi * unit(b));
+    const double v = std::pow(1 + c * normal, 3);
+    if (v > 0 && std::log(unit(u)) < normal * normal / 2 + d - d * v + d * std::log(v)) return std::log(d * v) + boost;
+  }
+}
+}  // namespace detail
+
+/// A parameter as log probabilities up to a constant: `Categorical{Logits{x}}`.
+template <Operand X>
+struct Logits {
+  X value;
+};
+template <Operand X>
+Logits(X) -> Logits<X>;
+/// A parameter as probabilities: `Categorical{Probs{p}}`.
+template <Operand X>
+struct Probs {
+  X value;
+};
+template <Operand X>
+Probs(X) -> Probs<X>;
+
+/// N(loc, scale²) for each element. Throws ShapeError if the shapes differ, UsageError if a scale is not positive (not
+/// checked on a GPU).
+template <Operand L, Operand S>
+class Normal {
+ public:
+  L loc;
+  S scale;
+
+  Normal(L mean, S deviation) : loc(std::move(mean)), scale(std::move(deviation)) {
+    detail::check_parameters("Normal", loc, scale);
+    detail::check_positive(scale, "Normal", "a positive scale");
+  }
+
+  /// log of the density at x.
+  template <Operand X>
+  auto log_prob(const X& x) const {
+    return square((x - loc) / scale) * -0.5 - log(scale) - std::log(2 * std::numbers::pi) / 2;
+  }
+  auto entropy() const { return log(scale) + (0.5 + std::log(2 * std::numbers::pi) / 2); }
+  /// A sample without a gradient.
+  auto sample(const RandomOptions& options = {}) const { return normal(loc, scale, options); }
+  /// A sample with gradients by loc and scale (Kingma, Welling 2014).
+  auto rsample(const RandomOptions& options = {}) const {
+    return loc + scale * randn_like(scale, chorus::detail::options_for<L, S>(options));
+  }
+};
+
+/// The KL divergence of q from p.
+template <class PL, class PS, class QL, class QS>
+auto kl_divergence(const Normal<PL, PS>& p, const Normal<QL, QS>& q) {
+  const auto ratio = square(p.scale / q.scale);
+  return (ratio + square((p.loc - q.loc) / q.scale) - 1 - log(ratio)) * 0.5;
+}
+
+/// 1 with a probability for each element, else 0. `Bernoulli{Logits{x}}` or `Bernoulli{Probs{p}}`. Probabilities of 0
+/// and 1 count as the nearest between, as in PyTorch.
+template <Operand X>
+class Bernoulli {
+  using T = typename tensor_of<X>::value_type;
+
+ public:
+  chorus::detail::RecordedLike<X, X> logits;
+
+  explicit Bernoulli(const Logits<X>& given) : logits(reshape(given.value, value_of(given.value).shape())) {}
+  explicit Bernoulli(const Probs<X>& given) : logits(logits_of(given.value)) {}
+
+  auto probs() const { return sigmoid(logits); }
+  /// log of the probability of x, which is 0 or 1.
+  template <Operand Y>
+  auto log_prob(const Y& x) const {
+    return x * logits - detail::log_one_plus_exp(logits);
+  }
+  auto entropy() const { return detail::log_one_plus_exp(logits) - probs() * logits; }
+  /// A sample without a gradient.
+  auto sample(const RandomOptions& options = {}) const {
+    return bernoulli(sigmoid(value_of(logits)), chorus::detail::options_for<X>(options));
+  }
+
+ private:
+  static auto logits_of(const X& probs) {
+    chorus::detail::check_numbers(
+        value_of(probs), [](double number) { return number >= 0 && number <= 1; }, "Bernoulli",
+        "probabilities in [0, 1]");
+    constexpr double least = static_cast<double>(std::numeric_limits<T>::epsilon());
+    const auto inside = clamp(probs, least, 1 - least);
+    return log(inside) - log1p(-inside);
+  }
+};
+
+template <class P, class Q>
+auto kl_divergence(const Bernoulli<P>& p, const Bernoulli<Q>& q) {
+  return p.probs() * (p.logits - q.logits) + detail::log_one_plus_exp(q.logits) - detail::log_one_plus_exp(p.logits);
+}
+
+/// One of the categories of the last axis. `Categorical{Logits{x}}` or `Categorical{Probs{p}}`, with weights of any
+/// sum.
+template <Operand X>
+class Categorical {
+  using T = typename tensor_of<X>::value_type;
+  static constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "Categorical: expected [..., categories]");
+
+ public:
+  /// log probabilities.
+  chorus::detail::RecordedLike<X, X> logits;
+
+  explicit Categorical(const Logits<X>& given) : logits(log_softmax(given.value, -1)) {}
+  explicit Categorical(const Probs<X>& given) : logits(logits_of(given.value)) {}
+
+  auto probs() const { return exp(logits); }
+  /// log of the probability of each category: index [...]. Throws ShapeError for another shape.
+  template <class D>
+  auto log_prob(const Tensor<std::int64_t, rank - 1, D>& index) const {
+    const auto rest = chorus::detail::without_axis<rank>(logits.shape(), static_cast<std::size_t>(rank) - 1);
+    check<ShapeError>(index.shape() == rest, "Categorical: expected categories of shape ", rest, ", got ",
+                      index.shape());
+    auto one = logits.shape();
+    one.back() = 1;
+    return reshape(gather(logits, -1, contiguous(index).view(one)), rest);
+  }
+  auto entropy() const { return -sum(exp(logits) * clamp(logits, lowest, 0), -1); }
+  /// Categories without a gradient: [...], for logits [categories] or [rows, categories].
+  auto sample(const RandomOptions& options = {}) const {
+    static_assert(rank <= 2, "Categorical: sample: expected logits [categories] or [rows, categories]");
+    const auto chosen = multinomial(exp(value_of(logits)), 1, true, chorus::detail::options_for<X>(options));
+    return chosen.view(chorus::detail::without_axis<rank>(logits.shape(), static_cast<std::size_t>(rank) - 1));
+  }
+
+  static constexpr double lowest = static_cast<double>(std::numeric_limits<T>::lowest());
+
+ private:
+  static auto logits_of(const X& weights) {
+    chorus::detail::check_numbers(
+        value_of(weights), [](double number) { return number >= 0; }, "Categorical", "probabilities of at least 0");
+    const auto probs = weights / sum(weights, -1, keep_axis);
+    constexpr double least = static_cast<double>(std::numeric_limits<T>::epsilon());
+    return log(clamp(probs, least, 1 - least));
+  }
+};
+
+template <class P, class Q>
+auto kl_divergence(const Categorical<P>& p, const Categorical<Q>& q) {
+  return sum(exp(p.logits) * (clamp(p.logits, Categorical<P>::lowest, 0) - q.logits), -1);
+}
+
+/// Beta(a, b) for each element. Throws ShapeError if the shapes differ, UsageError if a number is not positive (not
+/// checked on a GPU).
+template <Operand A, Operand B>
+class Beta {
+ public:
+  A concentration1;
+  B concentration0;
+
+  Beta(A a, B b) : concentration1(std::move(a)), concentration0(std::move(b)) {
+    detail::check_parameters("Beta", concentration1, concentration0);
+    detail::check_positive(concentration1, "Beta", "positive concentrations");
+    detail::check_positive(concentration0, "Beta", "positive concentrations");
+  }
+
+  auto mean() const { return concentration1 / (concentration1 + concentration0); }
+  /// log of the density at x in [0, 1].
+  template <Operand X>
+  auto log_prob(const X& x) const {
+    return detail::times_log(concentration1 - 1, log(x)) + detail::times_log(concentration0 - 1, log1p(-x)) -
+           log_beta();
+  }
+  auto entropy() const {
+    const auto &a = concentration1, &b = concentration0;
+    return log_beta() - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b);
+  }
+  /// A sample without a gradient, made on the host; never 0 or 1.
+  auto sample(const RandomOptions& options = {}) const {
+    using T = typename tensor_of<A>::value_type;
+    const auto& shape = value_of(concentration1).shape();
+    const auto keys =
+        randint<std::int64_t>(0, std::int64_t{1} << 62, shape, Cpu{}, chorus::detail::options_for<A, B>(options));
+    const auto a = to_device(contiguous(value_of(concentration1)), Cpu{}),
+               b = to_device(contiguous(value_of(concentration0)), Cpu{});
+    auto out = Tensor<T, tensor_of<A>::rank>::empty(shape, keys.device());
+    for (Index i = 0; i < out.numel(); ++i) {
+      const auto key = static_cast<std::uint64_t>(keys.data()[i]);
+      const double first = detail::log_of_gamma(static_cast<double>(a.data()[i]), key, 0),
+                   second = detail::log_of_gamma(static_cast<double>(b.data()[i]), key, 1);
+      out.data()[i] = std::clamp(static_cast<T>(1 / (1 + std::exp(second - first))), std::numeric_limits<T>::min(),
+                                 1 - std::numeric_limits<T>::epsilon() / 2);
+    }
+    return to_device(out, value_of(concentration1).device());
+  }
+  /// log of the beta function.
+  auto log_beta() const {
+    return lgamma(concentration1) + lgamma(concentration0) - lgamma(concentration1 + concentration0);
+  }
+};
+
+template <class PA, class PB, class QA, class QB>
+auto kl_divergence(const Beta<PA, PB>& p, const Beta<QA, QB>& q) {
+  const auto &a = p.concentration1, &b = p.concentration0;
+  const auto by_a = a - q.concentration1, by_b = b - q.concentration0;
+  return q.log_beta() - p.log_beta() + by_a * digamma(a) + by_b * digamma(b) - (by_a + by_b) * digamma(a + b);
+}
+
+}  // namespace chorus::distributions
+#endif  // CHORUS_SINGLE_CHORUS_DISTRIBUTIONS_HPP
 
 // <chorus/io/checkpoint.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
@@ -2729,6 +4939,9 @@ namespace chorus::io {
 /// Turns a name in the file into the model's; an empty result skips the tensor.
 using Rename = std::function<std::string(std::string_view)>;
 
+/// Whether a file keeps a matrix transposed, by the model's name of it.
+using Transposed = std::function<bool(std::string_view)>;
+
 /// How a model is filled from a file.
 struct LoadOptions {
   /// Whether the file must have exactly the model's tensors, with the same shapes. If false, `load` fills the tensors
@@ -2737,6 +4950,8 @@ struct LoadOptions {
   /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
   /// with_prefix and only_prefix.
   Rename rename = {};
+  /// Called for each matrix of the model: whether the file keeps it transposed, as Keras, Flax and GPT-2's Conv1D do.
+  Transposed transposed = {};
 };
 
 /// The differences of file and model. As text: `cat(report)`.
@@ -2954,12 +5169,106 @@ void say_changed(nn::Module& model) {
 }  // namespace chorus::io::detail
 #endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 
-// <chorus/io/safetensors_reader.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
-#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
-/// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
-/// allocate more data than the file's size, or read outside of the file. Values are not checked: NaN and infinity are
-/// kept.
+namespace chorus::io::detail {
+
+/// All names of a model's tensors; tied ones have several.
+using NameSet = std::set<std::string, std::less<>>;
+
+/// Maps names in the file to the model's: applies the user's function, then removes the prefixes of PyTorch's wrappers.
+class FileNames {
+ public:
+  FileNames(const auto& file, const NameSet& model, const Rename& rename)
+      : model_(model), rename_(rename) {
+    std::vector<std::string> names;
+    for (const TensorEntry& entry : file.entries())
+      if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
+    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it is removed only if all names
+    // have it.
+    const auto is_wrapped = [&](const std::string& name) {
+      return name.starts_with(parallel) && !model.contains(name);
+    };
+    for (; !names.empty() && std::ranges::all_of(names, is_wrapped); ++wrappers_)
+      for (auto& name : names) name.erase(0, parallel.size());
+  }
+
+  /// The model's name of the tensor; "" if it is skipped.
+  std::string operator()(std::string_view in_file) const {
+    auto name = own_name(in_file);
+    for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
+    return name;
+  }
+
+ private:
+  static constexpr std::string_view parallel = "module.";
+
+  std::string own_name(std::string_view in_file) const {
+    if (in_file.starts_with(training_prefix)) return {};
+    std::string name = rename_ ? rename_(in_file) : std::string(in_file);
+    if (model_.contains(name)) return name;
+    // No model has members with these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed add
+    // them.
+    for (const std::string_view wrapper :
+         {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
+      for (std::size_t at = 0; (at = name.find(wrapper, at)) != name.npos;)
+        if (at == 0 || name[at - 1] == '.')
+          name.erase(at, wrapper.size());
+        else
+          ++at;
+    return name;
+  }
+
+  const NameSet& model_;
+  const Rename& rename_;
+  int wrappers_ = 0;
+};
+
+/// The tensors of a file by their names in the model.
+class FileTensors {
+ public:
+  /// Throws FileError if two tensors map to one name.
+  FileTensors(const auto& file, const NameSet& model, const Rename& rename) {
+    const FileNames model_name(file, model, rename);
+    for (const TensorEntry& entry : file.entries()) {
+      const auto name = model_name(entry.name);
+      if (name.empty() && !entry.name.empty()) continue;  // skipped
+      if (!model.contains(name)) {
+        unexpected_.push_back({name, entry.name});
+        continue;
+      }
+      const auto [there, is_new] = tensors_.emplace(name, &entry);
+      check<FileError>(is_new, "loading ", file.path(), ": the tensors ", Quoted{there->second->name}, " and ",
+                       Quoted{entry.name}, " both match the model's ", Quoted{name},
+                       "; a LoadOptions::rename that returns \"\" for one of them leaves it out");
+    }
+    // Python's save_model writes tied tensors once, and records their other names in the metadata.
+    for (const auto& [name, other] : file.metadata())
+      if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
+        tensors_.emplace(model_name(name), entry);
+  }
+
+  /// The tensor of that name, or nullptr.
+  const TensorEntry* find(std::string_view name) const {
+    const auto found = tensors_.find(name);
+    return found != tensors_.end() ? found->second : nullptr;
+  }
+  struct Unexpected {
+    std::string name, in_file;
+  };
+  /// The tensors that the model does not have.
+  const std::vector<Unexpected>& unexpected() const { return unexpected_; }
+
+ private:
+  std::map<std::string, const TensorEntry*, std::less<>> tensors_;
+  std::vector<Unexpected> unexpected_;
+};
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
+
+// <chorus/io/safetensors_files.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_FILES_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_FILES_HPP
+/// A model's safetensors file, or several of them with an index, as Hugging Face writes large models.
 
 // <chorus/core/descriptor.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
@@ -3073,6 +5382,13 @@ class RegularFile {
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_CORE_DESCRIPTOR_HPP
 
+// <chorus/io/safetensors_reader.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
+/// Reads safetensors files. A file is checked completely before a tensor is read. It can't make the program run code,
+/// allocate more data than the file's size, or read outside of the file. Values are not checked: NaN and infinity are
+/// kept.
+
 // <chorus/io/foreign_file.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
 #define CHORUS_SINGLE_CHORUS_IO_FOREIGN_FILE_HPP
@@ -3088,12 +5404,6 @@ inline constexpr std::size_t foreign_bytes = 4096;
 [[gnu::cold]] inline std::string identify_file(std::span<const std::byte> begin, std::string_view path) {
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
-  constexpr std::string_view from_torch =
-      "chorus does not read it, because a pickle can run code. Convert it once in Python: import torch; from "
-      "safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
-      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (in a checkpoint the tensors may be "
-      "one level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; a TorchScript file: "
-      "torch.jit.load(\"FILE\").state_dict())";
   using namespace std::string_view_literals;
   const std::string_view text(reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), foreign_bytes));
   const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
@@ -3110,7 +5420,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("a git-lfs pointer in place of the file: fetch the file itself with git lfs pull");
   if (starts("PK\3\4"sv, "PK\5\6"sv)) {
     if (has("data.pkl") || has("/constants.pkl") || has("/code/"))
-      return is("a file of PyTorch's torch.save (a zip archive with a pickle). ", from_torch);
+      return is("a file of PyTorch's torch.save, whose tensors io::load_pt (io/pt.hpp) reads without running its code");
     if (has(".npy"))
       return is("a NumPy archive (.npz), which io::NpzReader reads; ", from_numpy,
                 "save_file(dict(numpy.load(\"FILE\")), \"FILE.safetensors\")");
@@ -3121,7 +5431,10 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("a zip archive: unpack it first (unzip FILE)");
   }
   if (text.size() > 1 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5)
-    return is("a Python pickle, as older versions of PyTorch's torch.save write it. ", from_torch);
+    return is(
+        "a Python pickle, as PyTorch's torch.save before 1.6 wrote it. chorus does not read it, because a pickle can "
+        "run code. Write it again in Python: torch.save(torch.load(\"FILE\", map_location=\"cpu\", weights_only=True), "
+        "\"FILE.pt\"), which io::load_pt reads");
   if (starts("\x89HDF\r\n"sv))
     return is(
         "an HDF5 file, as Keras and h5py write it: convert it once in Python: import h5py; from safetensors.numpy "
@@ -3148,10 +5461,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   if (word.starts_with('<'))
     return is("an HTML or XML page, perhaps a server's error or login page: download the file itself, and check it");
   if (word.starts_with('{') && (has("\"weight_map\"") || path.ends_with(".index.json")))
-    return is(
-        "the index of a model in several files: join them once in Python: import json; from safetensors.torch import "
-        "load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))[\"weight_map\"].values()) for k, "
-        "v in load_file(f).items()}, \"model.safetensors\")");
+    return is("the index of a model in several files, which io::load reads if its name ends in .index.json");
   if (word.starts_with('{') || word.starts_with('['))
     return is("JSON (perhaps a configuration): the numbers are in another file next to it");
 
@@ -3537,7 +5847,7 @@ class SafetensorsReader {
 namespace detail {
 
 /// Throws FileError if bytes to be read as bools are neither 0 nor 1: other values in a bool are undefined behaviour.
-inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
+void check_bools(const auto& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
                    file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is not 0 or 1");
@@ -3548,101 +5858,88 @@ inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry,
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_READER_HPP
 
-namespace chorus::io::detail {
+namespace chorus::io {
 
-/// All names of a model's tensors; tied ones have several.
-using NameSet = std::set<std::string, std::less<>>;
-
-/// Maps names in the file to the model's: applies the user's function, then removes the prefixes of PyTorch's wrappers.
-class FileNames {
+/// The tensors of one file, or of all files that an index names. An index has a name that ends in `.index.json`, and a
+/// `weight_map` from tensors to files beside it.
+class SafetensorsFiles {
  public:
-  FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
-      : model_(model), rename_(rename) {
-    std::vector<std::string> names;
-    for (const TensorEntry& entry : file.entries())
-      if (auto name = own_name(entry.name); !name.empty()) names.push_back(std::move(name));
-    // A model may itself use the prefix of DataParallel and DistributedDataParallel: it is removed only if all names
-    // have it.
-    const auto is_wrapped = [&](const std::string& name) {
-      return name.starts_with(parallel) && !model.contains(name);
-    };
-    for (; !names.empty() && std::ranges::all_of(names, is_wrapped); ++wrappers_)
-      for (auto& name : names) name.erase(0, parallel.size());
+  /// Throws FileError if a file is missing or damaged, if its checksum (see data_hash_key) differs, if a file lacks a
+  /// tensor that the index has, and if two files have one name.
+  explicit SafetensorsFiles(const std::string& path) : path_(path) {
+    if (path.ends_with(".index.json"))
+      open_all();
+    else
+      open(path);
   }
 
-  /// The model's name of the tensor; "" if it is skipped.
-  std::string operator()(std::string_view in_file) const {
-    auto name = own_name(in_file);
-    for (int i = 0; i < wrappers_ && name.starts_with(parallel); ++i) name.erase(0, parallel.size());
-    return name;
-  }
-
- private:
-  static constexpr std::string_view parallel = "module.";
-
-  std::string own_name(std::string_view in_file) const {
-    if (in_file.starts_with(training_prefix)) return {};
-    std::string name = rename_ ? rename_(in_file) : std::string(in_file);
-    if (model_.contains(name)) return name;
-    // No model has members with these names: torch.compile, FSDP, activation checkpointing, Lightning and DeepSpeed add
-    // them.
-    for (const std::string_view wrapper :
-         {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_forward_module."})
-      for (std::size_t at = 0; (at = name.find(wrapper, at)) != name.npos;)
-        if (at == 0 || name[at - 1] == '.')
-          name.erase(at, wrapper.size());
-        else
-          ++at;
-    return name;
-  }
-
-  const NameSet& model_;
-  const Rename& rename_;
-  int wrappers_ = 0;
-};
-
-/// The tensors of a file by their names in the model.
-class FileTensors {
- public:
-  /// Throws FileError if two tensors map to one name.
-  FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
-    const FileNames model_name(file, model, rename);
-    for (const TensorEntry& entry : file.entries()) {
-      const auto name = model_name(entry.name);
-      if (name.empty() && !entry.name.empty()) continue;  // skipped
-      if (!model.contains(name)) {
-        unexpected_.push_back({name, entry.name});
-        continue;
-      }
-      const auto [there, is_new] = tensors_.emplace(name, &entry);
-      check<FileError>(is_new, "loading ", file.path(), ": the tensors ", Quoted{there->second->name}, " and ",
-                       Quoted{entry.name}, " both match the model's ", Quoted{name},
-                       "; a LoadOptions::rename that returns \"\" for one of them leaves it out");
-    }
-    // Python's save_model writes tied tensors once, and records their other names in the metadata.
-    for (const auto& [name, other] : file.metadata())
-      if (const TensorEntry* entry = file.find(other); entry != nullptr && !model_name(name).empty())
-        tensors_.emplace(model_name(name), entry);
-  }
-
+  const std::string& path() const { return path_; }
+  std::span<const TensorEntry> entries() const { return entries_; }
+  const Metadata& metadata() const { return metadata_; }
   /// The tensor of that name, or nullptr.
   const TensorEntry* find(std::string_view name) const {
-    const auto found = tensors_.find(name);
-    return found != tensors_.end() ? found->second : nullptr;
+    const auto found = by_name_.find(name);
+    return found != by_name_.end() ? &entries_[found->second] : nullptr;
   }
-  struct Unexpected {
-    std::string name, in_file;
-  };
-  /// The tensors that the model does not have.
-  const std::vector<Unexpected>& unexpected() const { return unexpected_; }
+  /// Copies a tensor's bytes: see SafetensorsReader.
+  void read(const TensorEntry& entry, std::span<std::byte> to) const {
+    owners_[static_cast<std::size_t>(&entry - entries_.data())]->read(entry, to);
+  }
 
  private:
-  std::map<std::string, const TensorEntry*, std::less<>> tensors_;
-  std::vector<Unexpected> unexpected_;
+  const SafetensorsReader& open(const std::string& path) {
+    const auto& file = *readers_.emplace_back(std::make_unique<SafetensorsReader>(path));
+    detail::check_data_hash(file);
+    for (const TensorEntry& entry : file.entries()) {
+      const auto [there, is_new] = by_name_.emplace(entry.name, entries_.size());
+      if (!is_new)
+        fail<FileError>("loading ", printable(path_, 4096), ": tensor ", Quoted{entry.name}, " is in ",
+                        printable(owners_[there->second]->path(), 4096), " and in ", printable(path, 4096));
+      entries_.push_back(entry);
+      owners_.push_back(&file);
+    }
+    metadata_.insert(file.metadata().begin(), file.metadata().end());
+    return file;
+  }
+
+  void open_all() {
+    using json = nlohmann::json;
+    const std::string who = cat("loading ", printable(path_, 4096));
+    const RegularFile file(path_, who);
+    constexpr std::uint64_t most = std::uint64_t{64} << 20;
+    check<FileError>(file.size() <= most, who, ": an index of ", file.size(), " bytes; the limit is ", most);
+    std::string text(static_cast<std::size_t>(file.size()), '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)), who, ": reading");
+    const auto index = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    const bool has_map = index.is_object() && index.contains("weight_map") && index["weight_map"].is_object();
+    check<FileError>(has_map, who, ": expected a JSON object with a weight_map from tensors to files");
+    std::map<std::string, std::vector<std::string>> tensors_of;
+    for (const auto& [tensor, name] : index["weight_map"].items()) {
+      const auto in = name.is_string() ? name.get<std::string>() : "";
+      const bool is_name = in.ends_with(".safetensors") && in.find_first_of("/\\\0") == in.npos;
+      check<FileError>(is_name, who, ": tensor ", Quoted{tensor},
+                       ": expected the name of a .safetensors file without a folder, got ", printable(name.dump()));
+      tensors_of[in].push_back(tensor);
+    }
+    const auto folder = path_.substr(0, path_.rfind('/') + 1);
+    for (const auto& [name, tensors] : tensors_of) {
+      const auto& reader = open(folder + name);
+      for (const auto& tensor : tensors)
+        check<FileError>(reader.find(tensor) != nullptr, who, ": tensor ", Quoted{tensor}, " is not in ",
+                         printable(name));
+    }
+  }
+
+  std::string path_;
+  std::vector<std::unique_ptr<SafetensorsReader>> readers_;
+  std::vector<TensorEntry> entries_;
+  std::vector<const SafetensorsReader*> owners_;  // of each entry
+  std::map<std::string, std::size_t, std::less<>> by_name_;
+  Metadata metadata_;
 };
 
-}  // namespace chorus::io::detail
-#endif  // CHORUS_SINGLE_CHORUS_IO_FILE_NAMES_HPP
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_SAFETENSORS_FILES_HPP
 
 // <chorus/io/write_in_parts_impl.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_IMPL_HPP
@@ -4301,6 +6598,9 @@ struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
+  bool transposed = false;  ///< in the file
+
+  std::vector<Index> shape_in_file() const { return transposed ? std::vector<Index>{shape[1], shape[0]} : shape; }
 };
 
 /// The file's tensors for each tensor of a model, and those that don't fit.
@@ -4315,7 +6615,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
 }
 
 /// Advice if names or shapes don't fit.
-[[gnu::cold]] inline std::string hints_for(const SafetensorsReader& file, const LoadReport& report,
+[[gnu::cold]] inline std::string hints_for(const std::string& path, const LoadReport& report,
                                            const FileTensors& tensors) {
   std::string hints;
   NameSet missing(report.missing.begin(), report.missing.end());
@@ -4352,21 +6652,21 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
                    "integers to each other): convert ", x.name, " in Python if that is correct");
     else if (x.got_shape.size() == 2 && x.expected_shape.size() == 2 && x.got_shape[0] == x.expected_shape[1] &&
              x.got_shape[1] == x.expected_shape[0])
-      hints += cat("; ", x.name, " is transposed in the file: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
-                   "PyTorch and chorus [outputs, inputs]: transpose it in Python (also square ones, which fit)");
+      hints +=
+          cat("; ", x.name, " is transposed in the file: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
+              "PyTorch and chorus [outputs, inputs]: {.transposed = ...} names those (also square ones, which fit)");
     else
       continue;
     break;
   }
-  if (const auto of = file.path().rfind("-of-"); !report.missing.empty() && of != std::string::npos)
-    hints += cat("; the name ", Quoted{file.path().substr(file.path().rfind('/') + 1)},
-                 " says that the model is in several files: join them in Python");
+  if (const auto of = path.rfind("-of-"); !report.missing.empty() && of != std::string::npos)
+    hints += cat("; the name ", Quoted{path.substr(path.rfind('/') + 1)},
+                 " says that the model is in several files: load their index, whose name ends in .index.json");
   return hints;
 }
 
 /// Finds the file's tensors for each destination.
-inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Destination>& model,
-                          const LoadOptions& options) {
+LoadPlan plan_load(const auto& file, const std::vector<Destination>& model, const LoadOptions& options) {
   LoadPlan plan;
   NameSet names;
   for (const auto& to : model) names.insert(to.names.begin(), to.names.end());
@@ -4378,7 +6678,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
       if (const TensorEntry* entry = tensors.find(name)) sources.push_back(entry);
     const auto& name = to.names.front();
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
-      return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
+      return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape_in_file());
     });
     // Batch norm of PyTorch before 0.4.1 had no batch counter. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
@@ -4387,7 +6687,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     if (sources.empty()) {
       if (!may_lack) plan.report.missing.push_back(name);
     } else if (misfit != sources.end()) {
-      plan.report.mismatched.push_back({name, to.dtype, to.shape, (*misfit)->dtype, (*misfit)->shape});
+      plan.report.mismatched.push_back({name, to.dtype, to.shape_in_file(), (*misfit)->dtype, (*misfit)->shape});
       sources.clear();
     } else {
       any = true;
@@ -4395,7 +6695,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   }
   for (const auto& tensor : tensors.unexpected()) plan.report.unexpected.push_back(tensor.in_file);
   if (plan.report.complete()) return plan;
-  const auto hints = hints_for(file, plan.report, tensors);
+  const auto hints = hints_for(file.path(), plan.report, tensors);
   check<FileError>(any || model.empty(), "loading ", file.path(),
                    ": the file doesn't fit the model: ", "none of its tensors does; ", plan.report, hints);
   check<FileError>(!options.strict, "loading ", file.path(), ": the file doesn't fit the model; ", plan.report, hints,
@@ -4403,10 +6703,27 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
+/// The numbers of the transposed matrix.
+inline std::vector<std::byte> transposed(const std::vector<std::byte>& numbers, const std::vector<Index>& shape,
+                                         std::size_t size) {
+  const auto rows = static_cast<std::size_t>(shape[0]), columns = static_cast<std::size_t>(shape[1]);
+  std::vector<std::byte> out(numbers.size());
+  if (!out.empty())
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t column = 0; column < columns; ++column)
+        std::memcpy(out.data() + (column * rows + row) * size, numbers.data() + (row * columns + column) * size, size);
+  return out;
+}
+
+/// Marks the matrices that the file keeps transposed.
+inline void mark_transposed(std::vector<Destination>& model, const Transposed& transposed) {
+  for (auto& to : model) to.transposed = transposed && to.shape.size() == 2 && transposed(to.names.front());
+}
+
 /// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if the file's
 /// sources of a tied tensor differ.
-inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
-                                          const std::vector<const TensorEntry*>& sources) {
+std::vector<std::byte> numbers_for(const auto& file, const Destination& to,
+                                   const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
   for (const TensorEntry* entry : sources) {
     std::vector<std::byte> numbers(entry->bytes);
@@ -4421,7 +6738,7 @@ inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const D
                        ", and the model's ", to.names[0],
                        " is tied to both; a LoadOptions::rename that returns \"\" for one of them leaves it out");
   }
-  return first;
+  return to.transposed ? transposed(first, to.shape_in_file(), size_of(to.dtype)) : first;
 }
 
 /// The tensors at `places` with all of their names.
@@ -4448,12 +6765,12 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
 }
 
 template <Device D>
-LoadReport load_model(nn::Module& model, const std::string& path, const LoadOptions& options) {
-  const SafetensorsReader file(path);
-  check_data_hash(file);
+LoadReport load_model(nn::Module& model, const auto& open, const LoadOptions& options) {
+  const auto file = open();
   const auto places = model_places<D>(model);
   for (const auto& place : places) check_whole(place);
-  const auto wanted = destinations(model, places);
+  auto wanted = destinations(model, places);
+  mark_transposed(wanted, options.transposed);
   auto plan = plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (std::size_t i = 0; i < wanted.size(); ++i) numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
@@ -4465,10 +6782,11 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
 
 /// Under a policy whose ranks have parts of the model: each takes its own. All ranks call it.
 template <class Net>
-LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
+LoadReport load_parts(Net& net, const auto& open, const LoadOptions& options) {
   using D = typename Net::device_type;
   const auto places = places_in_parts<D>(net);
-  const auto wanted = whole_destinations<D>(net.module());
+  auto wanted = whole_destinations<D>(net.module());
+  mark_transposed(wanted, options.transposed);
   const auto place_of = [&](const Destination& tensor) {
     return std::find_if(places.begin(), places.end(),
                         [&](const auto& place) { return place.name == tensor.names.front(); });
@@ -4476,8 +6794,7 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
   std::vector<std::vector<std::byte>> numbers(wanted.size());
   LoadReport report;
   const auto read = [&] {
-    const SafetensorsReader file(path);
-    check_data_hash(file);
+    const auto file = open();
     auto plan = plan_load(file, wanted, options);
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
@@ -4491,9 +6808,24 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
   return report;
 }
 
+/// Fills a model, or a policy's net, from the file that `open()` opens.
+template <class Model>
+LoadReport load_from(Model& model, const auto& open, const LoadOptions& options) {
+  if constexpr (std::is_base_of_v<nn::Module, Model>) {
+    return load_model<typename Model::device_type>(model, open, options);
+  } else {
+    static_assert(IsNet<Model>, "io::load: expected a model or a policy's net");
+    if constexpr (keeps_parts<Model>)
+      return load_parts(model, open, options);
+    else
+      return load_from(model.module(), open, options);
+  }
+}
+
 }  // namespace detail
 
-/// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
+/// Fills all parameters and buffers of `model` from a safetensors file, or from several by their index (see
+/// SafetensorsFiles). Numbers are converted to the model's type: floating-point
 /// numbers of any type to each other, integers and bools to each other. A PyTorch file fits as it does there, even
 /// without batch norm's batch counter (the layer keeps its own count). Tied tensors may have one name, as safetensors'
 /// `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has them, too:
@@ -4509,15 +6841,8 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 /// reads the file, or only its parts if ranks have parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
-  if constexpr (std::is_base_of_v<nn::Module, Model>) {
-    return detail::load_model<typename Model::device_type>(model, path, options);
-  } else {
-    static_assert(detail::IsNet<Model>, "io::load: expected a model or a policy's net");
-    if constexpr (detail::keeps_parts<Model>)
-      return detail::load_parts(model, path, options);
-    else
-      return load(model.module(), path, options);
-  }
+  return detail::load_from(
+      model, [&] { return SafetensorsFiles(path); }, options);
 }
 template <class Model>
 LoadReport load(Model& model, const std::string& path) {
@@ -5114,18 +7439,12 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; otherwise only rank 0, except with a ShardedOptimizer.
-template <class Net>
-constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
-
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer only the server
-/// writes, and workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with
-/// state, all ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel,
-/// TensorParallel, Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and
-/// the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
-/// GradScaler, ParameterAverage and ReduceOnPlateau; at most one of each. Gradients are not saved: save between two
-/// steps. The seed is, and the number of `canonical_shares`.
+/// names, so the file is also a model's file. One call on all ranks, under every policy: rank 0, or ParameterServer's
+/// server, writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline, Mesh), each
+/// writes its parts into the one file. The plain, the fused and the sharded form of an optimizer give the same file.
+/// `more`: other state that lives from step to step, such as GradScaler, ParameterAverage and ReduceOnPlateau; at most
+/// one of each. Gradients are not saved: save between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// The file holds each rank's own state: a hook's state, such as its error feedback, and under LocalSgd and
 /// PostLocalSgd models, optimizers and `more`. Rank 0 temporarily holds the whole file in memory. Of parameters and
@@ -5133,7 +7452,7 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key), which
 /// `load_checkpoint` and `io::load` compare.
 ///
-/// Throws FileError, and CommError if all ranks should call it and some don't.
+/// Throws FileError, and CommError if some ranks don't call it and rank 0 needs their state.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
@@ -5141,9 +7460,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     if (!net.is_server()) return;
   if constexpr (requires { optimizer.gathered(net); }) {
     const auto whole = optimizer.gathered(net);
-    if (detail::all_ranks_save<Net> || net.communicator().rank() == 0)
-      save_checkpoint(net, *whole, position, path, more...);
+    save_checkpoint(net, *whole, position, path, more...);
   } else {
+    if constexpr (!detail::all_ranks_save<Net> && requires { net.communicator().rank(); })
+      if (net.communicator().rank() != 0) return;
     using D = decltype(optimizer.device());
     detail::Outgoing out;
     detail::KeptRate rate(optimizer);
@@ -5246,647 +7566,1992 @@ TrainingPosition load_checkpoint(Net& net, Optimizer& optimizer, const std::stri
 }  // namespace chorus::io
 #endif  // CHORUS_SINGLE_CHORUS_IO_CHECKPOINT_HPP
 
-// <chorus/io/npy.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_NPY_HPP
-#define CHORUS_SINGLE_CHORUS_IO_NPY_HPP
-/// NumPy's files of one array, `.npy`, versions 1 to 3 of the format:
-/// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+// <chorus/io/gpt2_folder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_GPT2_FOLDER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_GPT2_FOLDER_HPP
+/// GPT-2 as Hugging Face's `transformers` keeps it: a folder with config.json, model.safetensors (or several files and
+/// an index) and tokenizer.json.
 
-namespace chorus::io {
+// <chorus/nn/models/gpt.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MODELS_GPT_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MODELS_GPT_HPP
+/// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019), with Hugging Face's names.
 
-namespace detail {
+// <chorus/nn/chain.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
+#define CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
+/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut anywhere.
 
-static_assert(std::endian::native == std::endian::little, "npy: expected a little-endian machine");
+// <chorus/nn/stash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_STASH_HPP
+#define CHORUS_SINGLE_CHORUS_NN_STASH_HPP
+/// Stash and Pop: skip connections in a chain of layers, over any number of layers and pipeline stages.
 
-/// NumPy's name of a dtype, without the byte order; empty for bf16, which NumPy does not have.
-constexpr std::string_view numpy_name(DType type) {
-  constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
-  return names[static_cast<std::size_t>(type)];
-}
+// <chorus/autograd/activation.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
+/// Type-erased messages between pipeline stages: activations in forward, their gradients in backward.
 
-/// An array in a file's bytes.
-struct NpyArray {
+namespace chorus::pipeline {
+
+/// Precedes each message. Stages know the types at a cut from the model's type, but not the shapes.
+struct Header {
+  std::int32_t micro_batch = 0, stage = 0;  ///< of the input, or of the output whose gradient follows
+  std::uint32_t next_operation = 0;         ///< the counter of random operations so far
   DType dtype{};
-  bool fortran_order = false;
-  std::vector<Index> shape;
-  std::span<const std::byte> data;
+  std::uint8_t rank = 0;
+  std::uint8_t wants_grad = 0;  ///< whether the sender waits for the gradient
+  std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
+  std::uint8_t part = 0;        ///< 0: the activation between layers; 1 and more: stashed values
+  std::uint8_t stashed = 0;     ///< in part 0: number of stashed values that follow
+  std::array<char, 22> name{};  ///< of the stashed value
+  std::array<Index, 8> extents{};
+  std::uint64_t batch = 0;  ///< in the first micro-batch: a fingerprint of the whole batch
+
+  std::size_t bytes() const {
+    std::size_t bytes = size_of(dtype);
+    for (std::size_t axis = 0; axis < rank; ++axis) bytes *= static_cast<std::size_t>(extents[axis]);
+    return bytes;
+  }
+};
+static_assert(sizeof(Header) == 112);
+
+/// The input or the output of a stage.
+template <Device D>
+class AnyActivation {
+ public:
+  virtual ~AnyActivation() = default;
+  /// Dtype, rank, extents and `wants_grad`.
+  virtual Header header() const = 0;
+  virtual std::size_t bytes() const = 0;
+  /// The values, contiguous.
+  virtual void* numbers() const = 0;
+  /// For an output: memory for its gradient, to be filled before `take_gradient`.
+  virtual void* gradient_buffer() = 0;
+  /// Adds that gradient to the output's node, from which backward continues; null if there is none.
+  virtual Ref<Node> take_gradient() = 0;
+  /// For an input: its gradient, contiguous; zeros if none has arrived.
+  virtual void* gradient() = 0;
 };
 
-/// Reads the dictionary of a header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
-class NpyHeader {
- public:
-  NpyHeader(std::string_view text, std::string_view who) : text_(text), who_(who) {}
+template <class X>
+class Activation final : public AnyActivation<typename tensor_of<X>::device_type> {
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  static constexpr int rank = tensor_of<X>::rank;
 
-  NpyArray parse() {
-    NpyArray out;
-    bool seen[3] = {};
-    expect('{');
-    while (!take('}')) {
-      const std::string_view key = quoted();
-      const std::size_t which = key == "descr" ? 0 : key == "fortran_order" ? 1 : key == "shape" ? 2 : 3;
-      check<FileError>(which < 3 && !seen[which], who_, ": the header has the key ", Quoted{key}, " ",
-                       which < 3 ? "twice" : "which is unknown");
-      seen[which] = true;
-      expect(':');
-      if (which == 0) out.dtype = dtype();
-      if (which == 1) out.fortran_order = boolean();
-      if (which == 2) out.shape = sizes();
-      if (!take(',')) {
-        expect('}');
-        break;
-      }
+ public:
+  explicit Activation(X x) : value(dense(std::move(x))) {}
+  /// An input with room for values to receive. Throws UsageError if `header` describes another type.
+  Activation(const Header& header, D device) : value(made(header, device)) {}
+
+  Header header() const override {
+    Header header;
+    header.dtype = dtype<T>;
+    header.rank = static_cast<std::uint8_t>(rank);
+    header.wants_grad = wants_grad();
+    std::copy(value_of(value).shape().begin(), value_of(value).shape().end(), header.extents.begin());
+    return header;
+  }
+  std::size_t bytes() const override { return value_of(value).bytes(); }
+  void* numbers() const override { return value_of(value).data(); }
+  void* gradient_buffer() override {
+    gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
+    return gradient_.data();
+  }
+  Ref<Node> take_gradient() override {
+    if constexpr (AnyVariable<X>) {
+      if (!value.node()) return {};
+      value.node()->add(std::exchange(gradient_, {}));
+      return value.node();
+    } else {
+      return {};
     }
-    check<FileError>(seen[0] && seen[1] && seen[2], who_, ": the header lacks 'descr', 'fortran_order' or 'shape'");
-    skip();
-    check<FileError>(at_ == text_.size(), who_, ": the header has data after its dictionary");
-    return out;
+  }
+  void* gradient() override {
+    if constexpr (AnyVariable<X>) {
+      const auto found = value.grad();
+      gradient_ =
+          found.defined() ? contiguous(found) : tensor_of<X>::zeros(value_of(value).shape(), value_of(value).device());
+    }
+    return gradient_.data();
+  }
+
+  const X value;
+
+ private:
+  // Messages are contiguous. A contiguous copy keeps the node, so its gradient flows back as before.
+  static X dense(X x) {
+    if constexpr (AnyTensor<X>)
+      return contiguous(x);
+    else
+      return X(contiguous(x.value()), x.node());
+  }
+  bool wants_grad() const {
+    if constexpr (AnyVariable<X>)
+      return value.requires_grad();
+    else
+      return false;
+  }
+  static X made(const Header& header, D device) {
+    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, ": expected ",
+                      dtype<T>, " with ", rank, " axes, got ", header.dtype, " with ", int{header.rank},
+                      ": do all ranks run the same program?");
+    Shape<rank> shape{};
+    std::copy_n(header.extents.begin(), rank, shape.begin());
+    auto numbers = tensor_of<X>::empty(shape, device);
+    if constexpr (AnyTensor<X>)
+      return numbers;
+    else
+      return X(std::move(numbers), header.wants_grad != 0);
+  }
+
+  tensor_of<X> gradient_;
+};
+
+/// A value stashed in an earlier stage. Its type is unknown until this stage pops it, if it does.
+template <Device D>
+class RawActivation final : public AnyActivation<D> {
+ public:
+  RawActivation(const Header& header, D device) : header_(header), numbers_(device, header.bytes()) {}
+
+  Header header() const override { return header_; }
+  std::size_t bytes() const override { return header_.bytes(); }
+  void* numbers() const override { return numbers_.data(); }
+  void* gradient_buffer() override {
+    gradient_ = Storage<D>(numbers_.device(), bytes());
+    return gradient_.data();
+  }
+  Ref<Node> take_gradient() override { return {}; }
+  /// The gradient of the popped value; if none was popped here, the one received from the next stage.
+  void* gradient() override { return popped_ ? popped_->gradient() : gradient_.data(); }
+
+  /// The value as a Variable X. Throws UsageError if the types differ.
+  template <class X>
+  const X& pop() {
+    auto typed = std::make_shared<Activation<X>>(header_, numbers_.device());
+    copy_bytes(numbers_.device(), typed->numbers(), numbers_.device(), numbers_.data(), bytes());
+    popped_ = typed;
+    return typed->value;
   }
 
  private:
-  void skip() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
-  }
-  bool take(char c) {
-    skip();
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    ++at_;
-    return true;
-  }
-  void expect(char c) { check<FileError>(take(c), who_, ": byte ", at_, " of the header: expected '", c, "'"); }
-  std::string_view quoted() {
-    skip();
-    const char mark = at_ < text_.size() ? text_[at_] : '\0';
-    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a string in quotes");
-    const auto end = text_.find(mark, ++at_);
-    check<FileError>(end != std::string_view::npos, who_, ": the header ends inside a string");
-    const auto out = text_.substr(at_, end - at_);
-    at_ = end + 1;
-    return out;
-  }
-  DType dtype() {
-    check<FileError>(!take('['), who_, ": structured arrays are not supported");
-    const std::string_view name = quoted();
-    for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i) {
-      const auto type = static_cast<DType>(i);
-      const auto known = numpy_name(type);
-      if (known.empty() || name.size() != 3 || name.substr(1) != known) continue;
-      const bool one_byte = size_of(type) == 1;
-      check<FileError>(name[0] != '>' || one_byte, who_, ": big-endian numbers (", Quoted{name}, ") are not supported");
-      if (name[0] == '<' || name[0] == '=' || (one_byte && (name[0] == '|' || name[0] == '>'))) return type;
-    }
-    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported",
-                    name.ends_with('O') ? ": these are Python objects in a pickle, which can run code; in Python, "
-                                          "astype(\"float32\") makes numbers of them"
-                                        : "");
-  }
-  bool boolean() {
-    skip();
-    for (const bool value : {true, false}) {
-      const std::string_view word = value ? "True" : "False";
-      if (text_.substr(at_, word.size()) != word) continue;
-      at_ += word.size();
-      return value;
-    }
-    fail<FileError>(who_, ": expected True or False for 'fortran_order'");
-  }
-  std::vector<Index> sizes() {
-    std::vector<Index> out;
-    expect('(');
-    while (!take(')')) {
-      skip();
-      Index size = 0;
-      std::size_t digits = 0;
-      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_, ++digits) {
-        check<FileError>(digits < 18, who_, ": a size in the shape is too large");
-        size = 10 * size + (text_[at_] - '0');
-      }
-      check<FileError>(digits > 0, who_, ": byte ", at_, " of the header: expected a size");
-      check<FileError>(out.size() < 8, who_, ": the shape has more than 8 axes");
-      out.push_back(size);
-      if (!take(',')) {
-        expect(')');
-        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is not a tuple");
-        break;
-      }
-    }
-    return out;
-  }
-
-  std::string_view text_, who_;
-  std::size_t at_ = 0;
+  Header header_;
+  Storage<D> numbers_, gradient_;
+  std::shared_ptr<AnyActivation<D>> popped_;
 };
 
-/// Parses the bytes of a .npy file. Throws FileError if they are malformed.
-inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (!text.starts_with("\x93NUMPY") || text.size() < 10)
-    fail<FileError>(who, ": not a .npy file", numpy_hint(bytes, who));
-  const int version = text[6];
-  check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
-                   " of the format is not supported");
-  const std::size_t prefix = version == 1 ? 10 : 12;
-  std::uint32_t length = 0;
-  check<FileError>(text.size() >= prefix, who, ": the file ends inside its header");
-  std::memcpy(&length, bytes.data() + 8, prefix - 8);
-  check<FileError>(length <= 65535 && length <= text.size() - prefix, who, ": a header of ", length,
-                   " bytes in a file of ", text.size());
-  NpyArray out = NpyHeader(text.substr(prefix, length), who).parse();
-  out.data = bytes.subspan(prefix + length);
-  std::uint64_t expected = size_of(out.dtype);
-  bool empty = false;
-  for (const Index size : out.shape) {
-    empty = empty || size == 0;
-    const auto factor = static_cast<std::uint64_t>(std::max(size, Index{1}));
-    check<FileError>(expected <= (std::uint64_t{1} << 62) / factor, who, ": shape ", std::span<const Index>(out.shape),
-                     " is too large");
-    expected *= factor;
-  }
-  if (empty) expected = 0;
-  check<FileError>(expected == out.data.size(), who, ": shape ", std::span<const Index>(out.shape), " of ", out.dtype,
-                   " takes ", expected, " bytes, but the file has ", out.data.size());
-  return out;
-}
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
 
-/// The array as a Tensor; throws FileError if its dtype or number of axes differs.
-template <Scalar T, int Rank>
-Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
-  check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
-                   dtype<T>, " with ", Rank, " axes, got ", array.dtype, " ", std::span<const Index>(array.shape));
-  const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
-  check<FileError>(array.dtype != DType::boolean || std::none_of(array.data.begin(), array.data.end(), is_odd), who,
-                   ": a BOOL is not 0 or 1");
-  Shape<Rank> shape{}, backwards{};
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    shape[i] = array.shape[array.fortran_order ? shape.size() - 1 - i : i];
-    backwards[i] = static_cast<Index>(shape.size() - 1 - i);
-  }
-  auto out = Tensor<T, Rank, Cpu>::empty(shape);
-  if (!array.data.empty()) std::memcpy(static_cast<void*>(out.data()), array.data.data(), array.data.size());
-  return array.fortran_order ? contiguous(out.permute(backwards)) : out;
-}
-
-/// All bytes before an array's numbers.
-inline std::string npy_header(DType type, std::span<const Index> shape, std::string_view who) {
-  check<UsageError>(!numpy_name(type).empty(), who, ": NumPy has no ", type, "; convert to another dtype first");
-  std::string text =
-      cat("{'descr': '", size_of(type) == 1 ? "|" : "<", numpy_name(type), "', 'fortran_order': False, 'shape': (");
-  for (std::size_t i = 0; i < shape.size(); ++i) text += cat(i == 0 ? "" : " ", shape[i], ",");
-  if (shape.size() > 1) text.pop_back();
-  text += "), }";
-  text.append(63 - (10 + text.size()) % 64, ' ');
-  text += '\n';
-  const auto length = static_cast<std::uint16_t>(text.size());
-  std::string out = "\x93NUMPY";
-  out += {'\x01', '\x00', static_cast<char>(length & 0xFF), static_cast<char>(length >> 8)};
-  return out + text;
-}
-
-/// A regular file's bytes. Throws FileError.
-inline std::vector<std::byte> read_whole(const std::string& path) {
-  const std::string who = cat("loading ", path);
-  const RegularFile file(path, who);
-  std::vector<std::byte> out(static_cast<std::size_t>(file.size()));
-  file.read(0, out, who, ": reading");
-  return out;
-}
-
-}  // namespace detail
-
-/// Reads an array of `numpy.save`, in either memory order. Throws FileError if the file is damaged, holds values that
-/// tensors cannot hold (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
-template <Scalar T, int Rank>
-Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
-  const auto bytes = detail::read_whole(path);
-  const std::string who = cat("loading ", path);
-  return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
-}
-
-/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy does not have.
-template <Scalar T, int Rank, Device D>
-void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
-  const auto header = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", path));
-  const auto dense = contiguous(tensor);
-  std::vector<std::byte> numbers(dense.bytes());
-  copy_bytes(Cpu{}, numbers.data(), dense.device(), dense.data(), numbers.size());
-  AtomicFile file(path);
-  file.write(header);
-  file.write(numbers);
-  file.commit();
-}
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_NPY_HPP
-
-// <chorus/io/npy_folder.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
-#define CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
-/// A folder of NumPy arrays as a dataset.
-
-#include <filesystem>
-
-namespace chorus::io {
-
-/// The `.npy` files of a folder, sorted by name: sample i is the i-th array, read on demand, and its class. Classes are
-/// the folder's subfolders, numbered by sorted name, as in torchvision's ImageFolder; without subfolders all samples
-/// have class 0.
-template <Scalar T, int Rank>
-class NpyFolder {
- public:
-  /// Throws FileError if the folder can't be read, has no such file, or has files next to subfolders with files.
-  explicit NpyFolder(const std::string& folder) {
-    data::require_folder("NpyFolder", folder);
-    std::vector<std::string> subfolders;
-    list(folder, 0, &subfolders);
-    const bool plain = !files_.empty();
-    std::sort(subfolders.begin(), subfolders.end());
-    for (const auto& name : subfolders) {
-      const std::size_t before = files_.size();
-      list(cat(folder, "/", name), static_cast<std::int64_t>(classes_.size()), nullptr);
-      if (files_.size() == before) continue;
-      check<FileError>(!plain, "NpyFolder: ", printable(folder), " has .npy files, and so has ", printable(name),
-                       " in it: expected them in the folder, or in subfolders, one for each class");
-      classes_.push_back(name);
-    }
-    check<FileError>(!files_.empty(), "NpyFolder: expected .npy files in ", printable(folder),
-                     " or in its subfolders, got none", data::list_folder(folder));
-  }
-
-  Index size() const { return static_cast<Index>(files_.size()); }
-  /// Names of the subfolders; none if the files are in the folder itself.
-  const std::vector<std::string>& classes() const { return classes_; }
-  /// Throws FileError if the file is not an array of T with that number of axes.
-  std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
-    data::detail::check_place("NpyFolder", i, size());
-    const auto& [path, label] = files_[static_cast<std::size_t>(i)];
-    return {load_npy<T, Rank>(path), label};
-  }
-
- private:
-  void list(const std::string& folder, std::int64_t label, std::vector<std::string>* subfolders) {
-    const std::size_t first = files_.size();
-    std::error_code trouble;
-    for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble)) {
-      const std::string name = at->path().filename().string();
-      if (subfolders != nullptr && data::is_folder(at->path().string()))
-        subfolders->push_back(name);
-      else if (name.ends_with(".npy"))
-        files_.emplace_back(at->path().string(), label);
-    }
-    check<FileError>(!trouble, "NpyFolder: ", printable(folder), ": ", trouble.message());
-    std::sort(files_.begin() + static_cast<std::ptrdiff_t>(first), files_.end());
-  }
-
-  std::vector<std::pair<std::string, std::int64_t>> files_;
-  std::vector<std::string> classes_;
-};
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
-
-// <chorus/io/npz.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
-#define CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
-/// NumPy's files of several arrays, `.npz`: zip archives (PKWARE's APPNOTE.TXT) of .npy files, stored or, with zlib,
-/// deflated.
-
-namespace chorus::io {
+namespace chorus::nn {
 
 namespace detail {
 
-/// The check sum of zip (and zlib): CRC-32.
-inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
-  static const auto table = [] {
-    std::array<std::uint32_t, 256> out{};
-    for (std::uint32_t i = 0; i < 256; ++i) {
-      std::uint32_t c = i;
-      for (int bit = 0; bit < 8; ++bit) c = (c & 1) != 0 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
-      out[i] = c;
-    }
-    return out;
-  }();
-  std::uint32_t c = 0xFFFFFFFFu;
-  for (const std::byte byte : bytes) c = table[(c ^ std::to_integer<std::uint32_t>(byte)) & 0xFF] ^ (c >> 8);
-  return ~c;
-}
-
-/// Reads little-endian numbers from an archive. Throws FileError past its end.
-class ZipBytes {
+/// The stashed values of this thread's pass, in order.
+template <Device D>
+class Stashes {
  public:
-  ZipBytes(std::span<const std::byte> bytes, std::string who) : bytes_(bytes), who_(std::move(who)) {}
+  struct Entry {
+    std::string name;
+    std::shared_ptr<pipeline::AnyActivation<D>> value;
+  };
+  /// Starts a pass with the values stashed in earlier stages, or with none.
+  explicit Stashes(std::vector<Entry> entries = {})
+      : entries_(std::move(entries)), before_(std::exchange(of_thread(), this)) {}
+  ~Stashes() { of_thread() = before_; }
+  Stashes(const Stashes&) = delete;
+  Stashes& operator=(const Stashes&) = delete;
 
-  std::uint64_t number(std::uint64_t at, std::size_t width) const {
-    std::uint64_t out = 0;
-    const auto from = part(at, width);
-    std::memcpy(&out, from.data(), width);
-    return out;
+  /// Throws UsageError outside of a model with CHORUS_PIPELINE.
+  static Stashes& current(std::string_view who) {
+    check<UsageError>(of_thread() != nullptr, who, ": expected a layer of a model with CHORUS_PIPELINE");
+    return *of_thread();
   }
-  std::span<const std::byte> part(std::uint64_t at, std::uint64_t size) const {
-    check<FileError>(at <= bytes_.size() && size <= bytes_.size() - at, who_, ": the archive is cut short or damaged");
-    return bytes_.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(size));
+
+  void stash(std::string_view name, std::shared_ptr<pipeline::AnyActivation<D>> value) {
+    check<UsageError>(find(name) == entries_.end(), "nn::Stash<\"", name,
+                      "\">: the previous value of that name was not popped");
+    entries_.push_back({std::string(name), std::move(value)});
   }
-  std::string text(std::uint64_t at, std::uint64_t size) const {
-    const auto from = part(at, size);
-    return {reinterpret_cast<const char*>(from.data()), from.size()};
+  std::shared_ptr<pipeline::AnyActivation<D>> pop(std::string_view name) {
+    const auto entry = find(name);
+    check<UsageError>(entry != entries_.end(), "nn::Pop<\"", name, "\">: nothing was stashed under that name");
+    auto value = std::move(entry->value);
+    entries_.erase(entry);
+    return value;
   }
-  std::uint64_t size() const { return bytes_.size(); }
-  const std::string& who() const { return who_; }
+  const std::vector<Entry>& entries() const { return entries_; }
+  /// Returns the pass's result; all stashed values must have been popped.
+  template <class Y>
+  Y checked(Y y) const {
+    check<UsageError>(entries_.empty(), "nn::Stash<\"", entries_.empty() ? "" : entries_.front().name,
+                      "\">: no layer pops it");
+    return y;
+  }
 
  private:
-  std::span<const std::byte> bytes_;
-  std::string who_;
+  static Stashes*& of_thread() {
+    thread_local Stashes* current = nullptr;
+    return current;
+  }
+  auto find(std::string_view name) {
+    return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; });
+  }
+
+  std::vector<Entry> entries_;
+  Stashes* before_;
 };
 
-struct ZipEntry {
-  std::uint64_t method, packed, size, offset;
-  std::uint32_t crc;
+/// A string as a template argument.
+template <std::size_t N>
+struct StashName {
+  static_assert(N <= 22, "nn::Stash: a name has at most 21 characters");
+  char text[N];
+  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts from text
 };
 
-/// The archive's directory, at its end. Throws FileError.
-inline std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip) {
-  constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
-  const auto refuse = [&] {
-    fail<FileError>(zip.who(), ": not a .npz file", numpy_hint(zip.part(0, zip.size()), zip.who()));
-  };
-  if (zip.size() < end_size) refuse();
-  std::uint64_t end = zip.size() - end_size;
-  const std::uint64_t least = end > 65535 ? end - 65535 : 0;  // a comment may follow
-  while (zip.number(end, 4) != 0x06054B50u) {
-    if (end-- == least) refuse();
+/// The Variable type of an operand.
+template <Operand X>
+using VariableLike =
+    Variable<typename tensor_of<X>::value_type, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
+
+}  // namespace detail
+
+/// `stash(x)` returns x and keeps it for the `nn::Pop` of that name in a later layer of a model with CHORUS_PIPELINE,
+/// in any stage: `nn::Stash<"skip"> stash;`. Throws UsageError if a value of that name is already stashed, and at the
+/// end of the model if no layer has popped it.
+template <detail::StashName Name>
+struct Stash : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    using V = detail::VariableLike<X>;
+    using D = typename V::device_type;
+    detail::Stashes<D>::current("nn::Stash").stash(Name.text, std::make_shared<pipeline::Activation<V>>(value(x)));
+    return x;
   }
-  check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
-  std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
-  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // 64-bit fields, used if necessary, or always
-    const std::uint64_t wide_end = zip.number(end - 12, 8);
-    check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
-    directory_end = wide_end;
-    count = zip.number(wide_end + 32, 8);
-    at = zip.number(wide_end + 48, 8);
+  std::string describe() const override { return cat("Stash(", static_cast<const char*>(Name.text), ")"); }
+
+ private:
+  template <Operand X>
+  static auto value(const X& x) {
+    if constexpr (AnyTensor<X>)
+      return detail::VariableLike<X>(x);
+    else
+      return chorus::detail::variable_of(x);
   }
-  std::map<std::string, ZipEntry> out;
-  for (std::uint64_t i = 0; i < count; ++i) {
-    check<FileError>(zip.number(at, 4) == 0x02014B50u, zip.who(), ": the archive's directory is damaged");
-    check<FileError>((zip.number(at + 8, 2) & 1) == 0, zip.who(), ": the archive is encrypted");
-    ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
-                   static_cast<std::uint32_t>(zip.number(at + 16, 4))};
-    const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
-    // Sizes that don't fit are in an extra field, in this order.
-    for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
-         field += 4 + zip.number(field + 2, 2)) {
-      if (zip.number(field, 2) != 1) continue;
-      std::uint64_t value = field + 4;
-      for (auto* number : {&entry.size, &entry.packed, &entry.offset})
-        if (*number == wide) {
-          *number = zip.number(value, 8);
-          value += 8;
-        }
-    }
-    const bool once = out.emplace(zip.text(at + 46, name), entry).second;
-    check<FileError>(once, zip.who(), ": the archive has two files of one name");
-    at += 46 + name + extra + note;
+};
+
+/// `pop(x)` returns x + the stashed value; `pop(x, combine)` returns `combine(x, stashed)`. Throws UsageError if
+/// nothing is stashed under that name, or if its scalar type or rank is not x's.
+template <detail::StashName Name>
+struct Pop : Module {
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return (*this)(x, [](const auto& a, const auto& b) { return a + b; });
   }
-  check<FileError>(at == directory_end, zip.who(), ": the archive's directory is damaged");
-  const auto is_array = [](const auto& file) { return file.first.ends_with(".npy"); };
-  if (!out.empty() && std::none_of(out.begin(), out.end(), is_array)) refuse();
-  return out;
+  template <Operand X, class Combine>
+  auto operator()(const X& x, const Combine& combine) const {
+    using V = detail::VariableLike<X>;
+    using D = typename V::device_type;
+    const auto stashed = detail::Stashes<D>::current("nn::Pop").pop(Name.text);
+    if (auto* const raw = dynamic_cast<pipeline::RawActivation<D>*>(stashed.get()))
+      return combine(x, raw->template pop<V>());
+    const auto* const own = dynamic_cast<const pipeline::Activation<V>*>(stashed.get());
+    check<UsageError>(own != nullptr, "nn::Pop<\"", static_cast<const char*>(Name.text), "\">: expected ",
+                      dtype<typename V::value_type>, " with ", V::rank, " axes, got ", stashed->header().dtype,
+                      " with ", int{stashed->header().rank});
+    return combine(x, own->value);
+  }
+  std::string describe() const override { return cat("Pop(", static_cast<const char*>(Name.text), ")"); }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_STASH_HPP
+
+namespace chorus::nn {
+
+namespace detail {
+
+template <class Link>
+inline constexpr bool is_module_list = false;
+template <class M>
+inline constexpr bool is_module_list<ModuleList<M>> = true;
+
+/// The number of layers in a link; each module of a list is one.
+template <class Link>
+std::size_t layers_of(const Link& link) {
+  if constexpr (is_module_list<Link>)
+    return link.size();
+  else
+    return 1;
 }
 
-inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string& name, const ZipEntry& entry) {
-  const std::string who = cat(zip.who(), ": ", Quoted{name});
-  check<FileError>(zip.number(entry.offset, 4) == 0x04034B50u, who, ": the archive is damaged");
-  const std::uint64_t begin = entry.offset + 30 + zip.number(entry.offset + 26, 2) + zip.number(entry.offset + 28, 2);
-  const auto packed = zip.part(begin, entry.packed);
-  std::vector<std::byte> out;
-  if (entry.method == 0) {
-    check<FileError>(entry.size == entry.packed, who, ": the archive is damaged");
-    out.assign(packed.begin(), packed.end());
+/// Applies layers `begin` to `end` - 1 of a link to `x`. Only the last link gets the targets.
+template <class Link, class X, class... Targets>
+auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t end, const X& x,
+              const Targets&... targets) {
+  if constexpr (is_module_list<Link>) {
+    static_assert(sizeof...(Targets) == 0,
+                  "CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList: add a layer that "
+                  "computes the loss");
+    using Y = decltype(link[0](x));
+    constexpr bool gives_what_it_takes = std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>;
+    static_assert(gives_what_it_takes,
+                  "CHORUS_PIPELINE: the output of a ModuleList's blocks must have the rank and type of their input");
+    check<UsageError>(begin < end, "CHORUS_PIPELINE: a ModuleList has no modules");
+    Y y = link[begin](x);
+    if constexpr (gives_what_it_takes)
+      for (std::size_t i = begin + 1; i < end; ++i) y = link[i](y);
+    return y;
   } else {
-    check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
-#if CHORUS_USE_ZLIB
-    // Deflate expands a byte to at most 1032 bytes.
-    check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
-    z_stream stream{};
-    check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
-    const std::unique_ptr<z_stream, decltype(&inflateEnd)> ended(&stream, &inflateEnd);
-    int status = Z_OK;
-    constexpr std::size_t most = std::size_t{1} << 30;  // zlib counts in unsigned int
-    std::size_t read = 0, written = 0;
-    while (status == Z_OK) {
-      if (written == out.size()) data::detail::grow(out, entry.size);
-      stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
-      stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
-      stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);
-      stream.avail_out = static_cast<uInt>(std::min(out.size() - written, most));
-      const auto in_before = stream.avail_in, out_before = stream.avail_out;
-      status = inflate(&stream, Z_NO_FLUSH);
-      read += in_before - stream.avail_in;
-      written += out_before - stream.avail_out;
-    }
-    check<FileError>(status == Z_STREAM_END && written == entry.size && read == packed.size(), who,
-                     ": the compressed data are damaged");
-#else
-    fail<FileError>(who, ": compressed, and chorus was built without zlib");
-#endif
+    return link(x, targets...);
   }
-  check<FileError>(crc32_of(out) == entry.crc, who, ": the checksum is wrong");
-  return out;
+}
+
+/// Applies link I and all later ones to `x`.
+template <std::size_t I, class Links, class X, class... Targets>
+auto run_chain(const Links& links, const X& x, const Targets&... targets) {
+  const auto& link = std::get<I>(links);
+  if constexpr (I + 1 == std::tuple_size_v<Links>)
+    return run_link(link, 0, layers_of(link), x, targets...);
+  else
+    return run_chain<I + 1>(links, run_link(link, 0, layers_of(link), x), targets...);
 }
 
 }  // namespace detail
 
-/// An open .npz file. Arrays are unpacked on demand.
-class NpzReader {
- public:
-  /// Throws FileError if the file can't be read or is no archive.
-  explicit NpzReader(const std::string& path)
-      : bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", path)), entries_(detail::zip_directory(zip_)) {}
-  NpzReader(const NpzReader&) = delete;
-  NpzReader& operator=(const NpzReader&) = delete;
+}  // namespace chorus::nn
 
-  /// Names of the arrays, in alphabetic order.
-  std::vector<std::string> names() const {
-    std::vector<std::string> out;
-    for (const auto& [name, entry] : entries_)
-      if (name.ends_with(".npy")) out.push_back(name.substr(0, name.size() - 4));
-    return out;
+/// Used beside CHORUS_MODULE in a model: lists the links of a chain and defines `forward`, which runs them in order.
+/// Each link takes the result of the previous one, a Variable or a Tensor. The last link also gets the further
+/// arguments, as in a model that returns its loss: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links
+/// are layers, modules and ModuleLists; a pipeline may cut between any two modules of a list.
+#define CHORUS_PIPELINE(...)                                                                            \
+  static constexpr ::std::string_view pipeline_names = #__VA_ARGS__;                                    \
+  auto pipeline_links() { return ::std::tie(__VA_ARGS__); }                                             \
+  auto pipeline_links() const { return ::std::tie(__VA_ARGS__); }                                       \
+  template <class X, class... Targets>                                                                  \
+  auto forward(const X& x, const Targets&... targets) const {                                           \
+    const ::chorus::nn::detail::Stashes<device_type> stashes;                                           \
+    return stashes.checked(::chorus::nn::detail::run_chain<0>(pipeline_links(), x, targets...));        \
   }
+#endif  // CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
 
-  /// The array of that name. Throws FileError if it is missing, and as load_npy does.
-  template <Scalar T, int Rank>
-  Tensor<T, Rank, Cpu> read(const std::string& name) const {
-    const auto found = entries_.find(name + ".npy");
-    check<FileError>(found != entries_.end(), zip_.who(), ": no array ", Quoted{name}, " among the ", names().size(),
-                     " in the file");
-    const auto bytes = detail::zip_content(zip_, name, found->second);
-    const std::string who = cat(zip_.who(), ": ", Quoted{name});
-    return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
-  }
+// <chorus/nn/kv_cache.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+#define CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+/// KvCache: the keys and values of the tokens that a model has seen, so that a new token costs one position's work.
 
- private:
-  std::vector<std::byte> bytes_;
-  detail::ZipBytes zip_;
-  std::map<std::string, detail::ZipEntry> entries_;
-};
+// <chorus/ops/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+/// Scaled dot-product attention (Vaswani et al. 2017).
 
-/// Collects arrays, then writes them like `numpy.savez`, uncompressed.
-class NpzWriter {
- public:
-  /// Throws UsageError for a name that is empty or repeats, for bf16, and if the file would exceed 4 GiB.
-  template <Scalar T, int Rank, Device D>
-  void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
-    check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
-                      "saving a .npz file: the name '", name, "' is empty, too long, or already in use");
-    std::string array = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", name));
-    const auto dense = contiguous(tensor);
-    const std::size_t begin = array.size();
-    array.resize(begin + dense.bytes());
-    copy_bytes(Cpu{}, array.data() + begin, dense.device(), dense.data(), dense.bytes());
-    check<UsageError>(content_.size() + array.size() < 0xF0000000u, "saving a .npz file: more than 4 GiB");
-    const std::string facts = record(array);
-    content_ += number(0x04034B50u, 4) + facts + number(name.size() + 4, 2) + number(0, 2) + name + ".npy" + array;
-    facts_.emplace(name, facts);
-  }
+// <chorus/kernels/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
+/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
 
-  /// Writes the file, atomically. Throws FileError.
-  void save(const std::string& path) const {
-    std::string directory;
-    for (const auto& [name, offset] : offsets_)
-      directory += number(0x02014B50u, 4) + number(20, 2) + facts_.at(name) + number(name.size() + 4, 2) +
-                   std::string(12, '\0') + number(offset, 4) + name + ".npy";
-    const std::string end = number(0x06054B50u, 4) + number(0, 4) + number(offsets_.size(), 2) +
-                            number(offsets_.size(), 2) + number(directory.size(), 4) + number(content_.size(), 4) +
-                            number(0, 2);
-    AtomicFile file(path);
-    file.write(content_);
-    file.write(directory);
-    file.write(end);
-    file.commit();
-  }
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
 
- private:
-  static std::string number(std::uint64_t value, std::size_t width) {
-    std::string out(width, '\0');
-    std::memcpy(out.data(), &value, width);
-    return out;
-  }
-  // The fields that the directory and an array's own header share: version, flags (names in UTF-8), stored, 1980-01-01,
-  // sizes.
-  static std::string record(const std::string& array) {
-    return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
-           number(detail::crc32_of(std::as_bytes(std::span(array))), 4) + number(array.size(), 4) +
-           number(array.size(), 4);
-  }
+namespace chorus::detail {
 
-  std::string content_;
-  std::map<std::string, std::size_t> offsets_;
-  std::map<std::string, std::string> facts_;
-};
-
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
-
-// <chorus/io/parameters_hash.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
-#define CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
-/// A fingerprint of a model's parameters, to compare ranks and runs bit by bit.
-
-namespace chorus::io {
-
-/// SHA-256 over the names and numbers of all parameters, in the order of the model's members, as 64 hexadecimal digits.
-template <class Model>
-std::string parameters_sha256(Model& model) {
-  Sha256 hash;
-  std::vector<std::byte> numbers;
-  for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
-    nn::check_whole("parameters_sha256", named, "all ranks call it with the net");
-    numbers.resize(named.parameter->size_bytes());
-    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->memory(), numbers.size());
-    hash.update(named.name);
-    hash.update(numbers);
-  }
-  return hash.hex();
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-/// The fingerprint of a policy's model, the same on all ranks, even if each has parts of it. All ranks call it.
-template <detail::IsNet Net>
-std::string parameters_sha256(Net& net) {
-  if constexpr (!detail::keeps_parts<Net>) {
-    return parameters_sha256(net.module());
-  } else {
-    using D = typename Net::device_type;
-    auto& ranks = net.communicator();
-    const auto places = detail::places_in_parts<D>(net);
-    const detail::TensorsOfAll<D> tensors(ranks, places);
-    Sha256 hash;  // rank 0's
-    std::vector<std::byte> whole;
-    for (const auto& named : nn::named_parameters<D>(net.module())) {
-      const auto tensor = std::find_if(tensors.items().begin(), tensors.items().end(),
-                                       [&](const auto& item) { return item.view.name == named.name; });
-      whole.resize(tensor->view.data.size());
-      detail::for_all_ranges<D>(ranks, *tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
-        std::copy(bytes.begin(), bytes.end(), whole.begin() + static_cast<std::ptrdiff_t>(begin));
-      });
-      hash.update(named.name);
-      hash.update(whole);
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
+namespace chorus::kernels {
+
+/// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
+struct AttentionShape {
+  Index samples, heads, queries, keys, features, values;
+  /// The factor of the scores.
+  double scale;
+  /// Query i attends to keys 0 to i only.
+  bool causal = false;
+  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
+  double dropout = 0;
+  RandomKey key = {};
+  /// The distance between the matrices of an additive mask; 0: one matrix for all.
+  Index mask_pitch = 0;
+
+  Index batch() const { return samples * heads; }
+};
+
+/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
+struct AttentionPitch {
+  Index sample, head, row;
+  static AttentionPitch dense(Index heads, Index rows, Index features) {
+    return {heads * rows * features, rows * features, features};
+  }
+};
+/// The strides of q, k, v and y. Each gradient has the strides of its variable.
+struct AttentionPitches {
+  AttentionPitch q, k, v, y;
+  static AttentionPitches dense(const AttentionShape& s) {
+    return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
+            AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
+  }
+  /// For arrays [samples, places, heads, features].
+  static AttentionPitches heads_inside(const AttentionShape& s) {
+    const auto of = [&s](Index rows, Index features) {
+      return AttentionPitch{rows * s.heads * features, features, s.heads * features};
+    };
+    return {of(s.queries, s.features), of(s.keys, s.features), of(s.keys, s.values), of(s.queries, s.values)};
+  }
+};
+
+/// Which gradients are added to old values; the others are overwritten.
+struct AttentionAdds {
+  bool q, k, v;
+};
+
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
+/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
+/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums);
+
+/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
+
+namespace detail {
+[[gnu::cold]] inline std::size_t scores_limit_at_first() {
+  const char* name = "CHORUS_CUDA_ATTENTION_MIB";
+  const char* const text = chorus::detail::env(name);
+  if (text == nullptr) return std::size_t{256} << 20;
+  constexpr std::size_t most = std::size_t{1} << 20;
+  const std::string_view value(text);
+  std::size_t mebibytes = 0;
+  const auto [stop, error] = std::from_chars(text, text + value.size(), mebibytes);
+  check<UsageError>(error == std::errc{} && stop == text + value.size() && mebibytes <= most, "environment variable ",
+                    name, ": expected a number of MiB from 0 to ", most, ", got '", printable(value), "'");
+  return mebibytes << 20;
+}
+}  // namespace detail
+
+/// The most scores, in bytes, that attention on GPUs stores: where all heads' take more, only a few heads' are in
+/// memory at once, and are computed again in backward, which takes twice their memory. Where one head's take more,
+/// blockwise kernels compute without scores in memory, and without tensor cores. At first CHORUS_CUDA_ATTENTION_MIB of
+/// the environment, or 256 MiB; it may be changed between steps. Throws UsageError for a value that is no number of
+/// MiB.
+inline std::atomic<std::size_t>& attention_scores_limit() {
+  static std::atomic<std::size_t> bytes{detail::scores_limit_at_first()};
+  return bytes;
+}
+/// Whether that many scores of type T need blockwise kernels.
+template <class T>
+bool above_scores_limit(Index scores) {
+  return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
+}
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
+
+namespace chorus::kernels {
+
+namespace detail {
+
+inline constexpr Index attention_block = 64;
+
+/// A block of the scores: queries [query, query + rows), keys [key, key + columns) of matrix `matrix` of the batch.
+struct AttentionBlock {
+  Index matrix, query, rows, key, columns;
+};
+
+/// The number of the block's keys that query `i` may attend to.
+inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
+  return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
+}
+
+/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
+template <class T>
+void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
+                      T* scores) {
+  gemm_alone<T>(Trans::no, Trans::yes, b.rows, b.columns, s.features, q + (b.matrix * s.queries + b.query) * s.features,
+                s.features, k + (b.matrix * s.keys + b.key) * s.features, s.features, scores, attention_block, false,
+                nullptr);
+  const auto scale = splat(static_cast<T>(s.scale));
+  for (Index i = 0; i < b.rows; ++i) {
+    T* row = scores + i * attention_block;
+    const T* added = mask == nullptr ? nullptr : mask + b.matrix * s.mask_pitch + (b.query + i) * s.keys + b.key;
+    for_packets<T>(b.columns, [&](Index j, auto n) {
+      const auto score = pmul(load(row + j, n), scale);
+      store(row + j, added == nullptr ? score : padd(score, load(added + j, n)), n);
+    });
+    std::fill(row + seen_keys(s, b, i), row + b.columns, -std::numeric_limits<T>::infinity());
+  }
+}
+
+/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
+/// elements of [samples, heads, queries, keys].
+template <class T>
+void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
+  const std::uint32_t threshold = dropout_threshold(s.dropout);
+  const T scale = static_cast<T>(dropout_scale(s.dropout));
+  constexpr auto at_once = static_cast<Index>(philox_block);
+  std::array<PhiloxWords, philox_block> counters;
+  std::array<std::uint32_t, 4 * philox_block> words;
+  const Index sample = b.matrix / s.heads, head = b.matrix % s.heads;
+  for (Index i = 0; i < b.rows; ++i) {
+    const Index first = (head * s.queries + b.query + i) * s.keys + b.key, last = first + b.columns;
+    for (Index quad = first / 4; quad * 4 < last; quad += at_once) {
+      for (Index c = 0; c < at_once; ++c)
+        counters[static_cast<std::size_t>(c)] = dropout_counter(s.key, s.key.first_sample + sample, quad + c);
+      philox_words(s.key.seed, counters.data(), words.data());
+      const Index end = std::min(last, (quad + at_once) * 4);
+      for (Index e = std::max(first, quad * 4); e < end; ++e)
+        factors[i * attention_block + e - first] =
+            dropout_keeps(words[static_cast<std::size_t>(e - quad * 4)], threshold) ? scale : T{0};
     }
-    return comm::broadcast_object(ranks, hash.hex());
   }
 }
 
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
-
-// <chorus/io/tensor_file.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
-#define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
-/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes.
-
-namespace chorus::io {
-
-/// A dense tensor on the host in the form of `write_safetensors`; the tensor must outlive the view. Throws UsageError
-/// if it is not contiguous.
-template <Scalar T, int Rank>
-TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
-  check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
-                    tensor.strides(), " is not contiguous");
-  return {std::move(name), file_dtype(dtype<T>), tensor.shape(),
-          std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
+/// Calls f(first, count) for each block of [0, n).
+template <class F>
+void for_attention_blocks(Index n, F f) {
+  for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
 }
 
-/// The tensor of that name. Throws FileError if it is missing, if it has another dtype or number of axes, or if a BOOL
-/// is neither 0 nor 1.
-template <Scalar T, int Rank>
-Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
-  const TensorEntry& entry = file.at(name);
-  check<FileError>(entry.dtype == file_dtype(dtype<T>) && entry.shape.size() == static_cast<std::size_t>(Rank),
-                   "loading ", file.path(), ": tensor ", name, ": expected ", dtype<T>, " with ", Rank, " axes, got ",
-                   entry.dtype, " ", std::span<const Index>(entry.shape));
-  Shape<Rank> shape{};
-  std::copy_n(entry.shape.begin(), Rank, shape.begin());
-  auto out = Tensor<T, Rank, Cpu>::empty(shape);
-  const auto bytes = std::as_writable_bytes(std::span(out.data(), static_cast<std::size_t>(out.numel())));
-  file.read(entry, bytes);
-  detail::check_bools(file, entry, bytes);
-  return out;
+/// The result of one block of queries.
+template <class T>
+void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
+                    const T* v, const T* mask, T* y, T* log_sums) {
+  constexpr Index block = attention_block;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const Scratch<T> memory(device, 2 * block * block);
+  T *scores = memory.data(), *factors = scores + block * block;
+  T largest[block], total[block];
+  std::fill_n(largest, block, lowest);
+  std::fill_n(total, block, T{0});
+  T* out = y + (matrix * s.queries + query) * s.values;
+  std::fill_n(out, rows * s.values, T{0});
+  const Index keys = s.causal ? std::min(s.keys, query + rows) : s.keys;
+  for_attention_blocks(keys, [&](Index key, Index columns) {
+    const AttentionBlock b{matrix, query, rows, key, columns};
+    attention_scores(s, b, q, k, mask, scores);
+    if (s.dropout > 0) attention_dropout(s, b, factors);
+    for (Index i = 0; i < rows; ++i) {
+      T* row = scores + i * block;
+      const Row<T> line{i * block, i, columns};
+      const T now =
+          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
+      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
+      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
+      largest[i] = high;
+      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
+        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
+        return weight;
+      });
+      total[i] = total[i] * kept + Sum<T>::fold(sum);
+      if (kept != T{1})
+        for_packets<T>(s.values, [&](Index j, auto n) {
+          T* place = out + i * s.values + j;
+          store(place, pmul(load(place, n), splat(kept)), n);
+        });
+    }
+    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
+                  s.values, out, s.values, true, nullptr);
+  });
+  for (Index i = 0; i < rows; ++i) {
+    const bool sees_nothing = total[i] == T{0};
+    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
+    for_packets<T>(s.values, [&](Index j, auto n) {
+      T* place = out + i * s.values + j;
+      store(place, pmul(load(place, n), inverse), n);
+    });
+    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
+  }
 }
 
-}  // namespace chorus::io
-#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
+/// The gradients of one matrix of the batch.
+template <class T>
+void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix, const T* q, const T* k, const T* v,
+                               const T* mask, const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index block = attention_block;
+  const Scratch<T> memory(device, 3 * block * block + s.queries);
+  T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
+  T* dots = factors + block * block;
+  const Index queries = matrix * s.queries, keys = matrix * s.keys;
+  for (Index i = 0; i < s.queries; ++i) {
+    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
+    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      return pmul(load(result + j, n), load(gradient + j, n));
+    }));
+  }
+  for_attention_blocks(s.keys, [&](Index key, Index columns) {
+    for_attention_blocks(s.queries, [&](Index query, Index rows) {
+      if (s.causal && query + rows <= key) return;
+      const AttentionBlock b{matrix, query, rows, key, columns};
+      const T* dy_rows = dy + (queries + query) * s.values;
+      attention_scores(s, b, q, k, mask, weights);
+      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
+                    s.values, gradients, block, false, nullptr);
+      if (s.dropout > 0) attention_dropout(s, b, factors);
+      for (Index i = 0; i < rows; ++i) {
+        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
+        const auto scale = splat(static_cast<T>(s.scale));
+        for_packets<T>(columns, [&](Index j, auto n) {
+          const Index at = i * block + j;
+          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
+          auto gradient = load(gradients + at, n), used = weight;
+          if (s.dropout > 0) {
+            const auto factor = load(factors + at, n);
+            gradient = pmul(gradient, factor);
+            used = pmul(used, factor);
+          }
+          store(weights + at, used, n);
+          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
+        });
+      }
+      if (dv != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
+                      dv + (keys + key) * s.values, s.values, true, nullptr);
+      if (dk != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
+                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
+                      nullptr);
+      if (dq != nullptr)
+        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
+                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
+    });
+  });
+}
 
-// <chorus/nn/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
-/// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
+}  // namespace detail
 
-// <chorus/nn/parallel_linear.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-#define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
-/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums) {
+  constexpr Index block = detail::attention_block;
+  const Index blocks = (s.queries + block - 1) / block;
+  parallel_for(s.batch() * blocks, [&](Index task) {
+    const Index query = task % blocks * block;
+    detail::attention_rows(device, s, task / blocks, query, std::min(block, s.queries - query), q, k, v, mask, y,
+                           log_sums);
+  });
+}
 
-// <chorus/ops/columns.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
-/// accept it; functions that mix columns don't compile.
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  parallel_for(s.batch(), [&](Index matrix) {
+    detail::attention_matrix_backward(device, s, matrix, q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+/// Attention on GPUs: by stacks of products with cuBLASLt, or, where one head's scores are above the limit, blockwise,
+/// with sums in float: the score matrix is never in memory. Blocks use no tensor cores. cuDNN's attention graphs are
+/// not used: whether cuDNN accepts one can only be tested on a GPU.
+
+// <chorus/kernels/cuda/attention_stacks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+/// Attention on GPUs by stacks of matrix products, a few heads at a time, whose scores stay in the GPU's cache.
+/// Queries, keys and values are read where they lie; scores are computed again in backward.
+
+// <chorus/kernels/cuda/attention_tiles.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+/// Tile products in shared memory, for blockwise attention.
+
+namespace chorus::kernels::cuda {
+
+/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
+template <class C>
+inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
+/// The number of terms of a sum that are in shared memory at once.
+inline constexpr int attention_depth = 16;
+/// The side of the square that a block's threads form.
+inline constexpr int attention_side = 16;
+static_assert(attention_side * attention_side == block_threads);
+
+/// Rows are padded by one element, so that a column uses all banks.
+template <class C>
+struct TileMemory {
+  C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
+  C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
+};
+
+/// A thread's elements of a tile.
+template <class C>
+struct TileSums {
+  static constexpr int count = attention_tile<C> / attention_side;
+  C at[count][count] = {};
+
+  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / attention_side + i * attention_side; }
+  static __device__ int column(int j) { return static_cast<int>(threadIdx.x) % attention_side + j * attention_side; }
+  /// Calls f(row, column, number).
+  template <class F>
+  __device__ void each(const F& f) {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+#pragma unroll
+      for (int j = 0; j < count; ++j) f(row(i), column(j), at[i][j]);
+  }
+};
+
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
+/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
+template <bool right_by_columns, class C, class Left, class Right>
+__device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
+  constexpr int tile = attention_tile<C>, depth = attention_depth;
+  for (Index begin = 0; begin < length; begin += depth) {
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < tile * depth; e += block_threads) {
+      const int r = e / depth, p = e % depth;
+      m.left[r][p] = begin + p < length ? left(r, begin + p) : C(0);
+      const int c = right_by_columns ? e % tile : r, from = right_by_columns ? e / tile : p;
+      m.right[c][from] = begin + from < length ? right(c, begin + from) : C(0);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < depth; ++p)
+#pragma unroll
+      for (int i = 0; i < TileSums<C>::count; ++i)
+#pragma unroll
+        for (int j = 0; j < TileSums<C>::count; ++j)
+          sums.at[i][j] += m.left[sums.row(i)][p] * m.right[sums.column(j)][p];
+  }
+}
+
+/// The inputs of an attention.
+template <class T>
+struct AttentionInputs {
+  const T *q, *k, *v, *mask;
+  AttentionPitches pitches;
+};
+/// The offset of a row of a matrix.
+inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
+  const Index sample = matrix / s.heads;
+  return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
+}
+
+/// The task of a block: a tile of rows and columns of one matrix's result.
+struct AttentionTask {
+  Index matrix, first, column;
+};
+/// Tasks for matrices of [rows, columns].
+struct AttentionTasks {
+  Index row_tiles, column_tiles, count;
+
+  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
+    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
+    return {down, across, matrices * down * across};
+  }
+  __device__ AttentionTask operator()(Index task, Index tile) const {
+    const Index row = task / column_tiles, matrix = row / row_tiles;
+    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
+  }
+};
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+namespace chorus::kernels::cuda {
+
+/// Heads whose scores are in memory at once, and whose matrices have one stride: of one sample, or one of several
+/// samples.
+struct AttentionStack {
+  Index sample, head, count;
+  bool of_samples;
+
+  Index first(const AttentionPitch& at) const { return sample * at.sample + head * at.head; }
+  Index step(const AttentionPitch& at) const { return of_samples ? at.sample : at.head; }
+  CHORUS_HD Index matrix(Index heads, Index i) const {
+    return of_samples ? (sample + i) * heads + head : sample * heads + head + i;
+  }
+};
+
+/// Bytes of scores at once: twice that, for backward, fits into an H100's L2 cache.
+inline constexpr Index attention_stack_bytes = Index{24} << 20;
+
+/// The stacks of an attention, of `most` heads each. There are as few as possible.
+struct AttentionStacks {
+  Index heads, samples, most;
+  bool of_samples;
+
+  template <class T>
+  static AttentionStacks of(const AttentionShape& s, const AttentionPitches& at) {
+    const Index at_once = std::min(attention_stack_bytes, static_cast<Index>(attention_scores_limit().load()));
+    const Index most = std::max(Index{1}, at_once / (s.queries * s.keys * static_cast<Index>(sizeof(T))));
+    const auto dense = [&](const AttentionPitch& p) { return p.sample == s.heads * p.head; };
+    if (s.samples == 1 || (dense(at.q) && dense(at.k) && dense(at.v) && dense(at.y)))
+      return {s.batch(), 1, most, false};
+    return {s.heads, s.samples, most, s.heads * divide_up(s.samples, most) < s.samples * divide_up(s.heads, most)};
+  }
+  Index along() const { return of_samples ? samples : heads; }
+  /// The largest number of heads in a stack: all have about the same.
+  Index each() const { return divide_up(along(), divide_up(along(), most)); }
+
+  template <class F>
+  void operator()(const F& f) const {
+    for (Index run = 0; run < (of_samples ? heads : samples); ++run)
+      for (Index i = 0; i < along(); i += each()) {
+        const Index count = std::min(each(), along() - i);
+        f(of_samples ? AttentionStack{i, run, count, true} : AttentionStack{run, i, count, false});
+      }
+  }
+};
+
+/// The parts of one line of scores.
+template <class T>
+struct AttentionScores {
+  using C = compute_type<T>;
+  AttentionShape s;
+  AttentionStack stack;
+  const T* mask;
+
+  struct Row {
+    Index matrix, query;
+    Line seen;  ///< the line up to the last key that the query attends to
+    const T* mask;
+  };
+  /// How many of `n` keys from `i` the query attends to.
+  static __device__ int seen(const Row& row, Index i, int n) {
+    const Index left = row.seen.length - i;
+    return left >= n ? n : left > 0 ? static_cast<int>(left) : 0;
+  }
+  __device__ Row row(const Line& line) const {
+    const Index i = line.result / s.queries, query = line.result - i * s.queries, matrix = stack.matrix(s.heads, i);
+    Line seen = line;
+    if (s.causal && query + 1 < line.length) seen.length = query + 1;
+    return {matrix, query, seen, mask == nullptr ? nullptr : mask + matrix * s.mask_pitch + query * s.keys};
+  }
+  static __device__ C score(const Row& row, const Vector<T>& x, Index i, int l) {
+    const auto score = static_cast<C>(x.v[l]);
+    return row.mask == nullptr ? score : score + get(row.mask, i + l);
+  }
+};
+
+/// Dropout's factors of a line of weights, where adjacent ones share a draw of four words.
+template <class C>
+struct AttentionKept {
+  const AttentionShape& s;
+  Index sample, line;
+  Index drawn = -1;
+  PhiloxWords words{};
+
+  __device__ AttentionKept(const AttentionShape& shape, Index matrix, Index query) : s(shape) {
+    sample = matrix / s.heads;
+    line = ((matrix - sample * s.heads) * s.queries + query) * s.keys;
+  }
+  __device__ C operator()(Index key) {
+    if (s.dropout == 0) return C(1);
+    const Index place = line + key;
+    if (place / 4 != drawn)
+      words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, drawn = place / 4));
+    const std::uint32_t even = place % 4 == 0 ? words[0] : words[2], odd = place % 4 == 1 ? words[1] : words[3];
+    const bool keeps = dropout_keeps(place % 2 == 0 ? even : odd, dropout_threshold(s.dropout));
+    return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, in place; with the log of each line's denominator.
+template <class T>
+struct AttentionWeights : AttentionScores<T> {
+  using C = compute_type<T>;
+  T* scores;
+  C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    auto mine = SumBelow<C>::none();
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      mine.template add<width>(n, [&](int l) { return this->score(row, x, i, l); });
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
+    if (!line.exists) return;
+    const bool none = all.sum == 0;
+    const C shift = none ? C(0) : all.largest, factor = none ? C(0) : static_cast<C>(1 / all.sum);
+    if (line.first())
+      log_sums[row.matrix * this->s.queries + row.query] =
+          none ? std::numeric_limits<C>::infinity() : shift + static_cast<C>(std::log(all.sum));
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T* const to = scores + line.at + i;
+      Vector<T> x = load_vector(to, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l)
+        x.v[l] = static_cast<T>(l < seen ? std::exp(this->score(row, x, i, l) - shift) * factor * kept(i + l) : C(0));
+      store_vector(to, x, n, true);
+    });
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, and the gradients w.r.t. these, unless null, into gradients
+/// w.r.t. the scores. The sums of a line are of the same rounded numbers as the rest, so that errors of a weight near 1
+/// cancel.
+template <class T>
+struct AttentionWeightGradients : AttentionScores<T> {
+  using C = compute_type<T>;
+  T *scores, *gradients;
+  const C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    const C log_sum = line.exists ? log_sums[row.matrix * this->s.queries + row.query] : C(0);
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    Pair mine{0, 0};
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      Vector<T> g;
+      if (gradients != nullptr) g = load_vector(gradients + line.at + i, n, true);
+      C sum = 0, total = 0;
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        if (l >= n) continue;
+        const C weight = std::exp(this->score(row, x, i, l) - log_sum);
+        total += weight;
+        if (gradients != nullptr) sum += weight * (static_cast<C>(g.v[l]) * kept(i + l));
+      }
+      mine = mine + Pair{static_cast<double>(sum), static_cast<double>(total)};
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, Plus{});
+    const C scale = all.b == 0 ? C(0) : static_cast<C>(1 / all.b), dot = static_cast<C>(all.a) * scale;
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T *const to = scores + line.at + i, *const by = gradients == nullptr ? nullptr : gradients + line.at + i;
+      Vector<T> x = load_vector(to, seen, true), g;
+      if (by != nullptr) g = load_vector(by, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        const C weight = l < seen ? std::exp(this->score(row, x, i, l) - log_sum) * scale : C(0);
+        const C factor = l < seen ? kept(i + l) : C(0);
+        x.v[l] = static_cast<T>(weight * factor);
+        if (by != nullptr) g.v[l] = static_cast<T>(l < seen ? weight * (static_cast<C>(g.v[l]) * factor - dot) : C(0));
+      }
+      store_vector(to, x, n, true);
+      if (by != nullptr) store_vector(by, g, n, true);
+    });
+  }
+};
+
+/// The threads for lines of scores, of which each reads vectors.
+template <class T>
+LinePlan attention_lines(const AttentionShape& s) {
+  return plan_lines(divide_up(s.keys, Vector<T>::width), 1);
+}
+
+inline constexpr const char* attention_product = "attention product";
+
+template <class T>
+void attention_forward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                 const AttentionStacks& stacks, const T* q, const T* k, const T* v, const T* mask, T* y,
+                                 compute_type<T>* log_sums) {
+  const Index all = s.queries * s.keys;
+  const Scratch<T> memory(device, stacks.each() * all);
+  T* const scores = memory.data();
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    gemm_stack(device, {stack.count, stack.step(at.q), stack.step(at.k), all}, Trans::no, Trans::yes, s.queries, s.keys,
+               s.features, of(at.q, q), at.q.row, of(at.k, k), at.k.row, scores, s.keys, false, s.scale,
+               attention_product);
+    for_lines(device, "attention weights", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeights<T>{{s, stack, mask}, scores, log_sums}, attention_lines<T>(s));
+    gemm_stack(device, {stack.count, all, stack.step(at.v), stack.step(at.y)}, Trans::no, Trans::no, s.queries,
+               s.values, s.keys, static_cast<const T*>(scores), s.keys, of(at.v, v), at.v.row, of(at.y, y), at.y.row,
+               false, 1.0, attention_product);
+  });
+}
+
+template <class T>
+void attention_backward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                  const AttentionStacks& stacks, const AttentionAdds& adds, const T* q, const T* k,
+                                  const T* v, const T* mask, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk,
+                                  T* dv) {
+  const Index all = s.queries * s.keys;
+  const bool by_scores = dq != nullptr || dk != nullptr;
+  const Scratch<T> memory(device, stacks.each() * all), other(device, by_scores ? stacks.each() * all : 0);
+  T *const scores = memory.data(), *const gradients = by_scores ? other.data() : nullptr;
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    const auto product = [&](Trans ta, Trans tb, Index m, Index n, Index depth, const T* a, Index step_a, Index lda,
+                             const T* b, Index step_b, Index ldb, T* c, Index step_c, Index ldc, bool add,
+                             double scale) {
+      gemm_stack(device, {stack.count, step_a, step_b, step_c}, ta, tb, m, n, depth, a, lda, b, ldb, c, ldc, add, scale,
+                 attention_product);
+    };
+    product(Trans::no, Trans::yes, s.queries, s.keys, s.features, of(at.q, q), stack.step(at.q), at.q.row, of(at.k, k),
+            stack.step(at.k), at.k.row, scores, all, s.keys, false, s.scale);
+    if (by_scores)
+      product(Trans::no, Trans::yes, s.queries, s.keys, s.values, of(at.y, dy), stack.step(at.y), at.y.row, of(at.v, v),
+              stack.step(at.v), at.v.row, gradients, all, s.keys, false, 1);
+    for_lines(device, "attention weights gradient", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeightGradients<T>{{s, stack, mask}, scores, gradients, log_sums}, attention_lines<T>(s));
+    if (dv != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.values, s.queries, scores, all, s.keys, of(at.y, dy), stack.step(at.y),
+              at.y.row, of(at.v, dv), stack.step(at.v), at.v.row, adds.v, 1);
+    if (dq != nullptr)
+      product(Trans::no, Trans::no, s.queries, s.features, s.keys, gradients, all, s.keys, of(at.k, k),
+              stack.step(at.k), at.k.row, of(at.q, dq), stack.step(at.q), at.q.row, adds.q, s.scale);
+    if (dk != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.features, s.queries, gradients, all, s.keys, of(at.q, q),
+              stack.step(at.q), at.q.row, of(at.k, dk), stack.step(at.k), at.k.row, adds.k, s.scale);
+  });
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
+/// matrix. A thread may read what it wrote itself; others need a barrier.
+template <class T>
+__device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
+                                 Index matrix, Index query, Index key) {
+  using C = compute_type<T>;
+  const T *q = in.q + place(in.pitches.q, s, matrix, query), *k = in.k + place(in.pitches.k, s, matrix, key);
+  const Index rows = s.queries - query, columns = s.keys - key;
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * in.pitches.q.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(k, column * in.pitches.k.row + p) : C(0); });
+  const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
+  sums.each([&](int row, int column, C sum) {
+    const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
+    C score = -std::numeric_limits<C>::infinity();
+    if (seen) score = sum * static_cast<C>(s.scale);
+    if (seen && mask != nullptr) score += get(mask, (query + row) * s.keys + key + column);
+    m.weights[row][column] = score;
+  });
+}
+
+/// Dropout's factor of a weight.
+template <class C>
+__device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
+  if (s.dropout == 0) return C(1);
+  const Index sample = matrix / s.heads, place = ((matrix - sample * s.heads) * s.queries + query) * s.keys + key;
+  const PhiloxWords words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, place / 4));
+  std::uint32_t word = words[0];
+#pragma unroll
+  for (int i = 1; i < 4; ++i)
+    if (place % 4 == i) word = words[static_cast<std::size_t>(i)];
+  const bool keeps = dropout_keeps(word, dropout_threshold(s.dropout));
+  return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+}
+
+/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
+/// Gimelshein 2018).
+template <class T>
+__global__ void attention_forward(const __grid_constant__ AttentionShape s,
+                                  const __grid_constant__ AttentionTasks tasks,
+                                  const __grid_constant__ AttentionInputs<T> in, T* y, compute_type<T>* log_sums) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>, lanes = block_threads / tile;
+  constexpr C lowest = -std::numeric_limits<C>::infinity();
+  __shared__ TileMemory<C> m;
+  __shared__ C largest[tile], total[tile], kept[tile], partial[tile][lanes];
+  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, value = task.column;
+    __syncthreads();  // the previous task's numbers may still be read
+    if (lane == 0) largest[row] = lowest, total[row] = 0;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_scores(m, s, in, matrix, query, key);
+      __syncthreads();
+      C most = lowest;
+      for (int j = lane; j < tile; j += lanes) most = Larger{}(most, m.weights[row][j]);
+      partial[row][lane] = most;
+      __syncthreads();
+      most = largest[row];
+      for (int j = 0; j < lanes; ++j) most = Larger{}(most, partial[row][j]);
+      const C shift = most == lowest ? C(0) : most, before = std::exp(largest[row] - shift);
+      __syncthreads();
+      C sum = 0;
+      for (int j = lane; j < tile; j += lanes) {
+        const C weight = std::exp(m.weights[row][j] - shift);
+        sum += weight;
+        m.weights[row][j] = weight == C(0) ? C(0) : weight * attention_dropout<C>(s, matrix, query + row, key + j);
+      }
+      partial[row][lane] = sum;
+      __syncthreads();
+      if (lane == 0) {
+        sum = total[row] * before;
+        for (int j = 0; j < lanes; ++j) sum += partial[row][j];
+        total[row] = sum;
+        largest[row] = most;
+        kept[row] = before;
+      }
+      __syncthreads();
+      out.each([&](int r, int, C& number) { number *= kept[r]; });
+      const T* v = in.v + place(in.pitches.v, s, matrix, key);
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
+          [&](int c, Index p) { return value + c < s.values ? get(v, p * in.pitches.v.row + value + c) : C(0); });
+    }
+    __syncthreads();
+    out.each([&](int r, int c, C number) {
+      if (query + r >= s.queries || value + c >= s.values) return;
+      put(y, place(in.pitches.y, s, matrix, query + r) + value + c, total[r] == C(0) ? C(0) : number / total[r]);
+    });
+    if (value == 0 && lane == 0 && query + row < s.queries)
+      log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
+  }
+}
+
+/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
+/// which gradients are added to old values.
+template <class T>
+struct AttentionGradients {
+  const T* dy;
+  const compute_type<T>*log_sums, *dots;
+  AttentionAdds adds;
+};
+
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix. Other threads
+/// read them in `add_products`, which begins with a barrier.
+template <class T>
+__device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
+                                    const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
+                                    Index query, Index key) {
+  using C = compute_type<T>;
+  attention_scores(m, s, in, matrix, query, key);
+  const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
+  const T *dy = back.dy + place(in.pitches.y, s, matrix, query), *v = in.v + place(in.pitches.v, s, matrix, key);
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * in.pitches.y.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(v, column * in.pitches.v.row + p) : C(0); });
+  sums.each([&](int row, int column, C gradient) {
+    const bool inside = row < rows && column < columns;
+    const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
+    const C factor = inside ? attention_dropout<C>(s, matrix, query + row, key + column) : C(0);
+    m.weights[row][column] = weight * factor;
+    m.gradients[row][column] =
+        inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
+  });
+}
+
+/// One block per tile of queries and of features.
+template <class T>
+__global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
+                                         const __grid_constant__ AttentionTasks tasks,
+                                         const __grid_constant__ AttentionInputs<T> in,
+                                         const __grid_constant__ AttentionGradients<T> back, T* dq) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, feature = task.column;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const T* k = in.k + place(in.pitches.k, s, matrix, key);
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
+          [&](int c, Index p) { return feature + c < s.features ? get(k, p * in.pitches.k.row + feature + c) : C(0); });
+    }
+    out.each([&](int r, int c, C sum) {
+      if (query + r < s.queries && feature + c < s.features)
+        put(dq, place(in.pitches.q, s, matrix, query + r) + feature + c, sum, back.adds.q);
+    });
+  }
+}
+
+/// One block per tile of keys, and of features and values.
+template <class T>
+__global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
+                                        const __grid_constant__ AttentionTasks tasks,
+                                        const __grid_constant__ AttentionInputs<T> in,
+                                        const __grid_constant__ AttentionGradients<T> back, T* dk, T* dv) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, key = task.first, column = task.column;
+    TileSums<C> by_k, by_v;
+    for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const Index rows = s.queries - query < tile ? s.queries - query : tile;
+      const T *q = in.q + place(in.pitches.q, s, matrix, query), *dy = back.dy + place(in.pitches.y, s, matrix, query);
+      if (dk != nullptr)
+        add_products<true>(
+            by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
+            [&](int c, Index p) { return column + c < s.features ? get(q, p * in.pitches.q.row + column + c) : C(0); });
+      if (dv != nullptr)
+        add_products<true>(
+            by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
+            [&](int c, Index p) { return column + c < s.values ? get(dy, p * in.pitches.y.row + column + c) : C(0); });
+    }
+    const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
+      sums.each([&](int r, int c, C sum) {
+        if (key + r < s.keys && column + c < width) put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
+      });
+    };
+    if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
+    if (dv != nullptr) store(by_v, dv, s.values, in.pitches.v, back.adds.v);
+  }
+}
+
+template <class T>
+struct AttentionDots {
+  AttentionShape s;
+  AttentionPitch pitch;
+  const T *y, *dy;
+  compute_type<T>* dots;
+  __device__ void operator()(const Line& line) const {
+    const Index matrix = line.result / s.queries, row = place(pitch, s, matrix, line.result - matrix * s.queries);
+    const double sum = line.sum([&](Index i) { return get(y, row + i - line.at) * get(dy, row + i - line.at); });
+    if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
+  }
+};
+
+/// Reports, once per shape, how many heads attention computes at once; 0: it is blockwise. Products are reported with
+/// cuBLASLt's plans, too.
+[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s, Index at_once) {
+  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
+  static std::mutex mutex;
+  static std::set<PlanKey> said;
+  const std::lock_guard lock(mutex);
+  const PlanKey key{device.index, static_cast<Index>(type),
+                    s.samples,    s.heads,
+                    s.queries,    s.keys,
+                    s.features,   s.values,
+                    s.causal,     s.mask_pitch,
+                    at_once};
+  if (!said.insert(key).second) return;
+  chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
+                          s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
+                          at_once == 0 ? ": by blocks, without its scores in memory"
+                                       : cat(": by products, with the scores of ", at_once,
+                                             at_once == 1 ? " head" : " heads", " in memory")));
+}
+
+}  // namespace cuda
+
+/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
+                       const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
+  const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
+  if (tasks.count == 0) return;
+  if (s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys)) {
+    const auto stacks = cuda::AttentionStacks::of<T>(s, at);
+    cuda::say_attention(device, dtype<T>, s, stacks.each());
+    return cuda::attention_forward_in_stacks(device, s, at, stacks, q, k, v, mask, y, log_sums);
+  }
+  cuda::say_attention(device, dtype<T>, s, 0);
+  cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
+               cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
+}
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       compute_type<T>* log_sums) {
+  attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
+}
+
+/// `adds`: which gradients are added to old values.
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
+                        const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
+                        const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index tile = cuda::attention_tile<compute_type<T>>;
+  const Index lines = s.batch() * s.queries;
+  if (lines * s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys))
+    return cuda::attention_backward_in_stacks<T>(device, s, at, cuda::AttentionStacks::of<T>(s, at), adds, q, k, v,
+                                                 mask, log_sums, dy, dq, dk, dv);
+  const cuda::Scratch<compute_type<T>> dots(device, lines);
+  cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
+                  cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
+  const cuda::AttentionInputs<T> in{q, k, v, mask, at};
+  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data(), adds};
+  const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
+  if (dq != nullptr && queries.count > 0)
+    cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
+                 cuda::attention_query_gradient<T>, s, queries, in, back, dq);
+  const auto keys = cuda::AttentionTasks::of(s.batch(), s.keys, std::max(s.features, s.values), tile);
+  if ((dk != nullptr || dv != nullptr) && keys.count > 0)
+    cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
+                 cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
+}
+
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  attention_backward(device, s, AttentionPitches::dense(s), {true, true, true}, q, k, v, mask, y, log_sums, dy, dq, dk,
+                     dv);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+
+// <chorus/tensor/kept_for_replays.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+/// Keeps memory alive for replays of a captured step.
+
+#if CHORUS_USE_CUDA
+#endif
+
+namespace chorus::detail {
+
+/// In a capture: keeps `storage` as long as the graph may be replayed.
+template <Device D>
+void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
+#if CHORUS_USE_CUDA
+  if constexpr (std::is_same_v<D, Cuda>)
+    if (auto* numbers = cuda::replay_numbers()) numbers->keep(storage);
+#endif
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+
+namespace chorus {
+
+/// Options of scaled_dot_product_attention.
+struct AttentionOptions {
+  /// Query i attends to keys 0 to i only.
+  bool causal = false;
+  /// The probability of dropping an attention weight in training (see `dropout`).
+  double dropout = 0;
+};
+
+namespace detail {
+
+/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
+template <class Q, class K, class V>
+inline constexpr bool has_attention_kernel =
+    std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
+            tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
+    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+template <bool heads_inside>
+kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
+  return heads_inside ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
+}
+
+template <class Q>
+using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
+
+/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
+/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
+template <bool heads_inside = false, Operand Q, Operand K, Operand V>
+auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
+                         const AttentionOptions& options) {
+  using T = typename tensor_of<Q>::value_type;
+  using D = typename tensor_of<Q>::device_type;
+  constexpr int rank = tensor_of<Q>::rank, places = heads_inside ? -3 : -2;
+  constexpr bool on_cpu = std::is_same_v<D, Cpu>;
+  static_assert(!heads_inside || (rank == 4 && !on_cpu));
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto values = contiguous(value_of(v));
+  const auto device = queries.device();
+  auto shape = queries.shape();
+  const Index samples = rank > 2 ? shape[0] : 1;
+  const Index matrices = queries.numel() / (queries.size(places) * queries.size(-1));
+  kernels::AttentionShape s{.samples = samples,
+                            .heads = matrices / samples,
+                            .queries = queries.size(places),
+                            .keys = keys.size(places),
+                            .features = queries.size(-1),
+                            .values = values.size(-1),
+                            .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
+                            .causal = options.causal,
+                            .dropout = options.dropout,
+                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
+  if (s.dropout > 0) s.key = next_random_key(samples);
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
+  shape.back() = s.values;
+  auto out = Tensor<T, rank, D>::empty(shape, device);
+  count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
+  const auto forward = [&](const auto&... at) {
+    kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                               log_sums.data());
+  };
+  if constexpr (on_cpu)
+    forward();
+  else
+    forward(attention_pitches<heads_inside>(s));
+  return record(
+      "scaled_dot_product_attention", out,
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
+       device](const auto& dy, auto dq, auto dk, auto dv) {
+        const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
+        const auto place = [&](auto node, bool& adds) -> T* {
+          if (!node) return nullptr;
+          const auto [grad, accumulate] = node->target();
+          if (on_cpu && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          adds = accumulate;
+          return grad.data();
+        };
+        const T* const in[] = {numbers(queries), numbers(keys), numbers(values), numbers(out)};
+        kernels::AttentionAdds adds{};
+        T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
+        const auto backward = [&](const auto&... how) {
+          kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
+                                      dy.data(), grads[0], grads[1], grads[2]);
+        };
+        if constexpr (on_cpu)
+          backward();
+        else
+          backward(attention_pitches<heads_inside>(s), adds);
+      },
+      q, k, v);
+}
+
+/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
+/// copy from the host.
+template <Device D>
+Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
+  thread_local Tensor<bool, 2, D> kept;
+  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) {
+    keep_for_replays(kept.storage());
+    return kept;
+  }
+  auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
+  for (Index i = 0; i < queries; ++i)
+    for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;
+  const std::span<const bool> mask(later.data(), static_cast<std::size_t>(later.numel()));
+  kept = Tensor<bool, 2, D>::from(mask, later.shape(), device);
+  return kept;
+}
+
+/// Whether the interceptor wants the attention weights of this layer.
+template <Operand Q>
+bool takes_attention_weights() {
+  if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
+  return false;
+}
+template <Operand W>
+W taken_weights(const W& weights) {
+  if constexpr (may_be_intercepted<W>)
+    if (takes_attention_weights<W>()) [[unlikely]] {
+      interceptor->attends_by(value_of(weights).storage());
+      return taken(weights);
+    }
+  return weights;
+}
+
+/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
+/// applies the mask.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto unblocked_attention(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto features = static_cast<double>(value_of(q).size(-1));
+  auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
+  if (options.causal)
+    scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
+                         -std::numeric_limits<double>::infinity());
+  const auto weights = taken_weights(softmax(scores, -1, /*none_is_zero=*/true));
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
+/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
+/// gradients.
+template <class Q, class K, class V>
+inline constexpr bool has_stacked_attention =
+    !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
+    tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
+template <Operand Q, Operand K>
+auto attention_scores(const Q& q, const K& k) {
+  using kernels::Trans;
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto device = queries.device();
+  const Index m = queries.size(-2), n = keys.size(-2), features = queries.size(-1);
+  auto shape = queries.shape();
+  shape.back() = n;
+  const Index count = queries.numel() / (m * features);
+  const double scale = 1 / std::sqrt(static_cast<double>(features));
+  auto out = tensor_of<Q>::empty(shape, device);
+  count_multiply_adds(count * m * n * features);
+  kernels::gemm_stack(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
+                      queries.data(), features, keys.data(), features, out.data(), n, false, scale);
+  return record(
+      "scaled_dot_product_attention", std::move(out),
+      [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
+                                                                                           auto dk) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        if (dq) {
+          const auto [grad, accumulate] = dq->target();
+          kernels::gemm_stack(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
+                              dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
+        }
+        if (dk) {
+          const auto [grad, accumulate] = dk->target();
+          kernels::gemm_stack(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
+                              dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate,
+                              scale);
+        }
+      },
+      q, k);
+}
+
+/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
+template <Operand X>
+auto causal_softmax(const X& scores) {
+  return along_axis(
+      operations::Softmax{-1}, scores, -1,
+      [queries = value_of(scores).size(-2)](auto device, auto view, const auto* in, auto* out) {
+        kernels::softmax_forward(device, view, in, out, /*none_is_zero=*/true, queries);
+      },
+      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
+        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
+      });
+}
+
+/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
+/// launches does not depend on the sizes.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto scores = masked(attention_scores(q, k));
+  const auto weights = options.causal ? causal_softmax(scores) : softmax(scores, -1, /*none_is_zero=*/true);
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
+/// The mask as matrices: one for each matrix of scores, or one for all.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
+  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
+  const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
+  const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
+  if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
+  return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
+}
+/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  if constexpr (std::is_same_v<D, Cpu>) {
+    const auto seen = contiguous(mask);
+    auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+    std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                   [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
+    return attention_mask(added, scores);
+  } else {
+    const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
+    return attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none), scores);
+  }
+}
+
+template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
+auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
+               const AttentionOptions& options) {
+  const auto &queries = value_of(q), &keys = value_of(k), &values = value_of(v);
+  check<ShapeError>(queries.size(-1) == keys.size(-1) && keys.size(-2) == values.size(-2),
+                    "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
+                    keys.shape(), " and values of shape ", values.shape(), " do not fit");
+  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
+                    "scaled_dot_product_attention: expected a dropout probability in [0, 1), got ", options.dropout);
+  check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
+                    "scaled_dot_product_attention: expected a batch axis for dropout, got shape ", queries.shape());
+  if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
+    auto scores = queries.shape();
+    const auto same_batch = [&](const auto& other) {
+      return std::equal(scores.begin(), scores.end() - 2, other.begin());
+    };
+    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
+        !takes_attention_weights<Q>()) {
+      scores.back() = keys.size(-2);
+      const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
+      if constexpr (has_attention_kernel<Q, K, V>) {
+        return in_blocks();
+      } else {
+        if (kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores))) return in_blocks();
+        return attention_in_stacks(q, k, v, masked, options);
+      }
+    }
+  }
+  return unblocked_attention(q, k, v, masked, options);
+}
+
+}  // namespace detail
+
+/// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
+/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
+/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
+  return detail::attention(
+      q, k, v, [](const auto&) { return detail::AttentionMask<Q>{}; }, [](const auto& scores) { return scores; },
+      options);
+}
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
+  return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
+}
+
+/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
+/// without any key gets zeros and no gradient, as in PyTorch.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
+  using T = typename tensor_of<Q>::value_type;
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  return detail::attention(
+      q, k, v, [&](const auto& scores) { return detail::attention_mask<T>(mask, scores); },
+      [&](const auto& scores) {
+        return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
+      },
+      options);
+}
+
+/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
+                                  const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
+  return detail::attention(
+      q, k, v, [&](const auto& scores) { return detail::attention_mask(mask, scores); },
+      [&](const auto& scores) { return scores + mask; }, options);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// Of all types a KvCache alone is made of it: so `generate` asks whether a parameter is one.
+struct CacheProbe {};
+
+/// The keys and values of one attention layer.
+struct CachedLayer {
+  virtual ~CachedLayer() = default;
+  virtual void reorder(std::span<const std::int64_t> rows) = 0;
+  const void* layer = nullptr;
+  Index length = 0;
+};
+
+template <Real T, Device D>
+struct KeysAndValues final : CachedLayer {
+  Tensor<T, 4, D> keys, values;  // [batch, heads, capacity, features]
+
+  void reorder(std::span<const std::int64_t> rows) override {
+    const auto index =
+        Tensor<std::int64_t, 1, D>::from(rows, {static_cast<Index>(rows.size())}, keys.device());
+    for (auto* const numbers : {&keys, &values}) {
+      auto shape = numbers->shape();
+      shape[0] = index.numel();
+      const auto chosen = index_select(numbers->slice(2, 0, this->length), 0, index);
+      auto moved = Tensor<T, 4, D>::empty(shape, keys.device());
+      moved.slice(2, 0, this->length) = chosen;
+      *numbers = std::move(moved);
+    }
+  }
+};
+
+}  // namespace detail
+
+/// What attention layers keep of the positions before: a model passes it to each of its layers, and takes the position
+/// of its first token from `length()`. A copy of a KvCache is the same cache. One without capacity keeps nothing, and
+/// layers are causal over the tokens that they get, as in training. So a model has one `forward` for both:
+///
+///     auto forward(const auto& tokens, const nn::KvCache& cache = {}) const {
+///       auto x = wte(tokens) + wpe(arange(cache.length(), cache.length() + tokens.size(1)));
+///       for (const auto& block : blocks) x = block(x, cache);
+///
+/// Each layer keeps keys and values of shape [batch, heads, capacity, features / heads] on the model's device, under
+/// TensorParallel those of this rank's heads.
+class KvCache {
+ public:
+  KvCache() = default;
+  /// For up to `capacity` positions. Throws UsageError unless it is positive.
+  explicit KvCache(Index capacity) : state_(std::make_shared<State>()) {
+    check<UsageError>(capacity > 0, "KvCache: expected a capacity of at least 1 position, got ", capacity);
+    state_->capacity = capacity;
+  }
+  KvCache(detail::CacheProbe) {}
+
+  explicit operator bool() const { return state_ != nullptr; }
+  /// The number of positions before those of the current pass.
+  Index length() const { return state_ ? state_->length : 0; }
+  Index capacity() const { return state_ ? state_->capacity : 0; }
+
+  /// Ends a pass: the positions that it added now count. Throws UsageError if layers added different numbers of them,
+  /// or if no layer did.
+  void advance() const {
+    check<UsageError>(state_ != nullptr, "KvCache: advance: expected a cache with a capacity, got one without");
+    const auto& layers = state_->layers;
+    check<UsageError>(!layers.empty(),
+                      "KvCache: advance: expected a pass in which attention layers took the cache, got none: the "
+                      "model's forward must pass it to them");
+    const Index length = layers.front()->length;
+    for (const auto& layer : layers)
+      check<UsageError>(layer->length == length && length > state_->length, "KvCache: advance: expected ", length,
+                        " positions in each layer after ", state_->length, ", got ", layer->length,
+                        ": each pass must go through all attention layers");
+    state_->length = length;
+  }
+
+  /// Row i of the batch becomes the former row `rows[i]`, as beam search needs it; the batch may change its size.
+  /// Throws UsageError for a row out of range.
+  void reorder(std::span<const std::int64_t> rows) const {
+    if (!state_) return;
+    for (const auto& layer : state_->layers) layer->reorder(rows);
+  }
+
+  /// For attention layers: keeps `keys` and `values`, [batch, heads, new positions, features], and returns those of all
+  /// positions until now, which are views. Throws UsageError beyond the capacity, if gradients are recorded, and if
+  /// `layer` has already been called in this pass or was not in an earlier one; ShapeError if the batch changed.
+  template <Real T, Device D>
+  std::pair<Tensor<T, 4, D>, Tensor<T, 4, D>> append(const void* layer, const Tensor<T, 4, D>& keys,
+                                                     const Tensor<T, 4, D>& values) const {
+    check<UsageError>(!grad_enabled(), "KvCache: kept keys have no gradient: expected ch::NoGrad around the pass");
+    auto& kept = of<T, D>(layer, keys, values);
+    check<UsageError>(kept.length == length(), "KvCache: expected each attention layer once in a pass, and ",
+                      kept.length < length() ? "in every pass, got a layer that missed one"
+                                             : "cache.advance() after each pass, got a second call of a layer");
+    const Index before = length(), now = before + keys.size(2);
+    check<UsageError>(now <= capacity(), "KvCache: expected at most ", capacity(), " positions, got ", now,
+                      ": give it a larger capacity");
+    const auto fits = [&](const auto& all, const auto& added) {
+      return all.size(0) == added.size(0) && all.size(1) == added.size(1) && all.size(3) == added.size(3);
+    };
+    check<ShapeError>(fits(kept.keys, keys) && fits(kept.values, values), "KvCache: expected keys like those before, ",
+                      kept.keys.shape(), ", got ", keys.shape(), ": a cache belongs to one batch");
+    kept.keys.slice(2, before, now) = keys;
+    kept.values.slice(2, before, now) = values;
+    kept.length = now;
+    return {kept.keys.slice(2, 0, now), kept.values.slice(2, 0, now)};
+  }
+
+ private:
+  struct State {
+    Index length = 0, capacity = 0;
+    std::vector<std::unique_ptr<detail::CachedLayer>> layers;
+  };
+
+  template <Real T, Device D>
+  detail::KeysAndValues<T, D>& of(const void* layer, const Tensor<T, 4, D>& keys, const Tensor<T, 4, D>& values) const {
+    using Layer = detail::KeysAndValues<T, D>;
+    auto& layers = state_->layers;
+    const auto found = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l->layer == layer; });
+    if (found != layers.end()) {
+      auto* const known = dynamic_cast<Layer*>(found->get());
+      check<UsageError>(known != nullptr, "KvCache: expected keys of one type and device, got a second one: ",
+                        dtype<T>);
+      return *known;
+    }
+    check<UsageError>(length() == 0,
+                      "KvCache: expected the layers of the first pass, got a new one: the model has moved or was "
+                      "copied since");
+    auto made = std::make_unique<Layer>();
+    const auto room = [&](const auto& x) {
+      auto shape = x.shape();
+      shape[2] = capacity();
+      return Tensor<T, 4, D>::empty(shape, x.device());
+    };
+    made->layer = layer;
+    made->keys = room(keys);
+    made->values = room(values);
+    layers.push_back(std::move(made));
+    return static_cast<Layer&>(*layers.back());
+  }
+
+  std::shared_ptr<State> state_;
+};
+
+namespace detail {
+
+/// Attention of a layer's projections [batch, heads, length, features]; `seen`: causal or a mask.
+template <Operand Q, Operand K, Operand V, class Seen>
+auto attention_of_layer(const void*, const Q& q, const K& k, const V& v, const Seen& seen) {
+  return scaled_dot_product_attention(q, k, v, seen);
+}
+/// The queries follow the positions in the cache: query i attends to these and to the new keys 0 to i.
+template <Operand Q, Operand K, Operand V>
+auto attention_of_layer(const void* layer, const Q& q, const K& k, const V& v, const KvCache& cache) {
+  using Result = decltype(scaled_dot_product_attention(q, k, v, true));
+  const Index before = cache.length(), queries = value_of(q).size(2);
+  check<ShapeError>(value_of(k).size(2) == queries, "MultiheadAttention: a KvCache is for self-attention: expected ",
+                    queries, " new keys, got ", value_of(k).size(2));
+  if (!cache) return scaled_dot_product_attention(q, k, v, true);
+  const auto [keys, values] = cache.append(layer, value_of(k), value_of(v));
+  if (queries == 1) return Result(scaled_dot_product_attention(q, keys, values));
+  if (before == 0) return Result(scaled_dot_product_attention(q, keys, values, true));
+  auto mask = Tensor<bool, 2, Cpu>::empty({queries, before + queries});
+  for (Index i = 0; i < queries; ++i)
+    for (Index j = 0; j < before + queries; ++j) mask(i, j) = j <= before + i;
+  return Result(scaled_dot_product_attention(q, keys, values, to_device(mask, keys.device())));
+}
+
+}  // namespace detail
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+
+// <chorus/nn/lora.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_LORA_HPP
+#define CHORUS_SINGLE_CHORUS_NN_LORA_HPP
+/// LoRA: a trained low-rank change of a frozen linear layer.
+
+// <chorus/nn/weights.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
+/// freeze, unfreeze, copy_into, and soft_update for target networks.
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// A policy's model, or the model itself.
+template <class Model>
+auto& model_of(Model& model) {
+  if constexpr (requires { model.module(); })
+    return model.module();
+  else
+    return model;
+}
+
+template <class Model>
+using DeviceTypeOf = typename decltype(device_of(std::declval<Model&>()))::type;
+
+template <class Model>
+void want_gradients(Model& model, bool wants) {
+  using D = DeviceTypeOf<Model>;
+  static_assert(!std::is_void_v<D>, "freeze, unfreeze: expected a model or a layer with parameters");
+  for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
+}
+
+/// Calls `visit(to, from, parameter)` for the local parameters, then buffers, of two models. Before the first call,
+/// throws ShapeError if they differ in name, shape or dtype, and UsageError if a rank holds a part of one but not of
+/// the other.
+template <class D, class Visit>
+void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
+  struct Place {
+    std::string name;
+    chorus::detail::AtHome<D>* numbers;
+    bool parameter;
+    std::string describe() const { return cat("'", name, "' ", numbers->extents(), " ", numbers->dtype()); }
+  };
+  const auto places = [](Module& model) {
+    std::vector<Place> out;
+    for (auto& named : named_parameters<D>(model)) out.push_back({named.name, named.parameter, true});
+    for (auto& named : named_buffers<D>(model)) out.push_back({named.name, named.buffer, false});
+    return out;
+  };
+  const auto targets = places(to), sources = places(from);
+  for (std::size_t i = 0; i < std::max(targets.size(), sources.size()); ++i) {
+    const auto wanted = i < targets.size() ? targets[i].describe() : "no more parameters or buffers";
+    const auto got = i < sources.size() ? sources[i].describe() : "none";
+    check<ShapeError>(wanted == got, who, ": expected ", wanted, ", got ", got);
+    check<UsageError>(std::ranges::equal(targets[i].numbers->extents_here(), sources[i].numbers->extents_here()), who,
+                      ": of '", targets[i].name, "' this rank has ", targets[i].numbers->extents_here(),
+                      " of the target and ", sources[i].numbers->extents_here(),
+                      " of the source: expected both under the same policy, or net.gathered() around the call");
+  }
+  for (std::size_t i = 0; i < targets.size(); ++i)
+    if (targets[i].numbers->is_here() || sources[i].numbers->is_here())
+      visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);
+}
+
+template <class D>
+void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtHome<D>& from) {
+  copy_bytes(to.where(), to.memory(), from.where(), from.memory(), to.size_bytes());
+  to.touch_by_hand();
+}
+
+}  // namespace detail
+
+/// Excludes a model's or layer's parameters from training: no gradients, and optimizers skip them. Call it before the
+/// model is given to a policy: DistributedDataParallel compares frozen parameters at construction.
+template <class Model>
+void freeze(Model& model) {
+  detail::want_gradients(model, false);
+}
+/// Undoes freeze.
+template <class Model>
+void unfreeze(Model& model) {
+  detail::want_gradients(model, true);
+}
+
+/// Copies parameters and buffers into another model with the same names, shapes and dtypes. Both may be policies; then
+/// all ranks must call it. Throws ShapeError if they differ, before anything is copied, and UsageError if a rank does
+/// not hold all values (under FullyShardedDataParallel outside of `gathered()`).
+template <class From, class To>
+void copy_into(const From& from, To& to) {
+  auto& target = detail::model_of(to);
+  auto& source = const_cast<From&>(from);  // walking modules needs a mutable model
+  using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(target)>>;
+  detail::for_both<D>("copy_into", target, detail::model_of(source),
+                      [](auto& out, auto& in, bool) { detail::copy_numbers(out, in); });
+}
+
+/// target = (1 - tau) target + tau source, for float and double parameters; buffers and others are copied. For target
+/// networks in reinforcement learning (Lillicrap et al. 2016) and self-supervised learning. Throws as copy_into does,
+/// and UsageError for a tau outside of [0, 1].
+template <class To, class From>
+void soft_update(To& target, const From& source, double tau) {
+  check<UsageError>(tau >= 0 && tau <= 1, "soft_update: expected tau in [0, 1], got ", tau);
+  auto& model = detail::model_of(target);
+  using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(model)>>;
+  const auto mix = [tau]<class T>(auto& out, T* own, const T* other) {
+    kernels::scale(out.where(), out.count(), static_cast<T>(1 - tau), own);
+    kernels::axpy(out.where(), out.count(), static_cast<T>(tau), other, own);
+    out.touch_by_hand();
+  };
+  detail::for_both<D>("soft_update", model, detail::model_of(const_cast<From&>(source)),
+                      [&](auto& out, auto& in, bool parameter) {
+                        check<DeviceError>(out.where() == in.where(), "soft_update: expected both models on ",
+                                           out.where(), ", got the source on ", in.where());
+                        if (parameter && out.dtype() == DType::f32)
+                          mix(out, static_cast<float*>(out.memory()), static_cast<const float*>(in.memory()));
+                        else if (parameter && out.dtype() == DType::f64)
+                          mix(out, static_cast<double*>(out.memory()), static_cast<const double*>(in.memory()));
+                        else
+                          detail::copy_numbers(out, in);
+                      });
+}
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
 
 // <chorus/ops/tensor_regions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
@@ -6062,6 +9727,93 @@ auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGro
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
+
+namespace chorus::nn {
+
+/// x: [..., in] -> (alpha / rank) x Aᵀ Bᵀ: [..., out], to be added to a linear layer's result (Hu et al., "LoRA:
+/// Low-Rank Adaptation of Large Language Models", ICLR 2022). lora_A.weight: [rank, in], with the initial values of a
+/// Linear; lora_B.weight: [out, rank], zeros at first. The names are PEFT's. `split`: how TensorParallel shards the
+/// outputs of the layer; lora_B is sharded alike.
+template <Device D>
+class LoRA : public Module {
+ public:
+  using device_type = D;
+  Parameter<float, 2, D> lora_A, lora_B;
+
+  /// Throws ShapeError unless all sizes are positive.
+  LoRA(Index in_features, Index out_features, Index rank, double alpha, const Split& split = {})
+      : split_(split), scale_(alpha / static_cast<double>(rank)) {
+    check<ShapeError>(in_features > 0 && out_features > 0 && rank > 0, "LoRA: ", in_features, " inputs, ", out_features,
+                      " outputs and rank ", rank, ": all must be positive");
+    lora_A = Parameter(init::default_uniform<float, D, 2>({rank, in_features}, in_features));
+    lora_B = Parameter(init::constant<float, D, 2>({out_features, rank}, 0.0f));
+  }
+
+  /// Under TensorParallel x is what all ranks have, and the result this rank's columns.
+  template <Operand X>
+  auto operator()(const X& x, const TensorGroupRef& group = nullptr) const {
+    return detail::watched(*this, [&] {
+      const ReadsParts parts;
+      return linear(enter_tensor_region(linear(x, lora_A), group), lora_B) * scale_;
+    });
+  }
+  /// alpha / rank.
+  double scale() const { return scale_; }
+
+  void visit(Visitor& visitor) override {
+    visitor.parameter("lora_A.weight", lora_A);
+    visitor.split_parameter("lora_B.weight", lora_B, split_);
+  }
+  std::string describe() const override { return cat("LoRA(rank ", lora_A.shape()[0], ")"); }
+
+ private:
+  Split split_;
+  double scale_;
+};
+
+/// Freezes all parameters of a model but those of its LoRA layers. Call it before the model is given to a policy: see
+/// freeze.
+template <class Model>
+void train_only_lora(Model& model) {
+  freeze(model);
+  for (auto& named : named_parameters<typename Model::device_type>(model))
+    if (named.name.ends_with("lora_A.weight") || named.name.ends_with("lora_B.weight"))
+      named.parameter->set_wants_grad(true);
+}
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_LORA_HPP
+
+// <chorus/nn/models/initialized.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MODELS_INITIALIZED_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MODELS_INITIALIZED_HPP
+/// The initial values that transformers' layers have.
+
+namespace chorus::nn::detail {
+
+/// The layer with a weight from N(0, deviation²), and zeros as its bias.
+template <class Layer>
+Layer initialized(Layer layer, double deviation) {
+  using D = typename Layer::device_type;
+  layer.weight.assign(init::normal<float, D, 2>(layer.weight.shape(), 0, deviation));
+  if constexpr (requires { layer.bias; })
+    if (layer.bias) layer.bias.assign(init::constant<float, D, 1>(layer.bias.shape(), 0.0f));
+  return layer;
+}
+
+}  // namespace chorus::nn::detail
+#endif  // CHORUS_SINGLE_CHORUS_NN_MODELS_INITIALIZED_HPP
+
+// <chorus/nn/parallel_linear.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+#define CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
+/// Linear layers that TensorParallel shards: by columns of the output, then by rows.
+
+// <chorus/ops/columns.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
+/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
+/// accept it; functions that mix columns don't compile.
 
 namespace chorus {
 
@@ -6487,1008 +10239,7 @@ class RowParallelLinear : public Linear<D, T> {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 /// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
-/// scores don't fit into the limit, strided kernels read them without a copy.
-
-// <chorus/ops/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
-/// Scaled dot-product attention (Vaswani et al. 2017).
-
-// <chorus/kernels/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
-/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
-
-namespace chorus::kernels {
-
-/// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
-struct AttentionShape {
-  Index samples, heads, queries, keys, features, values;
-  /// The factor of the scores.
-  double scale;
-  /// Query i attends to keys 0 to i only.
-  bool causal = false;
-  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
-  double dropout = 0;
-  RandomKey key = {};
-  /// The distance between the matrices of an additive mask; 0: one matrix for all.
-  Index mask_pitch = 0;
-
-  Index batch() const { return samples * heads; }
-};
-
-/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
-struct AttentionPitch {
-  Index sample, head, row;
-  static AttentionPitch dense(Index heads, Index rows, Index features) {
-    return {heads * rows * features, rows * features, features};
-  }
-};
-/// The strides of q, k, v and y. Each gradient has the strides of its variable.
-struct AttentionPitches {
-  AttentionPitch q, k, v, y;
-  static AttentionPitches dense(const AttentionShape& s) {
-    return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
-            AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
-  }
-  /// For arrays [samples, places, heads, features].
-  static AttentionPitches heads_inside(const AttentionShape& s) {
-    const auto of = [&s](Index rows, Index features) {
-      return AttentionPitch{rows * s.heads * features, features, s.heads * features};
-    };
-    return {of(s.queries, s.features), of(s.keys, s.features), of(s.keys, s.values), of(s.queries, s.values)};
-  }
-};
-
-/// Which gradients are added to old values; the others are overwritten.
-struct AttentionAdds {
-  bool q, k, v;
-};
-
-/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
-/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
-/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
-template <std::floating_point T>
-void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       T* log_sums);
-
-/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
-template <std::floating_point T>
-void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
-
-/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
-/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
-inline std::atomic<std::size_t>& attention_scores_limit() {
-  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
-  return bytes;
-}
-/// Whether that many scores of type T need blockwise kernels.
-template <class T>
-bool above_scores_limit(Index scores) {
-  return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
-}
-
-}  // namespace chorus::kernels
-
-#if !CHORUS_COMPILED
-// <chorus/kernels/cpu/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
-
-namespace chorus::kernels {
-
-namespace detail {
-
-inline constexpr Index attention_block = 64;
-
-/// A block of the scores: queries [query, query + rows), keys [key, key + columns) of matrix `matrix` of the batch.
-struct AttentionBlock {
-  Index matrix, query, rows, key, columns;
-};
-
-/// The number of the block's keys that query `i` may attend to.
-inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
-  return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
-}
-
-/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
-template <class T>
-void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
-                      T* scores) {
-  gemm_alone<T>(Trans::no, Trans::yes, b.rows, b.columns, s.features, q + (b.matrix * s.queries + b.query) * s.features,
-                s.features, k + (b.matrix * s.keys + b.key) * s.features, s.features, scores, attention_block, false,
-                nullptr);
-  const auto scale = splat(static_cast<T>(s.scale));
-  for (Index i = 0; i < b.rows; ++i) {
-    T* row = scores + i * attention_block;
-    const T* added = mask == nullptr ? nullptr : mask + b.matrix * s.mask_pitch + (b.query + i) * s.keys + b.key;
-    for_packets<T>(b.columns, [&](Index j, auto n) {
-      const auto score = pmul(load(row + j, n), scale);
-      store(row + j, added == nullptr ? score : padd(score, load(added + j, n)), n);
-    });
-    std::fill(row + seen_keys(s, b, i), row + b.columns, -std::numeric_limits<T>::infinity());
-  }
-}
-
-/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
-/// elements of [samples, heads, queries, keys].
-template <class T>
-void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
-  const std::uint32_t threshold = dropout_threshold(s.dropout);
-  const T scale = static_cast<T>(dropout_scale(s.dropout));
-  constexpr auto at_once = static_cast<Index>(philox_block);
-  std::array<PhiloxWords, philox_block> counters;
-  std::array<std::uint32_t, 4 * philox_block> words;
-  const Index sample = b.matrix / s.heads, head = b.matrix % s.heads;
-  for (Index i = 0; i < b.rows; ++i) {
-    const Index first = (head * s.queries + b.query + i) * s.keys + b.key, last = first + b.columns;
-    for (Index quad = first / 4; quad * 4 < last; quad += at_once) {
-      for (Index c = 0; c < at_once; ++c)
-        counters[static_cast<std::size_t>(c)] = dropout_counter(s.key, s.key.first_sample + sample, quad + c);
-      philox_words(s.key.seed, counters.data(), words.data());
-      const Index end = std::min(last, (quad + at_once) * 4);
-      for (Index e = std::max(first, quad * 4); e < end; ++e)
-        factors[i * attention_block + e - first] =
-            dropout_keeps(words[static_cast<std::size_t>(e - quad * 4)], threshold) ? scale : T{0};
-    }
-  }
-}
-
-/// Calls f(first, count) for each block of [0, n).
-template <class F>
-void for_attention_blocks(Index n, F f) {
-  for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
-}
-
-/// The result of one block of queries.
-template <class T>
-void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
-                    const T* v, const T* mask, T* y, T* log_sums) {
-  constexpr Index block = attention_block;
-  constexpr T lowest = -std::numeric_limits<T>::infinity();
-  const Scratch<T> memory(device, 2 * block * block);
-  T *scores = memory.data(), *factors = scores + block * block;
-  T largest[block], total[block];
-  std::fill_n(largest, block, lowest);
-  std::fill_n(total, block, T{0});
-  T* out = y + (matrix * s.queries + query) * s.values;
-  std::fill_n(out, rows * s.values, T{0});
-  const Index keys = s.causal ? std::min(s.keys, query + rows) : s.keys;
-  for_attention_blocks(keys, [&](Index key, Index columns) {
-    const AttentionBlock b{matrix, query, rows, key, columns};
-    attention_scores(s, b, q, k, mask, scores);
-    if (s.dropout > 0) attention_dropout(s, b, factors);
-    for (Index i = 0; i < rows; ++i) {
-      T* row = scores + i * block;
-      const Row<T> line{i * block, i, columns};
-      const T now =
-          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
-      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
-      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
-      largest[i] = high;
-      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
-        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
-        return weight;
-      });
-      total[i] = total[i] * kept + Sum<T>::fold(sum);
-      if (kept != T{1})
-        for_packets<T>(s.values, [&](Index j, auto n) {
-          T* place = out + i * s.values + j;
-          store(place, pmul(load(place, n), splat(kept)), n);
-        });
-    }
-    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
-                  s.values, out, s.values, true, nullptr);
-  });
-  for (Index i = 0; i < rows; ++i) {
-    const bool sees_nothing = total[i] == T{0};
-    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
-    for_packets<T>(s.values, [&](Index j, auto n) {
-      T* place = out + i * s.values + j;
-      store(place, pmul(load(place, n), inverse), n);
-    });
-    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
-  }
-}
-
-/// The gradients of one matrix of the batch.
-template <class T>
-void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix, const T* q, const T* k, const T* v,
-                               const T* mask, const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
-  constexpr Index block = attention_block;
-  const Scratch<T> memory(device, 3 * block * block + s.queries);
-  T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
-  T* dots = factors + block * block;
-  const Index queries = matrix * s.queries, keys = matrix * s.keys;
-  for (Index i = 0; i < s.queries; ++i) {
-    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
-    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-      return pmul(load(result + j, n), load(gradient + j, n));
-    }));
-  }
-  for_attention_blocks(s.keys, [&](Index key, Index columns) {
-    for_attention_blocks(s.queries, [&](Index query, Index rows) {
-      if (s.causal && query + rows <= key) return;
-      const AttentionBlock b{matrix, query, rows, key, columns};
-      const T* dy_rows = dy + (queries + query) * s.values;
-      attention_scores(s, b, q, k, mask, weights);
-      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
-                    s.values, gradients, block, false, nullptr);
-      if (s.dropout > 0) attention_dropout(s, b, factors);
-      for (Index i = 0; i < rows; ++i) {
-        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
-        const auto scale = splat(static_cast<T>(s.scale));
-        for_packets<T>(columns, [&](Index j, auto n) {
-          const Index at = i * block + j;
-          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
-          auto gradient = load(gradients + at, n), used = weight;
-          if (s.dropout > 0) {
-            const auto factor = load(factors + at, n);
-            gradient = pmul(gradient, factor);
-            used = pmul(used, factor);
-          }
-          store(weights + at, used, n);
-          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
-        });
-      }
-      if (dv != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
-                      dv + (keys + key) * s.values, s.values, true, nullptr);
-      if (dk != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
-                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
-                      nullptr);
-      if (dq != nullptr)
-        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
-                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
-    });
-  });
-}
-
-}  // namespace detail
-
-template <std::floating_point T>
-void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       T* log_sums) {
-  constexpr Index block = detail::attention_block;
-  const Index blocks = (s.queries + block - 1) / block;
-  parallel_for(s.batch() * blocks, [&](Index task) {
-    const Index query = task % blocks * block;
-    detail::attention_rows(device, s, task / blocks, query, std::min(block, s.queries - query), q, k, v, mask, y,
-                           log_sums);
-  });
-}
-
-template <std::floating_point T>
-void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
-  parallel_for(s.batch(), [&](Index matrix) {
-    detail::attention_matrix_backward(device, s, matrix, q, k, v, mask, y, log_sums, dy, dq, dk, dv);
-  });
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-
-#endif
-#if CHORUS_USE_CUDA && defined(__CUDACC__)
-// <chorus/kernels/cuda/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
-/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
-/// cuDNN accepts one can only be tested on a GPU.
-
-// <chorus/kernels/cuda/attention_tiles.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Tile products in shared memory, for blockwise attention.
-
-namespace chorus::kernels::cuda {
-
-/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
-template <class C>
-inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// The number of terms of a sum that are in shared memory at once.
-inline constexpr int attention_depth = 16;
-/// The side of the square that a block's threads form.
-inline constexpr int attention_side = 16;
-static_assert(attention_side * attention_side == block_threads);
-
-/// Rows are padded by one element, so that a column uses all banks.
-template <class C>
-struct TileMemory {
-  C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
-  C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
-};
-
-/// A thread's elements of a tile.
-template <class C>
-struct TileSums {
-  static constexpr int count = attention_tile<C> / attention_side;
-  C at[count][count] = {};
-
-  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / attention_side + i * attention_side; }
-  static __device__ int column(int j) { return static_cast<int>(threadIdx.x) % attention_side + j * attention_side; }
-  /// Calls f(row, column, number).
-  template <class F>
-  __device__ void each(const F& f) {
-#pragma unroll
-    for (int i = 0; i < count; ++i)
-#pragma unroll
-      for (int j = 0; j < count; ++j) f(row(i), column(j), at[i][j]);
-  }
-};
-
-/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
-/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
-template <bool right_by_columns, class C, class Left, class Right>
-__device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
-  constexpr int tile = attention_tile<C>, depth = attention_depth;
-  for (Index begin = 0; begin < length; begin += depth) {
-    __syncthreads();
-    for (int e = static_cast<int>(threadIdx.x); e < tile * depth; e += block_threads) {
-      const int r = e / depth, p = e % depth;
-      m.left[r][p] = begin + p < length ? left(r, begin + p) : C(0);
-      const int c = right_by_columns ? e % tile : r, from = right_by_columns ? e / tile : p;
-      m.right[c][from] = begin + from < length ? right(c, begin + from) : C(0);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int p = 0; p < depth; ++p)
-#pragma unroll
-      for (int i = 0; i < TileSums<C>::count; ++i)
-#pragma unroll
-        for (int j = 0; j < TileSums<C>::count; ++j)
-          sums.at[i][j] += m.left[sums.row(i)][p] * m.right[sums.column(j)][p];
-  }
-}
-
-/// The inputs of an attention.
-template <class T>
-struct AttentionInputs {
-  const T *q, *k, *v, *mask;
-  AttentionPitches pitches;
-};
-/// The offset of a row of a matrix.
-inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
-  const Index sample = matrix / s.heads;
-  return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
-}
-
-/// The task of a block: a tile of rows and columns of one matrix's result.
-struct AttentionTask {
-  Index matrix, first, column;
-};
-/// Tasks for matrices of [rows, columns].
-struct AttentionTasks {
-  Index row_tiles, column_tiles, count;
-
-  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
-    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
-    return {down, across, matrices * down * across};
-  }
-  __device__ AttentionTask operator()(Index task, Index tile) const {
-    const Index row = task / column_tiles, matrix = row / row_tiles;
-    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
-  }
-};
-
-}  // namespace chorus::kernels::cuda
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-
-namespace chorus::kernels {
-
-namespace cuda {
-
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
-/// matrix. A thread may read what it wrote itself; others need a barrier.
-template <class T>
-__device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
-                                 Index matrix, Index query, Index key) {
-  using C = compute_type<T>;
-  const T *q = in.q + place(in.pitches.q, s, matrix, query), *k = in.k + place(in.pitches.k, s, matrix, key);
-  const Index rows = s.queries - query, columns = s.keys - key;
-  TileSums<C> sums;
-  add_products<false>(
-      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * in.pitches.q.row + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(k, column * in.pitches.k.row + p) : C(0); });
-  const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
-  sums.each([&](int row, int column, C sum) {
-    const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
-    C score = -std::numeric_limits<C>::infinity();
-    if (seen) score = sum * static_cast<C>(s.scale);
-    if (seen && mask != nullptr) score += get(mask, (query + row) * s.keys + key + column);
-    m.weights[row][column] = score;
-  });
-}
-
-/// Dropout's factor of a weight.
-template <class C>
-__device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
-  if (s.dropout == 0) return C(1);
-  const Index sample = matrix / s.heads, place = ((matrix - sample * s.heads) * s.queries + query) * s.keys + key;
-  const PhiloxWords words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, place / 4));
-  std::uint32_t word = words[0];
-#pragma unroll
-  for (int i = 1; i < 4; ++i)
-    if (place % 4 == i) word = words[static_cast<std::size_t>(i)];
-  const bool keeps = dropout_keeps(word, dropout_threshold(s.dropout));
-  return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
-}
-
-/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
-/// Gimelshein 2018).
-template <class T>
-__global__ void attention_forward(const __grid_constant__ AttentionShape s,
-                                  const __grid_constant__ AttentionTasks tasks,
-                                  const __grid_constant__ AttentionInputs<T> in, T* y, compute_type<T>* log_sums) {
-  using C = compute_type<T>;
-  constexpr int tile = attention_tile<C>, lanes = block_threads / tile;
-  constexpr C lowest = -std::numeric_limits<C>::infinity();
-  __shared__ TileMemory<C> m;
-  __shared__ C largest[tile], total[tile], kept[tile], partial[tile][lanes];
-  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
-  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
-    const AttentionTask task = tasks(i, tile);
-    const Index matrix = task.matrix, query = task.first, value = task.column;
-    __syncthreads();  // the previous task's numbers may still be read
-    if (lane == 0) largest[row] = lowest, total[row] = 0;
-    TileSums<C> out;
-    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
-    for (Index key = 0; key < end; key += tile) {
-      attention_scores(m, s, in, matrix, query, key);
-      __syncthreads();
-      C most = lowest;
-      for (int j = lane; j < tile; j += lanes) most = Larger{}(most, m.weights[row][j]);
-      partial[row][lane] = most;
-      __syncthreads();
-      most = largest[row];
-      for (int j = 0; j < lanes; ++j) most = Larger{}(most, partial[row][j]);
-      const C shift = most == lowest ? C(0) : most, before = std::exp(largest[row] - shift);
-      __syncthreads();
-      C sum = 0;
-      for (int j = lane; j < tile; j += lanes) {
-        const C weight = std::exp(m.weights[row][j] - shift);
-        sum += weight;
-        m.weights[row][j] = weight == C(0) ? C(0) : weight * attention_dropout<C>(s, matrix, query + row, key + j);
-      }
-      partial[row][lane] = sum;
-      __syncthreads();
-      if (lane == 0) {
-        sum = total[row] * before;
-        for (int j = 0; j < lanes; ++j) sum += partial[row][j];
-        total[row] = sum;
-        largest[row] = most;
-        kept[row] = before;
-      }
-      __syncthreads();
-      out.each([&](int r, int, C& number) { number *= kept[r]; });
-      const T* v = in.v + place(in.pitches.v, s, matrix, key);
-      add_products<true>(
-          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
-          [&](int c, Index p) { return value + c < s.values ? get(v, p * in.pitches.v.row + value + c) : C(0); });
-    }
-    __syncthreads();
-    out.each([&](int r, int c, C number) {
-      if (query + r >= s.queries || value + c >= s.values) return;
-      put(y, place(in.pitches.y, s, matrix, query + r) + value + c, total[r] == C(0) ? C(0) : number / total[r]);
-    });
-    if (value == 0 && lane == 0 && query + row < s.queries)
-      log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
-  }
-}
-
-/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
-/// which gradients are added to old values.
-template <class T>
-struct AttentionGradients {
-  const T* dy;
-  const compute_type<T>*log_sums, *dots;
-  AttentionAdds adds;
-};
-
-/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
-template <class T>
-__device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
-                                    const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
-                                    Index query, Index key) {
-  using C = compute_type<T>;
-  attention_scores(m, s, in, matrix, query, key);
-  const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
-  const T *dy = back.dy + place(in.pitches.y, s, matrix, query), *v = in.v + place(in.pitches.v, s, matrix, key);
-  TileSums<C> sums;
-  add_products<false>(
-      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * in.pitches.y.row + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(v, column * in.pitches.v.row + p) : C(0); });
-  sums.each([&](int row, int column, C gradient) {
-    const bool inside = row < rows && column < columns;
-    const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
-    const C factor = inside ? attention_dropout<C>(s, matrix, query + row, key + column) : C(0);
-    m.weights[row][column] = weight * factor;
-    m.gradients[row][column] =
-        inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
-  });
-  __syncthreads();
-}
-
-/// One block per tile of queries and of features.
-template <class T>
-__global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
-                                         const __grid_constant__ AttentionTasks tasks,
-                                         const __grid_constant__ AttentionInputs<T> in,
-                                         const __grid_constant__ AttentionGradients<T> back, T* dq) {
-  using C = compute_type<T>;
-  constexpr int tile = attention_tile<C>;
-  __shared__ TileMemory<C> m;
-  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
-    const AttentionTask task = tasks(i, tile);
-    const Index matrix = task.matrix, query = task.first, feature = task.column;
-    TileSums<C> out;
-    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
-    for (Index key = 0; key < end; key += tile) {
-      attention_gradients(m, s, in, back, matrix, query, key);
-      const T* k = in.k + place(in.pitches.k, s, matrix, key);
-      add_products<true>(
-          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
-          [&](int c, Index p) { return feature + c < s.features ? get(k, p * in.pitches.k.row + feature + c) : C(0); });
-    }
-    out.each([&](int r, int c, C sum) {
-      if (query + r < s.queries && feature + c < s.features)
-        put(dq, place(in.pitches.q, s, matrix, query + r) + feature + c, sum, back.adds.q);
-    });
-  }
-}
-
-/// One block per tile of keys, and of features and values.
-template <class T>
-__global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
-                                        const __grid_constant__ AttentionTasks tasks,
-                                        const __grid_constant__ AttentionInputs<T> in,
-                                        const __grid_constant__ AttentionGradients<T> back, T* dk, T* dv) {
-  using C = compute_type<T>;
-  constexpr int tile = attention_tile<C>;
-  __shared__ TileMemory<C> m;
-  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
-    const AttentionTask task = tasks(i, tile);
-    const Index matrix = task.matrix, key = task.first, column = task.column;
-    TileSums<C> by_k, by_v;
-    for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
-      attention_gradients(m, s, in, back, matrix, query, key);
-      const Index rows = s.queries - query < tile ? s.queries - query : tile;
-      const T *q = in.q + place(in.pitches.q, s, matrix, query), *dy = back.dy + place(in.pitches.y, s, matrix, query);
-      if (dk != nullptr)
-        add_products<true>(
-            by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
-            [&](int c, Index p) { return column + c < s.features ? get(q, p * in.pitches.q.row + column + c) : C(0); });
-      if (dv != nullptr)
-        add_products<true>(
-            by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
-            [&](int c, Index p) { return column + c < s.values ? get(dy, p * in.pitches.y.row + column + c) : C(0); });
-    }
-    const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
-      sums.each([&](int r, int c, C sum) {
-        if (key + r < s.keys && column + c < width)
-          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
-      });
-    };
-    if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
-    if (dv != nullptr) store(by_v, dv, s.values, in.pitches.v, back.adds.v);
-  }
-}
-
-template <class T>
-struct AttentionDots {
-  AttentionShape s;
-  AttentionPitch pitch;
-  const T *y, *dy;
-  compute_type<T>* dots;
-  __device__ void operator()(const Line& line) const {
-    const Index matrix = line.result / s.queries, row = place(pitch, s, matrix, line.result - matrix * s.queries);
-    const double sum = line.sum([&](Index i) { return get(y, row + i - line.at) * get(dy, row + i - line.at); });
-    if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
-  }
-};
-
-/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
-[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
-  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
-  static std::mutex mutex;
-  static std::set<PlanKey> said;
-  const std::lock_guard lock(mutex);
-  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
-                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch};
-  if (!said.insert(key).second) return;
-  chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
-                          s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
-                          ": by blocks, without its scores in memory"));
-}
-
-}  // namespace cuda
-
-/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
-template <Real T>
-void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
-                       const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
-  const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
-  if (tasks.count == 0) return;
-  cuda::say_attention(device, dtype<T>, s);
-  cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
-               cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
-}
-template <Real T>
-void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       compute_type<T>* log_sums) {
-  attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
-}
-
-/// `adds`: which gradients are added to old values.
-template <Real T>
-void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
-                        const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
-                        const T* dy, T* dq, T* dk, T* dv) {
-  constexpr Index tile = cuda::attention_tile<compute_type<T>>;
-  const Index lines = s.batch() * s.queries;
-  const cuda::Scratch<compute_type<T>> dots(device, lines);
-  cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
-                  cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
-  const cuda::AttentionInputs<T> in{q, k, v, mask, at};
-  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data(), adds};
-  const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
-  if (dq != nullptr && queries.count > 0)
-    cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
-                 cuda::attention_query_gradient<T>, s, queries, in, back, dq);
-  const auto keys = cuda::AttentionTasks::of(s.batch(), s.keys, std::max(s.features, s.values), tile);
-  if ((dk != nullptr || dv != nullptr) && keys.count > 0)
-    cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
-                 cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
-}
-
-template <Real T>
-void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
-  attention_backward(device, s, AttentionPitches::dense(s), {true, true, true}, q, k, v, mask, y, log_sums, dy, dq, dk,
-                     dv);
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-
-// <chorus/tensor/kept_for_replays.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-#define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Keeps memory alive for replays of a captured step.
-
-#if CHORUS_USE_CUDA
-#endif
-
-namespace chorus::detail {
-
-/// In a capture: keeps `storage` as long as the graph may be replayed.
-template <Device D>
-void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
-#if CHORUS_USE_CUDA
-  if constexpr (std::is_same_v<D, Cuda>)
-    if (auto* numbers = cuda::replay_numbers()) numbers->keep(storage);
-#endif
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-
-namespace chorus {
-
-/// Options of scaled_dot_product_attention.
-struct AttentionOptions {
-  /// Query i attends to keys 0 to i only.
-  bool causal = false;
-  /// The probability of dropping an attention weight in training (see `dropout`).
-  double dropout = 0;
-};
-
-namespace detail {
-
-/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
-template <class Q, class K, class V>
-inline constexpr bool has_attention_kernel =
-    std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
-            tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
-    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
-
-template <bool heads_inside>
-kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
-  return heads_inside ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
-}
-
-template <class Q>
-using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
-
-/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
-/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
-template <bool heads_inside = false, Operand Q, Operand K, Operand V>
-auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
-                         const AttentionOptions& options) {
-  using T = typename tensor_of<Q>::value_type;
-  using D = typename tensor_of<Q>::device_type;
-  constexpr int rank = tensor_of<Q>::rank, places = heads_inside ? -3 : -2;
-  constexpr bool on_cpu = std::is_same_v<D, Cpu>;
-  static_assert(!heads_inside || (rank == 4 && !on_cpu));
-  const auto queries = contiguous(value_of(q));
-  const auto keys = contiguous(value_of(k));
-  const auto values = contiguous(value_of(v));
-  const auto device = queries.device();
-  auto shape = queries.shape();
-  const Index samples = rank > 2 ? shape[0] : 1;
-  const Index matrices = queries.numel() / (queries.size(places) * queries.size(-1));
-  kernels::AttentionShape s{.samples = samples,
-                            .heads = matrices / samples,
-                            .queries = queries.size(places),
-                            .keys = keys.size(places),
-                            .features = queries.size(-1),
-                            .values = values.size(-1),
-                            .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
-                            .causal = options.causal,
-                            .dropout = options.dropout,
-                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
-  if (s.dropout > 0) s.key = next_random_key(samples);
-  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
-  shape.back() = s.values;
-  auto out = Tensor<T, rank, D>::empty(shape, device);
-  count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
-  const auto forward = [&](const auto&... at) {
-    kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
-                               log_sums.data());
-  };
-  if constexpr (on_cpu)
-    forward();
-  else
-    forward(attention_pitches<heads_inside>(s));
-  return record(
-      "scaled_dot_product_attention", out,
-      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
-       device](const auto& dy, auto dq, auto dk, auto dv) {
-        const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
-        const auto place = [&](auto node, bool& adds) -> T* {
-          if (!node) return nullptr;
-          const auto [grad, accumulate] = node->target();
-          if (on_cpu && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
-          adds = accumulate;
-          return grad.data();
-        };
-        const T* const in[] = {numbers(queries), numbers(keys), numbers(values), numbers(out)};
-        kernels::AttentionAdds adds{};
-        T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
-        const auto backward = [&](const auto&... how) {
-          kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
-                                      dy.data(), grads[0], grads[1], grads[2]);
-        };
-        if constexpr (on_cpu)
-          backward();
-        else
-          backward(attention_pitches<heads_inside>(s), adds);
-      },
-      q, k, v);
-}
-
-/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
-/// copy from the host.
-template <Device D>
-Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
-  thread_local Tensor<bool, 2, D> kept;
-  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) {
-    keep_for_replays(kept.storage());
-    return kept;
-  }
-  auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
-  for (Index i = 0; i < queries; ++i)
-    for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;
-  const std::span<const bool> mask(later.data(), static_cast<std::size_t>(later.numel()));
-  kept = Tensor<bool, 2, D>::from(mask, later.shape(), device);
-  return kept;
-}
-
-/// Whether the interceptor wants the attention weights of this layer.
-template <Operand Q>
-bool takes_attention_weights() {
-  if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
-  return false;
-}
-template <Operand W>
-W taken_weights(const W& weights) {
-  if constexpr (may_be_intercepted<W>)
-    if (takes_attention_weights<W>()) [[unlikely]] {
-      interceptor->attends_by(value_of(weights).storage());
-      return taken(weights);
-    }
-  return weights;
-}
-
-/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
-/// applies the mask.
-template <Operand Q, Operand K, Operand V, class Masked>
-auto unblocked_attention(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
-  const auto features = static_cast<double>(value_of(q).size(-1));
-  auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
-  if (options.causal)
-    scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
-                         -std::numeric_limits<double>::infinity());
-  const auto weights = taken_weights(softmax(scores, -1, /*none_is_zero=*/true));
-  if (options.dropout == 0) return matmul(weights, v);
-  return matmul(dropout(weights, options.dropout), v);
-}
-
-/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
-/// gradients.
-template <class Q, class K, class V>
-inline constexpr bool has_stacked_attention =
-    !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
-    tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
-
-/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
-template <Operand Q, Operand K>
-auto attention_scores(const Q& q, const K& k) {
-  using kernels::Trans;
-  const auto queries = contiguous(value_of(q));
-  const auto keys = contiguous(value_of(k));
-  const auto device = queries.device();
-  const Index m = queries.size(-2), n = keys.size(-2), features = queries.size(-1);
-  auto shape = queries.shape();
-  shape.back() = n;
-  const Index count = queries.numel() / (m * features);
-  const double scale = 1 / std::sqrt(static_cast<double>(features));
-  auto out = tensor_of<Q>::empty(shape, device);
-  count_multiply_adds(count * m * n * features);
-  kernels::gemm_stack(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
-                      queries.data(), features, keys.data(), features, out.data(), n, false, scale);
-  return record(
-      "scaled_dot_product_attention", std::move(out),
-      [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
-                                                                                           auto dk) {
-        constexpr const char* name = "scaled_dot_product_attention";
-        if (dq) {
-          const auto [grad, accumulate] = dq->target();
-          kernels::gemm_stack(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
-                              dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
-        }
-        if (dk) {
-          const auto [grad, accumulate] = dk->target();
-          kernels::gemm_stack(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
-                              dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate,
-                              scale);
-        }
-      },
-      q, k);
-}
-
-/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
-template <Operand X>
-auto causal_softmax(const X& scores) {
-  return along_axis(
-      operations::Softmax{-1}, scores, -1,
-      [queries = value_of(scores).size(-2)](auto device, auto view, const auto* in, auto* out) {
-        kernels::softmax_forward(device, view, in, out, /*none_is_zero=*/true, queries);
-      },
-      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
-        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
-      });
-}
-
-/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
-/// launches does not depend on the sizes.
-template <Operand Q, Operand K, Operand V, class Masked>
-auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
-  const auto scores = masked(attention_scores(q, k));
-  const auto weights = options.causal ? causal_softmax(scores) : softmax(scores, -1, /*none_is_zero=*/true);
-  if (options.dropout == 0) return matmul(weights, v);
-  return matmul(dropout(weights, options.dropout), v);
-}
-
-/// The mask as matrices: one for each matrix of scores, or one for all.
-template <class T, int Rank, class D, std::size_t N>
-Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
-  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
-  const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
-  const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
-  if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
-  return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
-}
-/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
-template <class T, int Rank, class D, std::size_t N>
-Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
-  constexpr float hidden = -std::numeric_limits<float>::infinity();
-  if constexpr (std::is_same_v<D, Cpu>) {
-    const auto seen = contiguous(mask);
-    auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
-    std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
-                   [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
-    return attention_mask(added, scores);
-  } else {
-    const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
-    return attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none), scores);
-  }
-}
-
-template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
-auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
-               const AttentionOptions& options) {
-  const auto &queries = value_of(q), &keys = value_of(k), &values = value_of(v);
-  check<ShapeError>(queries.size(-1) == keys.size(-1) && keys.size(-2) == values.size(-2),
-                    "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
-                    keys.shape(), " and values of shape ", values.shape(), " do not fit");
-  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention: expected a dropout probability in [0, 1), got ", options.dropout);
-  check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
-                    "scaled_dot_product_attention: expected a batch axis for dropout, got shape ", queries.shape());
-  if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
-    auto scores = queries.shape();
-    const auto same_batch = [&](const auto& other) {
-      return std::equal(scores.begin(), scores.end() - 2, other.begin());
-    };
-    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
-        !takes_attention_weights<Q>()) {
-      scores.back() = keys.size(-2);
-      const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
-      if constexpr (has_attention_kernel<Q, K, V>) {
-        return in_blocks();
-      } else {
-        if (kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores))) return in_blocks();
-        return attention_in_stacks(q, k, v, masked, options);
-      }
-    }
-  }
-  return unblocked_attention(q, k, v, masked, options);
-}
-
-}  // namespace detail
-
-/// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
-/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
-template <Operand Q, Operand K, Operand V>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
-  return detail::attention(
-      q, k, v, [](const auto&) { return detail::AttentionMask<Q>{}; }, [](const auto& scores) { return scores; },
-      options);
-}
-template <Operand Q, Operand K, Operand V>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
-  return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
-}
-
-/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
-/// without any key gets zeros and no gradient, as in PyTorch.
-template <Operand Q, Operand K, Operand V, int Rank, Device D>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
-                                  const AttentionOptions& options = {}) {
-  using T = typename tensor_of<Q>::value_type;
-  constexpr float hidden = -std::numeric_limits<float>::infinity();
-  return detail::attention(
-      q, k, v, [&](const auto& scores) { return detail::attention_mask<T>(mask, scores); },
-      [&](const auto& scores) {
-        return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
-      },
-      options);
-}
-
-/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
-template <Operand Q, Operand K, Operand V, int Rank, Device D>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
-                                  const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
-                                  const AttentionOptions& options = {}) {
-  return detail::attention(
-      q, k, v, [&](const auto& scores) { return detail::attention_mask(mask, scores); },
-      [&](const auto& scores) { return scores + mask; }, options);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+/// scores don't fit into the limit, products and kernels read them without a copy.
 
 namespace chorus {
 
@@ -7615,6 +10366,2094 @@ auto scaled_dot_product_attention_packed(const X& qkv, const Tensor<T, Rank, D>&
 
 namespace chorus::nn {
 
+/// Sizes and settings of a GPT, with the names of Hugging Face's `config.json`; by default those of GPT-2 small.
+struct GPTOptions {
+  Index vocab_size = 50257, n_positions = 1024, n_embd = 768, n_layer = 12, n_head = 12;
+  /// Features between the two linear layers of a block; 0: four times n_embd.
+  Index n_inner = 0;
+  double layer_norm_epsilon = 1e-5;
+  /// The probability of dropout after the embeddings, after attention and after the MLP. Attention weights are kept.
+  double dropout = 0.1;
+  /// The standard deviation of initial weights.
+  double initializer_range = 0.02;
+  /// Whether lm_head.weight is wte.weight.
+  bool tie_word_embeddings = true;
+  /// Compute each block again in backward, to use less memory.
+  bool checkpoint = false;
+  /// The rank of a trained change of each c_attn (see LoRA), and its alpha; 0: none.
+  Index lora_rank = 0;
+  double lora_alpha = 16;
+};
+
+/// The projections of query, key and value as one Linear of weight [3 n_embd, n_embd] (Hugging Face keeps the
+/// transposed matrix), and LoRA's change of it. TensorParallel shards each of the three by heads.
+template <Device D>
+class GPTProjection : public Linear<D> {
+ public:
+  std::optional<LoRA<D>> lora;
+
+  GPTProjection(const GPTOptions& options, Index head)
+      : Linear<D>(detail::initialized(Linear<D>(options.n_embd, 3 * options.n_embd), options.initializer_range)),
+        by_heads_{.axis = 0, .blocks = 3, .unit = head} {
+    if (options.lora_rank > 0)
+      lora.emplace(options.n_embd, 3 * options.n_embd, options.lora_rank, options.lora_alpha, by_heads_);
+  }
+  void visit(Visitor& visitor) override {
+    visitor.split_parameter("weight", this->weight, by_heads_);
+    visitor.split_parameter("bias", this->bias, by_heads_);
+    if (lora) lora->visit(visitor);
+  }
+
+ private:
+  Split by_heads_;
+};
+
+/// x: [batch, length, n_embd] -> the same shape: causal self-attention, with a KvCache after the positions in it.
+/// TensorParallel shards whole heads. QuantizationAware rounds for its linear layers, not for attention's products.
+template <Device D>
+class GPTAttention : public Module {
+ public:
+  using device_type = D;
+  GPTProjection<D> c_attn;
+  RowParallelLinear<D> c_proj;
+
+  /// Throws ShapeError unless n_head divides n_embd.
+  explicit GPTAttention(const GPTOptions& options)
+      : c_attn(options, head_size(options)),
+        c_proj(detail::initialized(RowParallelLinear<D>(options.n_embd, options.n_embd, {.unit = head_size(options)}),
+                                   options.initializer_range / std::sqrt(2.0 * static_cast<double>(options.n_layer)))),
+        head_(head_size(options)) {}
+
+  template <Operand X, class... Cache>
+  auto operator()(const X& x, const Cache&... cache) const {
+    return detail::watched(*this, [&] {
+      const ReadsParts parts;
+      const Index mine = c_attn.weight.shape()[0] / 3, features = c_attn.weight.shape()[1];
+      const auto& shape = value_of(x).shape();
+      auto group = detail::group_of_part("GPTAttention", mine, features, head_);
+      auto all = c_attn(enter_tensor_region(x, group));
+      if (c_attn.lora) all = all + (*c_attn.lora)(x, group);
+      auto joined = reshape(seen(reshape(all, Shape<5>{shape[0], shape[1], 3, mine / head_, head_}), cache...),
+                            Shape<3>{shape[0], shape[1], mine});
+      return c_proj(Columns<decltype(joined)>(std::move(joined), features, head_, std::move(group)));
+    });
+  }
+
+  void visit(Visitor& visitor) override {
+    visitor.module("c_attn", c_attn);
+    visitor.module("c_proj", c_proj);
+  }
+  std::string describe() const override {
+    return cat("GPTAttention(", c_attn.weight.shape()[1], ", ", c_attn.weight.shape()[1] / head_, " heads)");
+  }
+
+ private:
+  static Index head_size(const GPTOptions& options) {
+    check<ShapeError>(options.n_head > 0 && options.n_embd % options.n_head == 0, "GPT: ", options.n_head,
+                      " heads do not divide ", options.n_embd, " features");
+    return options.n_embd / options.n_head;
+  }
+  // qkv: [batch, length, 3, heads, features] -> [batch, length, heads, features].
+  template <Operand X>
+  auto seen(const X& qkv) const {
+    return scaled_dot_product_attention_packed(qkv, {.causal = true});
+  }
+  template <Operand X>
+  auto seen(const X& qkv, const KvCache& cache) const {
+    const auto parts = permute(qkv, Shape<5>{2, 0, 3, 1, 4});
+    const auto& shape = value_of(parts).shape();
+    const auto part = [&](Index i) {
+      return reshape(slice(parts, 0, i, i + 1), Shape<4>{shape[1], shape[2], shape[3], shape[4]});
+    };
+    return permute(detail::attention_of_layer(this, part(0), part(1), part(2), cache), Shape<4>{0, 2, 1, 3});
+  }
+
+  Index head_;
+};
+
+/// The two linear layers of a block, with the tanh approximation of GELU between them.
+template <Device D>
+struct GPTMLP : Module {
+  ColumnParallelLinear<D> c_fc;
+  RowParallelLinear<D> c_proj;
+  CHORUS_MODULE(GPTMLP, c_fc, c_proj)
+
+  explicit GPTMLP(const GPTOptions& options)
+      : c_fc(detail::initialized(ColumnParallelLinear<D>(options.n_embd, inner(options)), options.initializer_range)),
+        c_proj(detail::initialized(RowParallelLinear<D>(inner(options), options.n_embd),
+                                   options.initializer_range / std::sqrt(2.0 * static_cast<double>(options.n_layer)))) {
+  }
+
+  auto forward(const auto& x) const { return c_proj(gelu_tanh(c_fc(x))); }
+
+ private:
+  static Index inner(const GPTOptions& options) { return options.n_inner > 0 ? options.n_inner : 4 * options.n_embd; }
+};
+
+/// x: [batch, length, n_embd] -> the same shape.
+template <Device D>
+struct GPTBlock : Module {
+  LayerNorm<D> ln_1;
+  GPTAttention<D> attn;
+  LayerNorm<D> ln_2;
+  GPTMLP<D> mlp;
+  CHORUS_MODULE(GPTBlock, ln_1, attn, ln_2, mlp)
+
+  explicit GPTBlock(const GPTOptions& options)
+      : ln_1(options.n_embd, options.layer_norm_epsilon),
+        attn(options),
+        ln_2(options.n_embd, options.layer_norm_epsilon),
+        mlp(options),
+        dropout_(options.dropout),
+        checkpoint_(options.checkpoint) {}
+
+  auto forward(const auto& x, const auto&... cache) const {
+    const auto block = [&](const auto& in) {
+      const auto seen = in + dropout(attn(ln_1(in), cache...), dropout_, training());
+      return seen + dropout(mlp(ln_2(seen)), dropout_, training());
+    };
+    return checkpoint_ ? chorus::checkpoint(block, x) : block(x);
+  }
+
+ private:
+  double dropout_;
+  bool checkpoint_;
+};
+
+/// x: [batch, length, n_embd] -> x + `length` rows of weight, with dropout.
+template <Device D>
+class GPTPositions : public Embedding<D> {
+ public:
+  explicit GPTPositions(const GPTOptions& options)
+      : Embedding<D>(detail::initialized(Embedding<D>(options.n_positions, options.n_embd), options.initializer_range)),
+        dropout_(options.dropout) {}
+
+  /// The first token is at position `begin`. Throws ShapeError for more positions than weight has.
+  template <Operand X>
+  auto operator()(const X& x, Index begin = 0) const {
+    return detail::watched(*this, [&] {
+      const Index end = begin + value_of(x).size(1), most = this->weight.shape()[0];
+      check<ShapeError>(end <= most, "GPT: expected at most ", most, " tokens (n_positions), got ", end);
+      return dropout(x + type_as(slice(this->weight, 0, begin, end), x), dropout_, this->training());
+    });
+  }
+
+ private:
+  double dropout_;
+};
+
+/// tokens: [batch, length] -> the scores of the token after each: [batch, length, vocab_size]. A chain that a pipeline
+/// may cut anywhere; TensorParallel shards the blocks.
+template <Device D>
+struct GPT : Module {
+  Embedding<D> wte;
+  GPTPositions<D> wpe;
+  ModuleList<GPTBlock<D>> h;
+  LayerNorm<D> ln_f;
+  Linear<D> lm_head;
+  CHORUS_MODULE(GPT, wte, wpe, h, ln_f, lm_head)
+  CHORUS_PIPELINE(wte, wpe, h, ln_f, lm_head)
+
+  explicit GPT(const GPTOptions& options = {})
+      : wte(detail::initialized(Embedding<D>(options.vocab_size, options.n_embd), options.initializer_range)),
+        wpe(options),
+        ln_f(options.n_embd, options.layer_norm_epsilon),
+        lm_head(detail::initialized(Linear<D>(options.n_embd, options.vocab_size, {.bias = false}),
+                                    options.initializer_range)) {
+    for (Index i = 0; i < options.n_layer; ++i) h.push_back(GPTBlock<D>(options));
+    if (options.tie_word_embeddings) lm_head.weight = wte.weight;
+  }
+
+  /// The same for tokens that follow those in `cache`, which keeps these, too: see generate.
+  auto forward(const auto& tokens, const KvCache& cache) const {
+    auto x = wpe(wte(tokens), cache.length());
+    for (const auto& block : h) x = block(x, cache);
+    return lm_head(ln_f(x));
+  }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_MODELS_GPT_HPP
+
+namespace chorus::io {
+
+namespace detail {
+
+inline nlohmann::json gpt2_config(const std::string& folder) {
+  const auto path = folder + "/config.json";
+  auto config = nlohmann::json::parse(data::read_text(path), nullptr, /*allow_exceptions=*/false);
+  check<FileError>(config.is_object(), "loading ", printable(path, 4096),
+                   ": expected a JSON object, as transformers writes it");
+  return config;
+}
+
+/// Whether Hugging Face keeps a matrix as [in, out] (Conv1D): by its name, for square ones fit both ways.
+inline bool is_conv1d(std::string_view name) {
+  return name.ends_with(".c_attn.weight") || name.ends_with(".c_proj.weight") || name.ends_with(".c_fc.weight");
+}
+
+/// Tensors under names of their own, to be written.
+class NamedTensors {
+ public:
+  template <int Rank>
+  void add(std::string name, const Tensor<float, Rank>& tensor) {
+    const auto dense = contiguous(tensor);
+    const auto* const bytes = reinterpret_cast<const std::byte*>(dense.data());
+    items_.push_back({std::move(name), {dense.shape().begin(), dense.shape().end()}, {bytes, bytes + dense.bytes()}});
+  }
+  void write(const std::string& path) const {
+    std::vector<TensorView> views;
+    for (const auto& item : items_) views.push_back({item.name, FileDType::f32, item.shape, item.bytes});
+    write_safetensors(path, views, {{"format", "pt"}});
+  }
+
+ private:
+  struct Item {
+    std::string name;
+    std::vector<Index> shape;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Item> items_;
+};
+
+template <int Rank, Device D>
+Tensor<float, Rank> on_host(const Parameter<float, Rank, D>& parameter) {
+  return to_device(contiguous(value_of(parameter)), Cpu{});
+}
+
+inline void write_text(const std::string& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+/// Calls `add(name, tensor, is_conv1d)` for all tensors of a GPT, with LoRA's changes in c_attn.
+template <Device D>
+void for_each_gpt2_tensor(nn::GPT<D>& model, const auto& add) {
+  const NoGrad no_grad;
+  const auto layer = [&](const std::string& name, const auto& of) {
+    add(name + ".weight", on_host(of.weight));
+    if constexpr (requires { of.bias; })
+      if (of.bias) add(name + ".bias", on_host(of.bias));
+  };
+  const auto conv1d = [&](const std::string& name, const Tensor<float, 2>& weight, const auto& bias) {
+    add(name + ".weight", transpose(weight, 0, 1));
+    add(name + ".bias", on_host(bias));
+  };
+  layer("transformer.wte", model.wte);
+  layer("transformer.wpe", model.wpe);
+  for (std::size_t i = 0; i < model.h.size(); ++i) {
+    auto& block = model.h[i];
+    const auto name = cat("transformer.h.", i);
+    auto c_attn = on_host(block.attn.c_attn.weight);
+    if (const auto& lora = block.attn.c_attn.lora)
+      c_attn = c_attn + matmul(on_host(lora->lora_B), on_host(lora->lora_A)) * lora->scale();
+    layer(name + ".ln_1", block.ln_1);
+    conv1d(name + ".attn.c_attn", c_attn, block.attn.c_attn.bias);
+    conv1d(name + ".attn.c_proj", on_host(block.attn.c_proj.weight), block.attn.c_proj.bias);
+    layer(name + ".ln_2", block.ln_2);
+    conv1d(name + ".mlp.c_fc", on_host(block.mlp.c_fc.weight), block.mlp.c_fc.bias);
+    conv1d(name + ".mlp.c_proj", on_host(block.mlp.c_proj.weight), block.mlp.c_proj.bias);
+  }
+  layer("transformer.ln_f", model.ln_f);
+  if (model.lm_head.weight.shared() != model.wte.weight.shared()) layer("lm_head", model.lm_head);
+}
+
+}  // namespace detail
+
+/// The sizes and settings in a folder's config.json; dropout is its resid_pdrop. Throws FileError if it can't be read,
+/// and for another model than GPT-2 or a setting that nn::GPT does not have: the message names it.
+inline nn::GPTOptions gpt2_options(const std::string& folder) {
+  using json = nlohmann::json;
+  const auto config = detail::gpt2_config(folder);
+  const auto who = cat("loading ", printable(folder + "/config.json", 4096));
+  const auto value = [&]<class T>(const char* name, T otherwise) -> T {
+    const auto found = config.find(name);
+    if (found == config.end() || found->is_null()) return otherwise;
+    bool fits = false;
+    if constexpr (std::is_same_v<T, bool>)
+      fits = found->is_boolean();
+    else if constexpr (std::is_same_v<T, std::string>)
+      fits = found->is_string();
+    else if constexpr (std::is_same_v<T, double>)
+      fits = found->is_number() && found->template get<double>() >= 0;
+    else
+      fits = found->is_number_unsigned() && found->template get<std::uint64_t>() < (std::uint64_t{1} << 31);
+    check<FileError>(fits, who, ": ", name, ": expected a value like ", json(otherwise).dump(), ", got ",
+                     printable(found->dump()));
+    return found->template get<T>();
+  };
+  const auto expect = [&]<class T>(const char* name, const T& expected) {
+    const T got = value(name, expected);
+    check<FileError>(got == expected, who, ": ", name, ": expected ", json(expected).dump(), ", got ",
+                     printable(json(got).dump()));
+  };
+  expect("model_type", std::string("gpt2"));
+  const auto activation = value("activation_function", std::string("gelu_new"));
+  check<FileError>(activation == "gelu_new" || activation == "gelu_pytorch_tanh", who,
+                   ": activation_function: expected gelu_new, got ", printable(activation));
+  expect("scale_attn_weights", true);
+  expect("scale_attn_by_inverse_layer_idx", false);
+  expect("add_cross_attention", false);
+  nn::GPTOptions options;
+  for (const auto& [name, size] : {std::pair{"vocab_size", &options.vocab_size},
+                                   {"n_positions", &options.n_positions},
+                                   {"n_embd", &options.n_embd},
+                                   {"n_layer", &options.n_layer},
+                                   {"n_head", &options.n_head},
+                                   {"n_inner", &options.n_inner}}) {
+    *size = value(name, *size);
+    check<FileError>(*size > 0 || name == std::string_view("n_inner"), who, ": ", name,
+                     ": expected a positive number, got 0");
+  }
+  check<FileError>(options.n_embd % options.n_head == 0, who, ": n_head: expected a divisor of n_embd, ",
+                   options.n_embd, ", got ", options.n_head);
+  options.layer_norm_epsilon = value("layer_norm_epsilon", options.layer_norm_epsilon);
+  options.initializer_range = value("initializer_range", options.initializer_range);
+  options.tie_word_embeddings = value("tie_word_embeddings", true);
+  options.dropout = value("resid_pdrop", 0.1);
+  check<FileError>(options.dropout < 1, who, ": resid_pdrop: expected a probability below 1, got ", options.dropout);
+  return options;
+}
+
+/// The tokens that end a text: config.json's eos_token_id, a number, a list or null; GPT-2's 50256 if it has none.
+inline std::vector<std::int64_t> gpt2_end_tokens(const std::string& folder) {
+  const auto config = detail::gpt2_config(folder);
+  const auto found = config.find("eos_token_id");
+  if (found == config.end()) return {50256};
+  if (found->is_null()) return {};
+  std::vector<std::int64_t> out;
+  for (const auto& token : found->is_array() ? *found : nlohmann::json::array({*found})) {
+    check<FileError>(token.is_number_unsigned(), "loading ", printable(folder + "/config.json", 4096),
+                     ": eos_token_id: expected a token, got ", printable(token.dump()));
+    out.push_back(token.get<std::int64_t>());
+  }
+  return out;
+}
+
+/// Fills a GPT, or a policy's net of one, from a folder: model.safetensors, or the files that
+/// model.safetensors.index.json names. LoRA's matrices keep their values. Throws as `load` does.
+template <class Model>
+void load_gpt2(Model& model, const std::string& folder) {
+  const auto index = folder + "/model.safetensors.index.json";
+  const bool one = std::filesystem::exists(folder + "/model.safetensors");
+  const auto path = one || !std::filesystem::exists(index) ? folder + "/model.safetensors" : index;
+  const auto report = load(model, path,
+                           {.strict = false,
+                            .rename =
+                                [](std::string_view name) {
+                                  if (name.starts_with("transformer.")) name.remove_prefix(12);
+                                  // Older files have the causal mask, too.
+                                  const bool is_mask =
+                                      name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+                                  return is_mask ? std::string() : std::string(name);
+                                },
+                            .transposed = detail::is_conv1d});
+  auto rest = report;
+  std::erase_if(rest.missing, [](const std::string& name) { return name.find(".lora_") != name.npos; });
+  check<FileError>(rest.complete(), "loading ", printable(path, 4096), ": the file doesn't fit the model; ", rest);
+}
+
+/// Writes a GPT's weights to `to` in `transformers`' form, with LoRA's changes in them, beside copies of the
+/// config.json, tokenizer.json and such of the folder `from`. If the model has LoRA, `to`/adapter has its matrices in
+/// PEFT's form. One process calls it, with the whole model: `net.gathered([&](auto& model) { if (run.is_main()) ...
+/// })`. Throws FileError.
+template <Device D>
+void save_gpt2(nn::GPT<D>& model, const std::string& from, const std::string& to) {
+  auto config = detail::gpt2_config(from);
+  std::error_code failed;
+  std::filesystem::create_directories(to, failed);
+  check<FileError>(!failed, "saving ", printable(to, 4096), ": making the folder failed: ", failed.message());
+  detail::NamedTensors tensors;
+  detail::for_each_gpt2_tensor(model, [&](const std::string& name, const auto& tensor) { tensors.add(name, tensor); });
+  tensors.write(to + "/model.safetensors");
+  config.erase("torch_dtype");
+  config["dtype"] = "float32";
+  detail::write_text(to + "/config.json", config.dump(2) + "\n");
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json",
+                           "special_tokens_map.json", "vocab.json", "merges.txt"})
+    if (const auto path = from + "/" + name; std::filesystem::exists(path))
+      detail::write_text(to + "/" + name, data::read_text(path));
+  if (model.h.size() == 0 || !model.h[0].attn.c_attn.lora) return;
+  std::filesystem::create_directories(to + "/adapter", failed);
+  check<FileError>(!failed, "saving ", printable(to, 4096), "/adapter: making the folder failed: ", failed.message());
+  detail::NamedTensors adapter;
+  for (std::size_t i = 0; i < model.h.size(); ++i) {
+    const auto& lora = *model.h[i].attn.c_attn.lora;
+    const auto name = cat("base_model.model.transformer.h.", i, ".attn.c_attn.");
+    adapter.add(name + "lora_A.weight", detail::on_host(lora.lora_A));
+    adapter.add(name + "lora_B.weight", detail::on_host(lora.lora_B));
+  }
+  adapter.write(to + "/adapter/adapter_model.safetensors");
+  const auto& lora = *model.h[0].attn.c_attn.lora;
+  const auto rank = lora.lora_A.shape()[0];
+  const nlohmann::json facts{{"peft_type", "LORA"},
+                             {"task_type", "CAUSAL_LM"},
+                             {"base_model_name_or_path", from},
+                             {"r", rank},
+                             {"lora_alpha", lora.scale() * static_cast<double>(rank)},
+                             {"lora_dropout", 0.0},
+                             {"bias", "none"},
+                             {"fan_in_fan_out", true},
+                             {"target_modules", {"c_attn"}}};
+  detail::write_text(to + "/adapter/adapter_config.json", facts.dump(2) + "\n");
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_GPT2_FOLDER_HPP
+
+// <chorus/io/npy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_NPY_HPP
+#define CHORUS_SINGLE_CHORUS_IO_NPY_HPP
+/// NumPy's files of one array, `.npy`, versions 1 to 3 of the format:
+/// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+
+namespace chorus::io {
+
+namespace detail {
+
+static_assert(std::endian::native == std::endian::little, "npy: expected a little-endian machine");
+
+/// NumPy's name of a dtype, without the byte order; empty for bf16, which NumPy does not have.
+constexpr std::string_view numpy_name(DType type) {
+  constexpr std::string_view names[] = {"b1", "u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "", "f4", "f8"};
+  return names[static_cast<std::size_t>(type)];
+}
+
+/// An array in a file's bytes.
+struct NpyArray {
+  DType dtype{};
+  bool fortran_order = false;
+  std::vector<Index> shape;
+  std::span<const std::byte> data;
+};
+
+/// Reads the dictionary of a header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }.
+class NpyHeader {
+ public:
+  NpyHeader(std::string_view text, std::string_view who) : text_(text), who_(who) {}
+
+  NpyArray parse() {
+    NpyArray out;
+    bool seen[3] = {};
+    expect('{');
+    while (!take('}')) {
+      const std::string_view key = quoted();
+      const std::size_t which = key == "descr" ? 0 : key == "fortran_order" ? 1 : key == "shape" ? 2 : 3;
+      check<FileError>(which < 3 && !seen[which], who_, ": the header has the key ", Quoted{key}, " ",
+                       which < 3 ? "twice" : "which is unknown");
+      seen[which] = true;
+      expect(':');
+      if (which == 0) out.dtype = dtype();
+      if (which == 1) out.fortran_order = boolean();
+      if (which == 2) out.shape = sizes();
+      if (!take(',')) {
+        expect('}');
+        break;
+      }
+    }
+    check<FileError>(seen[0] && seen[1] && seen[2], who_, ": the header lacks 'descr', 'fortran_order' or 'shape'");
+    skip();
+    check<FileError>(at_ == text_.size(), who_, ": the header has data after its dictionary");
+    return out;
+  }
+
+ private:
+  void skip() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
+  }
+  bool take(char c) {
+    skip();
+    if (at_ >= text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) { check<FileError>(take(c), who_, ": byte ", at_, " of the header: expected '", c, "'"); }
+  std::string_view quoted() {
+    skip();
+    const char mark = at_ < text_.size() ? text_[at_] : '\0';
+    check<FileError>(mark == '\'' || mark == '"', who_, ": byte ", at_, " of the header: expected a string in quotes");
+    const auto end = text_.find(mark, ++at_);
+    check<FileError>(end != std::string_view::npos, who_, ": the header ends inside a string");
+    const auto out = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return out;
+  }
+  DType dtype() {
+    check<FileError>(!take('['), who_, ": structured arrays are not supported");
+    const std::string_view name = quoted();
+    for (std::size_t i = 0; i <= static_cast<std::size_t>(DType::f64); ++i) {
+      const auto type = static_cast<DType>(i);
+      const auto known = numpy_name(type);
+      if (known.empty() || name.size() != 3 || name.substr(1) != known) continue;
+      const bool one_byte = size_of(type) == 1;
+      check<FileError>(name[0] != '>' || one_byte, who_, ": big-endian numbers (", Quoted{name}, ") are not supported");
+      if (name[0] == '<' || name[0] == '=' || (one_byte && (name[0] == '|' || name[0] == '>'))) return type;
+    }
+    fail<FileError>(who_, ": numbers of type ", Quoted{name}, " are not supported",
+                    name.ends_with('O') ? ": these are Python objects in a pickle, which can run code; in Python, "
+                                          "astype(\"float32\") makes numbers of them"
+                                        : "");
+  }
+  bool boolean() {
+    skip();
+    for (const bool value : {true, false}) {
+      const std::string_view word = value ? "True" : "False";
+      if (text_.substr(at_, word.size()) != word) continue;
+      at_ += word.size();
+      return value;
+    }
+    fail<FileError>(who_, ": expected True or False for 'fortran_order'");
+  }
+  std::vector<Index> sizes() {
+    std::vector<Index> out;
+    expect('(');
+    while (!take(')')) {
+      skip();
+      Index size = 0;
+      std::size_t digits = 0;
+      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_, ++digits) {
+        check<FileError>(digits < 18, who_, ": a size in the shape is too large");
+        size = 10 * size + (text_[at_] - '0');
+      }
+      check<FileError>(digits > 0, who_, ": byte ", at_, " of the header: expected a size");
+      check<FileError>(out.size() < 8, who_, ": the shape has more than 8 axes");
+      out.push_back(size);
+      if (!take(',')) {
+        expect(')');
+        check<FileError>(out.size() > 1, who_, ": '(", out[0], ")' is not a tuple");
+        break;
+      }
+    }
+    return out;
+  }
+
+  std::string_view text_, who_;
+  std::size_t at_ = 0;
+};
+
+/// Parses the bytes of a .npy file. Throws FileError if they are malformed.
+inline NpyArray parse_npy(std::span<const std::byte> bytes, std::string_view who) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!text.starts_with("\x93NUMPY") || text.size() < 10)
+    fail<FileError>(who, ": not a .npy file", numpy_hint(bytes, who));
+  const int version = text[6];
+  check<FileError>(version >= 1 && version <= 3 && text[7] == 0, who, ": version ", version, ".", int{text[7]},
+                   " of the format is not supported");
+  const std::size_t prefix = version == 1 ? 10 : 12;
+  std::uint32_t length = 0;
+  check<FileError>(text.size() >= prefix, who, ": the file ends inside its header");
+  std::memcpy(&length, bytes.data() + 8, prefix - 8);
+  check<FileError>(length <= 65535 && length <= text.size() - prefix, who, ": a header of ", length,
+                   " bytes in a file of ", text.size());
+  NpyArray out = NpyHeader(text.substr(prefix, length), who).parse();
+  out.data = bytes.subspan(prefix + length);
+  std::uint64_t expected = size_of(out.dtype);
+  bool empty = false;
+  for (const Index size : out.shape) {
+    empty = empty || size == 0;
+    const auto factor = static_cast<std::uint64_t>(std::max(size, Index{1}));
+    check<FileError>(expected <= (std::uint64_t{1} << 62) / factor, who, ": shape ", std::span<const Index>(out.shape),
+                     " is too large");
+    expected *= factor;
+  }
+  if (empty) expected = 0;
+  check<FileError>(expected == out.data.size(), who, ": shape ", std::span<const Index>(out.shape), " of ", out.dtype,
+                   " takes ", expected, " bytes, but the file has ", out.data.size());
+  return out;
+}
+
+/// The array as a Tensor; throws FileError if its dtype or number of axes differs.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> to_tensor(const NpyArray& array, std::string_view who) {
+  check<FileError>(array.dtype == dtype<T> && array.shape.size() == static_cast<std::size_t>(Rank), who, ": expected ",
+                   dtype<T>, " with ", Rank, " axes, got ", array.dtype, " ", std::span<const Index>(array.shape));
+  const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
+  check<FileError>(array.dtype != DType::boolean || std::none_of(array.data.begin(), array.data.end(), is_odd), who,
+                   ": a BOOL is not 0 or 1");
+  Shape<Rank> shape{}, backwards{};
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    shape[i] = array.shape[array.fortran_order ? shape.size() - 1 - i : i];
+    backwards[i] = static_cast<Index>(shape.size() - 1 - i);
+  }
+  auto out = Tensor<T, Rank, Cpu>::empty(shape);
+  if (!array.data.empty()) std::memcpy(static_cast<void*>(out.data()), array.data.data(), array.data.size());
+  return array.fortran_order ? contiguous(out.permute(backwards)) : out;
+}
+
+/// All bytes before an array's numbers.
+inline std::string npy_header(DType type, std::span<const Index> shape, std::string_view who) {
+  check<UsageError>(!numpy_name(type).empty(), who, ": NumPy has no ", type, "; convert to another dtype first");
+  std::string text =
+      cat("{'descr': '", size_of(type) == 1 ? "|" : "<", numpy_name(type), "', 'fortran_order': False, 'shape': (");
+  for (std::size_t i = 0; i < shape.size(); ++i) text += cat(i == 0 ? "" : " ", shape[i], ",");
+  if (shape.size() > 1) text.pop_back();
+  text += "), }";
+  text.append(63 - (10 + text.size()) % 64, ' ');
+  text += '\n';
+  const auto length = static_cast<std::uint16_t>(text.size());
+  std::string out = "\x93NUMPY";
+  out += {'\x01', '\x00', static_cast<char>(length & 0xFF), static_cast<char>(length >> 8)};
+  return out + text;
+}
+
+/// A regular file's bytes. Throws FileError.
+inline std::vector<std::byte> read_whole(const std::string& path) {
+  const std::string who = cat("loading ", path);
+  const RegularFile file(path, who);
+  std::vector<std::byte> out(static_cast<std::size_t>(file.size()));
+  file.read(0, out, who, ": reading");
+  return out;
+}
+
+}  // namespace detail
+
+/// Reads an array of `numpy.save`, in either memory order. Throws FileError if the file is damaged, holds values that
+/// tensors cannot hold (texts, objects, complex or big-endian numbers), or has another dtype or number of axes.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> load_npy(const std::string& path) {
+  const auto bytes = detail::read_whole(path);
+  const std::string who = cat("loading ", path);
+  return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
+}
+
+/// Writes an array for `numpy.load`, atomically. Throws FileError, and UsageError for bf16, which NumPy does not have.
+template <Scalar T, int Rank, Device D>
+void save_npy(const std::string& path, const Tensor<T, Rank, D>& tensor) {
+  const auto header = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", path));
+  const auto dense = contiguous(tensor);
+  std::vector<std::byte> numbers(dense.bytes());
+  copy_bytes(Cpu{}, numbers.data(), dense.device(), dense.data(), numbers.size());
+  AtomicFile file(path);
+  file.write(header);
+  file.write(numbers);
+  file.commit();
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_NPY_HPP
+
+// <chorus/io/npy_folder.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
+#define CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
+/// A folder of NumPy arrays as a dataset.
+
+namespace chorus::io {
+
+/// The `.npy` files of a folder, sorted by name: sample i is the i-th array, read on demand, and its class. Classes are
+/// the folder's subfolders, numbered by sorted name, as in torchvision's ImageFolder; without subfolders all samples
+/// have class 0.
+template <Scalar T, int Rank>
+class NpyFolder {
+ public:
+  /// Throws FileError if the folder can't be read, has no such file, or has files next to subfolders with files.
+  explicit NpyFolder(const std::string& folder) {
+    data::require_folder("NpyFolder", folder);
+    std::vector<std::string> subfolders;
+    list(folder, 0, &subfolders);
+    const bool plain = !files_.empty();
+    std::sort(subfolders.begin(), subfolders.end());
+    for (const auto& name : subfolders) {
+      const std::size_t before = files_.size();
+      list(cat(folder, "/", name), static_cast<std::int64_t>(classes_.size()), nullptr);
+      if (files_.size() == before) continue;
+      check<FileError>(!plain, "NpyFolder: ", printable(folder), " has .npy files, and so has ", printable(name),
+                       " in it: expected them in the folder, or in subfolders, one for each class");
+      classes_.push_back(name);
+    }
+    check<FileError>(!files_.empty(), "NpyFolder: expected .npy files in ", printable(folder),
+                     " or in its subfolders, got none", data::list_folder(folder));
+  }
+
+  Index size() const { return static_cast<Index>(files_.size()); }
+  /// Names of the subfolders; none if the files are in the folder itself.
+  const std::vector<std::string>& classes() const { return classes_; }
+  /// Throws FileError if the file is not an array of T with that number of axes.
+  std::pair<Tensor<T, Rank>, std::int64_t> get(Index i) const {
+    data::detail::check_place("NpyFolder", i, size());
+    const auto& [path, label] = files_[static_cast<std::size_t>(i)];
+    return {load_npy<T, Rank>(path), label};
+  }
+
+ private:
+  void list(const std::string& folder, std::int64_t label, std::vector<std::string>* subfolders) {
+    const std::size_t first = files_.size();
+    std::error_code trouble;
+    for (std::filesystem::directory_iterator at(folder, trouble), end; !trouble && at != end; at.increment(trouble)) {
+      const std::string name = at->path().filename().string();
+      if (subfolders != nullptr && data::is_folder(at->path().string()))
+        subfolders->push_back(name);
+      else if (name.ends_with(".npy"))
+        files_.emplace_back(at->path().string(), label);
+    }
+    check<FileError>(!trouble, "NpyFolder: ", printable(folder), ": ", trouble.message());
+    std::sort(files_.begin() + static_cast<std::ptrdiff_t>(first), files_.end());
+  }
+
+  std::vector<std::pair<std::string, std::int64_t>> files_;
+  std::vector<std::string> classes_;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_NPY_FOLDER_HPP
+
+// <chorus/io/npz.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
+#define CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
+/// NumPy's files of several arrays, `.npz`: zip archives of .npy files.
+
+// <chorus/io/zip.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_ZIP_HPP
+#define CHORUS_SINGLE_CHORUS_IO_ZIP_HPP
+/// Zip archives (PKWARE's APPNOTE.TXT) in memory, with files that are stored or, with zlib, deflated.
+
+namespace chorus::io {
+
+namespace detail {
+
+/// The check sum of zip (and zlib): CRC-32.
+inline std::uint32_t crc32_of(std::span<const std::byte> bytes) {
+  static const auto table = [] {
+    std::array<std::uint32_t, 256> out{};
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      std::uint32_t c = i;
+      for (int bit = 0; bit < 8; ++bit) c = (c & 1) != 0 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
+      out[i] = c;
+    }
+    return out;
+  }();
+  std::uint32_t c = 0xFFFFFFFFu;
+  for (const std::byte byte : bytes) c = table[(c ^ std::to_integer<std::uint32_t>(byte)) & 0xFF] ^ (c >> 8);
+  return ~c;
+}
+
+/// Reads little-endian numbers from an archive. Throws FileError past its end.
+class ZipBytes {
+ public:
+  ZipBytes(std::span<const std::byte> bytes, std::string who) : bytes_(bytes), who_(std::move(who)) {}
+
+  std::uint64_t number(std::uint64_t at, std::size_t width) const {
+    std::uint64_t out = 0;
+    const auto from = part(at, width);
+    std::memcpy(&out, from.data(), width);
+    return out;
+  }
+  std::span<const std::byte> part(std::uint64_t at, std::uint64_t size) const {
+    check<FileError>(at <= bytes_.size() && size <= bytes_.size() - at, who_, ": the archive is cut short or damaged");
+    return bytes_.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(size));
+  }
+  std::string text(std::uint64_t at, std::uint64_t size) const {
+    const auto from = part(at, size);
+    return {reinterpret_cast<const char*>(from.data()), from.size()};
+  }
+  std::uint64_t size() const { return bytes_.size(); }
+  const std::string& who() const { return who_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::string who_;
+};
+
+struct ZipEntry {
+  std::uint64_t method, packed, size, offset;
+  std::uint32_t crc;
+};
+
+/// The archive's directory, at its end. Throws FileError. `refuse()` throws if the file is no archive.
+template <class Refuse>
+std::map<std::string, ZipEntry> zip_directory(const ZipBytes& zip, const Refuse& refuse) {
+  constexpr std::uint64_t end_size = 22, wide = 0xFFFFFFFFu;
+  if (zip.size() < end_size) refuse();
+  std::uint64_t end = zip.size() - end_size;
+  const std::uint64_t least = end > 65535 ? end - 65535 : 0;  // a comment may follow
+  while (zip.number(end, 4) != 0x06054B50u) {
+    if (end-- == least) refuse();
+  }
+  check<FileError>(end + end_size + zip.number(end + 20, 2) == zip.size(), zip.who(), ": the archive is damaged");
+  std::uint64_t directory_end = end, count = zip.number(end + 10, 2), at = zip.number(end + 16, 4);
+  if (end >= 20 && zip.number(end - 20, 4) == 0x07064B50u) {  // 64-bit fields, used if necessary, or always
+    const std::uint64_t wide_end = zip.number(end - 12, 8);
+    check<FileError>(zip.number(wide_end, 4) == 0x06064B50u, zip.who(), ": the archive is damaged");
+    directory_end = wide_end;
+    count = zip.number(wide_end + 32, 8);
+    at = zip.number(wide_end + 48, 8);
+  }
+  std::map<std::string, ZipEntry> out;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    check<FileError>(zip.number(at, 4) == 0x02014B50u, zip.who(), ": the archive's directory is damaged");
+    check<FileError>((zip.number(at + 8, 2) & 1) == 0, zip.who(), ": the archive is encrypted");
+    ZipEntry entry{zip.number(at + 10, 2), zip.number(at + 20, 4), zip.number(at + 24, 4), zip.number(at + 42, 4),
+                   static_cast<std::uint32_t>(zip.number(at + 16, 4))};
+    const std::uint64_t name = zip.number(at + 28, 2), extra = zip.number(at + 30, 2), note = zip.number(at + 32, 2);
+    // Sizes that don't fit are in an extra field, in this order.
+    for (std::uint64_t field = at + 46 + name; field + 4 <= at + 46 + name + extra;
+         field += 4 + zip.number(field + 2, 2)) {
+      if (zip.number(field, 2) != 1) continue;
+      std::uint64_t value = field + 4;
+      for (auto* number : {&entry.size, &entry.packed, &entry.offset})
+        if (*number == wide) {
+          *number = zip.number(value, 8);
+          value += 8;
+        }
+    }
+    const bool once = out.emplace(zip.text(at + 46, name), entry).second;
+    check<FileError>(once, zip.who(), ": the archive has two files of one name");
+    at += 46 + name + extra + note;
+  }
+  check<FileError>(at == directory_end, zip.who(), ": the archive's directory is damaged");
+  return out;
+}
+
+/// A file's bytes as they are in the archive. Throws FileError.
+inline std::span<const std::byte> zip_packed(const ZipBytes& zip, const std::string& who, const ZipEntry& entry) {
+  check<FileError>(zip.number(entry.offset, 4) == 0x04034B50u, who, ": the archive is damaged");
+  const std::uint64_t begin = entry.offset + 30 + zip.number(entry.offset + 26, 2) + zip.number(entry.offset + 28, 2);
+  return zip.part(begin, entry.packed);
+}
+
+inline std::vector<std::byte> zip_content(const ZipBytes& zip, const std::string& name, const ZipEntry& entry) {
+  const std::string who = cat(zip.who(), ": ", Quoted{name});
+  const auto packed = zip_packed(zip, who, entry);
+  std::vector<std::byte> out;
+  if (entry.method == 0) {
+    check<FileError>(entry.size == entry.packed, who, ": the archive is damaged");
+    out.assign(packed.begin(), packed.end());
+  } else {
+    check<FileError>(entry.method == 8, who, ": compression method ", entry.method, " is not supported");
+#if CHORUS_USE_ZLIB
+    // Deflate expands a byte to at most 1032 bytes.
+    check<FileError>(entry.size / 1032 <= entry.packed, who, ": the archive is damaged");
+    z_stream stream{};
+    check<FileError>(inflateInit2(&stream, -MAX_WBITS) == Z_OK, who, ": zlib could not start");
+    const std::unique_ptr<z_stream, decltype(&inflateEnd)> ended(&stream, &inflateEnd);
+    int status = Z_OK;
+    constexpr std::size_t most = std::size_t{1} << 30;  // zlib counts in unsigned int
+    std::size_t read = 0, written = 0;
+    while (status == Z_OK) {
+      if (written == out.size()) data::detail::grow(out, entry.size);
+      stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(packed.data() + read));
+      stream.avail_in = static_cast<uInt>(std::min(packed.size() - read, most));
+      stream.next_out = reinterpret_cast<Bytef*>(out.data() + written);
+      stream.avail_out = static_cast<uInt>(std::min(out.size() - written, most));
+      const auto in_before = stream.avail_in, out_before = stream.avail_out;
+      status = inflate(&stream, Z_NO_FLUSH);
+      read += in_before - stream.avail_in;
+      written += out_before - stream.avail_out;
+    }
+    check<FileError>(status == Z_STREAM_END && written == entry.size && read == packed.size(), who,
+                     ": the compressed data are damaged");
+#else
+    fail<FileError>(who, ": compressed, and chorus was built without zlib");
+#endif
+  }
+  check<FileError>(crc32_of(out) == entry.crc, who, ": the checksum is wrong");
+  return out;
+}
+
+}  // namespace detail
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_ZIP_HPP
+
+namespace chorus::io {
+
+namespace detail {
+
+inline std::map<std::string, ZipEntry> npz_directory(const ZipBytes& zip) {
+  const auto refuse = [&] {
+    fail<FileError>(zip.who(), ": not a .npz file", numpy_hint(zip.part(0, zip.size()), zip.who()));
+  };
+  auto out = zip_directory(zip, refuse);
+  const auto is_array = [](const auto& file) { return file.first.ends_with(".npy"); };
+  if (!out.empty() && std::none_of(out.begin(), out.end(), is_array)) refuse();
+  return out;
+}
+
+}  // namespace detail
+
+/// An open .npz file. Arrays are unpacked on demand.
+class NpzReader {
+ public:
+  /// Throws FileError if the file can't be read or is no archive.
+  explicit NpzReader(const std::string& path)
+      : bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", path)), entries_(detail::npz_directory(zip_)) {}
+  NpzReader(const NpzReader&) = delete;
+  NpzReader& operator=(const NpzReader&) = delete;
+
+  /// Names of the arrays, in alphabetic order.
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const auto& [name, entry] : entries_)
+      if (name.ends_with(".npy")) out.push_back(name.substr(0, name.size() - 4));
+    return out;
+  }
+
+  /// The array of that name. Throws FileError if it is missing, and as load_npy does.
+  template <Scalar T, int Rank>
+  Tensor<T, Rank, Cpu> read(const std::string& name) const {
+    const auto found = entries_.find(name + ".npy");
+    check<FileError>(found != entries_.end(), zip_.who(), ": no array ", Quoted{name}, " among the ", names().size(),
+                     " in the file");
+    const auto bytes = detail::zip_content(zip_, name, found->second);
+    const std::string who = cat(zip_.who(), ": ", Quoted{name});
+    return detail::to_tensor<T, Rank>(detail::parse_npy(bytes, who), who);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  detail::ZipBytes zip_;
+  std::map<std::string, detail::ZipEntry> entries_;
+};
+
+/// Collects arrays, then writes them like `numpy.savez`, uncompressed.
+class NpzWriter {
+ public:
+  /// Throws UsageError for a name that is empty or repeats, for bf16, and if the file would exceed 4 GiB.
+  template <Scalar T, int Rank, Device D>
+  void add(const std::string& name, const Tensor<T, Rank, D>& tensor) {
+    check<UsageError>(!name.empty() && name.size() < 1024 && offsets_.emplace(name, content_.size()).second,
+                      "saving a .npz file: the name '", name, "' is empty, too long, or already in use");
+    std::string array = detail::npy_header(dtype<T>, tensor.shape(), cat("saving ", name));
+    const auto dense = contiguous(tensor);
+    const std::size_t begin = array.size();
+    array.resize(begin + dense.bytes());
+    copy_bytes(Cpu{}, array.data() + begin, dense.device(), dense.data(), dense.bytes());
+    check<UsageError>(content_.size() + array.size() < 0xF0000000u, "saving a .npz file: more than 4 GiB");
+    const std::string facts = record(array);
+    content_ += number(0x04034B50u, 4) + facts + number(name.size() + 4, 2) + number(0, 2) + name + ".npy" + array;
+    facts_.emplace(name, facts);
+  }
+
+  /// Writes the file, atomically. Throws FileError.
+  void save(const std::string& path) const {
+    std::string directory;
+    for (const auto& [name, offset] : offsets_)
+      directory += number(0x02014B50u, 4) + number(20, 2) + facts_.at(name) + number(name.size() + 4, 2) +
+                   std::string(12, '\0') + number(offset, 4) + name + ".npy";
+    const std::string end = number(0x06054B50u, 4) + number(0, 4) + number(offsets_.size(), 2) +
+                            number(offsets_.size(), 2) + number(directory.size(), 4) + number(content_.size(), 4) +
+                            number(0, 2);
+    AtomicFile file(path);
+    file.write(content_);
+    file.write(directory);
+    file.write(end);
+    file.commit();
+  }
+
+ private:
+  static std::string number(std::uint64_t value, std::size_t width) {
+    std::string out(width, '\0');
+    std::memcpy(out.data(), &value, width);
+    return out;
+  }
+  // The fields that the directory and an array's own header share: version, flags (names in UTF-8), stored, 1980-01-01,
+  // sizes.
+  static std::string record(const std::string& array) {
+    return number(20, 2) + number(0x800, 2) + number(0, 2) + number(0, 2) + number(0x21, 2) +
+           number(detail::crc32_of(std::as_bytes(std::span(array))), 4) + number(array.size(), 4) +
+           number(array.size(), 4);
+  }
+
+  std::string content_;
+  std::map<std::string, std::size_t> offsets_;
+  std::map<std::string, std::string> facts_;
+};
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_NPZ_HPP
+
+// <chorus/io/parameters_hash.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
+#define CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
+/// A fingerprint of a model's parameters, to compare ranks and runs bit by bit.
+
+namespace chorus::io {
+
+/// SHA-256 over the names and numbers of all parameters, in the order of the model's members, as 64 hexadecimal digits.
+template <class Model>
+std::string parameters_sha256(Model& model) {
+  Sha256 hash;
+  std::vector<std::byte> numbers;
+  for (const auto& named : nn::named_parameters<typename Model::device_type>(model)) {
+    nn::check_whole("parameters_sha256", named, "all ranks call it with the net");
+    numbers.resize(named.parameter->size_bytes());
+    copy_bytes(Cpu{}, numbers.data(), named.parameter->where(), named.parameter->memory(), numbers.size());
+    hash.update(named.name);
+    hash.update(numbers);
+  }
+  return hash.hex();
+}
+
+/// The fingerprint of a policy's model, the same on all ranks, even if each has parts of it. All ranks call it.
+template <detail::IsNet Net>
+std::string parameters_sha256(Net& net) {
+  if constexpr (!detail::keeps_parts<Net>) {
+    return parameters_sha256(net.module());
+  } else {
+    using D = typename Net::device_type;
+    auto& ranks = net.communicator();
+    const auto places = detail::places_in_parts<D>(net);
+    const detail::TensorsOfAll<D> tensors(ranks, places);
+    Sha256 hash;  // rank 0's
+    std::vector<std::byte> whole;
+    for (const auto& named : nn::named_parameters<D>(net.module())) {
+      const auto tensor = std::find_if(tensors.items().begin(), tensors.items().end(),
+                                       [&](const auto& item) { return item.view.name == named.name; });
+      whole.resize(tensor->view.data.size());
+      detail::for_all_ranges<D>(ranks, *tensor, [&](std::size_t begin, std::span<const std::byte> bytes) {
+        std::copy(bytes.begin(), bytes.end(), whole.begin() + static_cast<std::ptrdiff_t>(begin));
+      });
+      hash.update(named.name);
+      hash.update(whole);
+    }
+    return comm::broadcast_object(ranks, hash.hex());
+  }
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_PARAMETERS_HASH_HPP
+
+// <chorus/io/pt.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_PT_HPP
+#define CHORUS_SINGLE_CHORUS_IO_PT_HPP
+/// Weights that PyTorch's `torch.save(model.state_dict(), path)` wrote. The file's pickle is not run: of its language
+/// only what describes tensors is understood, and anything else is refused by name.
+
+// <chorus/io/pickle.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_PICKLE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_PICKLE_HPP
+/// The part of Python's pickle language (protocol 2: https://github.com/python/cpython/blob/main/Lib/pickletools.py) in
+/// which torch.save describes tensors. Classes and functions are names to compare with a list: nothing is called.
+
+namespace chorus::io::detail {
+
+/// A tensor as a pickle describes it: elements of a storage, which is the file `data/KEY`. Offset and strides count
+/// elements.
+struct PickledTensor {
+  FileDType dtype{};
+  std::string key;
+  std::uint64_t elements = 0;  ///< of the storage
+  std::uint64_t offset = 0;
+  std::vector<Index> shape, strides;
+};
+
+class Pickle {
+ public:
+  static constexpr std::size_t most_bytes = std::size_t{64} << 20, most_values = 4'000'000, most_waiting = 1'000'000;
+
+  /// Reads the pickle; `who` begins messages. Throws FileError for anything but plain values and tensors.
+  Pickle(std::string_view text, const std::string& who) : text_(text), who_(cat(who, ": data.pkl")) {
+    check<FileError>(text.size() <= most_bytes, who_, ": ", text.size(), " bytes; the limit is ", most_bytes);
+    while (step()) {
+    }
+  }
+
+  /// The tensors of the dict `from`, or of the file's, with their names. Other values in it are left out.
+  std::vector<std::pair<std::string, PickledTensor>> tensors(const std::string& from) const {
+    const Value* dict = &values_[result_];
+    check<FileError>(dict->kind == Kind::dict, who_,
+                     ": expected a dict of tensors, as of torch.save(model.state_dict(), FILE), got ", name_of(*dict));
+    if (!from.empty()) {
+      const Value* const found = member(*dict, from);
+      check<FileError>(found != nullptr && found->kind == Kind::dict, who_, ": expected a dict of tensors at key ",
+                       Quoted{from}, ", got ", found == nullptr ? "nothing" : name_of(*found), "; the keys are ",
+                       keys_of(*dict));
+      dict = found;
+    }
+    std::vector<std::pair<std::string, PickledTensor>> out;
+    bool dicts = false;
+    for (std::size_t i = 0; i + 1 < dict->items.size(); i += 2) {
+      const auto &key = values_[dict->items[i]], &value = values_[dict->items[i + 1]];
+      dicts = dicts || value.kind == Kind::dict;
+      if (value.kind != Kind::tensor) continue;
+      check<FileError>(key.kind == Kind::text, who_, ": expected texts as names of tensors, got ", name_of(key));
+      out.emplace_back(key.text, tensors_[value.number]);
+    }
+    check<FileError>(!out.empty() || !dicts, who_, ": the tensors are in a dict within the dict: name its key as ",
+                     "{.from = KEY}; the keys are ", keys_of(*dict));
+    return out;
+  }
+
+ private:
+  enum class Kind : std::uint8_t {
+    none,
+    boolean,
+    integer,
+    real,
+    text,
+    tuple,
+    list,
+    dict,
+    name,
+    tensor,
+    storage,
+    other
+  };
+  /// `items`: of a tuple or list; keys and values by turns of a dict. `number`: an integer's or boolean's value; of a
+  /// tensor and a storage its place in `tensors_`.
+  struct Value {
+    Kind kind{};
+    std::uint64_t number = 0;
+    std::string text = {};
+    std::vector<std::uint32_t> items = {};
+  };
+
+  // What is read.
+  unsigned byte() { return static_cast<unsigned char>(take(1)[0]); }
+  std::string_view take(std::size_t count) {
+    check<FileError>(count <= text_.size() - at_, who_, ": cut short");
+    at_ += count;
+    return text_.substr(at_ - count, count);
+  }
+  std::uint64_t little(std::size_t width) {
+    std::uint64_t out = 0;
+    std::memcpy(&out, take(width).data(), width);
+    return out;
+  }
+  std::string_view line() {
+    const auto end = text_.find('\n', at_);
+    check<FileError>(end != text_.npos, who_, ": cut short");
+    const auto out = text_.substr(at_, end - at_);
+    at_ = end + 1;
+    return out;
+  }
+
+  // The stack.
+  void push(std::uint32_t value) {
+    check<FileError>(stack_.size() < most_waiting, who_, ": more than ", most_waiting, " values are on its stack");
+    stack_.push_back(value);
+  }
+  void push(Value value) {
+    check<FileError>(values_.size() < most_values, who_, ": more than ", most_values, " values");
+    values_.push_back(std::move(value));
+    push(static_cast<std::uint32_t>(values_.size() - 1));
+  }
+  void push_integer(std::int64_t number) {
+    push({.kind = Kind::integer, .number = static_cast<std::uint64_t>(number)});
+  }
+  /// The place of the innermost mark; values of before it can't be taken.
+  std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  std::uint32_t top() const {
+    check<FileError>(stack_.size() > floor(), who_, ": damaged: its stack is empty");
+    return stack_.back();
+  }
+  std::uint32_t pop() {
+    const auto out = top();
+    stack_.pop_back();
+    return out;
+  }
+  std::vector<std::uint32_t> pop_to_mark() {
+    check<FileError>(!marks_.empty(), who_, ": damaged: a mark is missing");
+    const auto mark = static_cast<std::ptrdiff_t>(marks_.back());
+    marks_.pop_back();
+    std::vector<std::uint32_t> out(stack_.begin() + mark, stack_.end());
+    stack_.resize(static_cast<std::size_t>(mark));
+    return out;
+  }
+  std::vector<std::uint32_t> pop_several(std::size_t count) {
+    std::vector<std::uint32_t> out(count);
+    for (std::size_t i = count; i-- > 0;) out[i] = pop();
+    return out;
+  }
+
+  /// One operation; false after the last.
+  bool step() {
+    const std::size_t begin = at_;
+    const unsigned code = byte();
+    switch (code) {
+      case 0x80: {  // PROTO
+        const auto version = byte();
+        check<FileError>(begin == 0 && version == 2, who_, ": expected pickle protocol 2, torch.save's default, got ",
+                         version);
+        return true;
+      }
+      case '.':  // STOP
+        result_ = pop();
+        return false;
+      case '(':  // MARK
+        check<FileError>(marks_.size() < most_waiting, who_, ": more than ", most_waiting, " marks");
+        marks_.push_back(stack_.size());
+        return true;
+      case 'c': {  // GLOBAL
+        const auto module = line();
+        name(cat(module, ".", line()));
+        return true;
+      }
+      case 'R':  // REDUCE
+        reduce();
+        return true;
+      case 'b':  // BUILD
+        build();
+        return true;
+      case 'Q':  // BINPERSID
+        storage();
+        return true;
+      case ')':  // EMPTY_TUPLE
+        push({.kind = Kind::tuple});
+        return true;
+      case 't':  // TUPLE
+        push({.kind = Kind::tuple, .items = pop_to_mark()});
+        return true;
+      case 0x85:  // TUPLE1, TUPLE2, TUPLE3
+      case 0x86:
+      case 0x87:
+        push({.kind = Kind::tuple, .items = pop_several(code - 0x84)});
+        return true;
+      case '}':  // EMPTY_DICT
+        push({.kind = Kind::dict});
+        return true;
+      case 's':  // SETITEM
+        add_items(Kind::dict, pop_several(2));
+        return true;
+      case 'u':  // SETITEMS
+        add_items(Kind::dict, pop_to_mark());
+        return true;
+      case ']':  // EMPTY_LIST
+        push({.kind = Kind::list});
+        return true;
+      case 'a':  // APPEND
+        add_items(Kind::list, pop_several(1));
+        return true;
+      case 'e':  // APPENDS
+        add_items(Kind::list, pop_to_mark());
+        return true;
+      case 'X':  // BINUNICODE
+        push({.kind = Kind::text, .text = std::string(take(little(4)))});
+        return true;
+      case 'J':  // BININT
+        push_integer(static_cast<std::int32_t>(little(4)));
+        return true;
+      case 'K':  // BININT1
+        push_integer(static_cast<std::int64_t>(little(1)));
+        return true;
+      case 'M':  // BININT2
+        push_integer(static_cast<std::int64_t>(little(2)));
+        return true;
+      case 0x8A: {  // LONG1
+        const auto bytes = take(byte());
+        if (bytes.size() > 8) {
+          push({.kind = Kind::other, .text = "a long integer"});
+          return true;
+        }
+        std::uint64_t number = !bytes.empty() && (bytes.back() & 0x80) != 0 ? ~std::uint64_t{0} : 0;
+        if (!bytes.empty()) std::memcpy(&number, bytes.data(), bytes.size());
+        push_integer(static_cast<std::int64_t>(number));
+        return true;
+      }
+      case 'G':  // BINFLOAT
+        take(8);
+        push({.kind = Kind::real});
+        return true;
+      case 'N':  // NONE
+        push({.kind = Kind::none});
+        return true;
+      case 0x88:  // NEWTRUE, NEWFALSE
+      case 0x89:
+        push({.kind = Kind::boolean, .number = code == 0x88 ? 1u : 0u});
+        return true;
+      case 'q':  // BINPUT
+        memo_[little(1)] = top();
+        return true;
+      case 'r':  // LONG_BINPUT
+        memo_[little(4)] = top();
+        return true;
+      case 'h':  // BINGET
+        remembered(little(1));
+        return true;
+      case 'j':  // LONG_BINGET
+        remembered(little(4));
+        return true;
+      case 0x81:  // NEWOBJ
+        refuse_class(pop_several(2).front());
+      default:
+        fail<FileError>(who_, ": operation ", code, " at byte ", begin,
+                        " is not one of those that describe tensors: save model.state_dict() by torch.save");
+    }
+  }
+  void remembered(std::uint64_t number) {
+    const auto found = memo_.find(number);
+    check<FileError>(found != memo_.end(), who_, ": damaged: value ", number, " of its memo is missing");
+    push(found->second);
+  }
+  void add_items(Kind kind, const std::vector<std::uint32_t>& items) {
+    auto& to = values_[top()];
+    check<FileError>(to.kind == kind && (kind != Kind::dict || items.size() % 2 == 0), who_, ": damaged: items for ",
+                     name_of(to));
+    check<FileError>((items_ += items.size()) <= 2 * most_values, who_, ": more than ", 2 * most_values, " items");
+    to.items.insert(to.items.end(), items.begin(), items.end());
+  }
+
+  // Classes and functions.
+  struct Named {
+    std::string_view name;
+    FileDType dtype;
+  };
+  static std::optional<FileDType> dtype_named(std::string_view name) {
+    using enum FileDType;
+    static constexpr Named types[] = {{"torch.FloatStorage", f32},   {"torch.DoubleStorage", f64},
+                                      {"torch.HalfStorage", f16},    {"torch.BFloat16Storage", bf16},
+                                      {"torch.LongStorage", i64},    {"torch.IntStorage", i32},
+                                      {"torch.ShortStorage", i16},   {"torch.CharStorage", i8},
+                                      {"torch.ByteStorage", u8},     {"torch.BoolStorage", boolean},
+                                      {"torch.float32", f32},        {"torch.float64", f64},
+                                      {"torch.float16", f16},        {"torch.bfloat16", bf16},
+                                      {"torch.int64", i64},          {"torch.int32", i32},
+                                      {"torch.int16", i16},          {"torch.int8", i8},
+                                      {"torch.uint8", u8},           {"torch.bool", boolean},
+                                      {"torch.uint16", u16},         {"torch.uint32", u32},
+                                      {"torch.uint64", u64},         {"torch.float8_e4m3fn", f8_e4m3},
+                                      {"torch.float8_e5m2", f8_e5m2}};
+    for (const Named& type : types)
+      if (type.name == name) return type.dtype;
+    return std::nullopt;
+  }
+  static constexpr std::string_view untyped = "torch.storage.UntypedStorage", dict_class = "collections.OrderedDict",
+                                    rebuild_v2 = "torch._utils._rebuild_tensor_v2",
+                                    rebuild_v3 = "torch._utils._rebuild_tensor_v3",
+                                    rebuild_parameter = "torch._utils._rebuild_parameter", size_class = "torch.Size",
+                                    device_class = "torch.device";
+
+  void name(std::string text) {
+    const bool known = dtype_named(text).has_value() || text == untyped || text == dict_class || text == rebuild_v2 ||
+                       text == rebuild_v3 || text == rebuild_parameter || text == size_class || text == device_class;
+    push({.kind = Kind::name, .text = std::move(text)});
+    if (!known) refuse_class(stack_.back());
+  }
+  [[noreturn]] void refuse_class(std::uint32_t value) const {
+    const auto& text = values_[value].kind == Kind::name ? values_[value].text : std::string("an object");
+    if (text.starts_with("torch.nn.") || text.starts_with("__main__"))
+      fail<FileError>(who_, ": the file has a whole module (", printable(text),
+                      "), whose code is not in it: save its weights by torch.save(model.state_dict(), FILE)");
+    fail<FileError>(who_, ": the file needs ", printable(text),
+                    ", and chorus reads dicts of tensors alone: save model.state_dict() by torch.save");
+  }
+  /// `Values` of a call or of a storage, with their kinds; the last ones may be missing from `least` on.
+  bool are(const std::vector<std::uint32_t>& items, std::initializer_list<std::optional<Kind>> kinds,
+           std::size_t least) const {
+    if (items.size() < least || items.size() > kinds.size()) return false;
+    for (std::size_t i = 0; i < items.size(); ++i)
+      if (const auto kind = kinds.begin()[i]; kind && values_[items[i]].kind != *kind) return false;
+    return true;
+  }
+
+  /// ('storage', class, key, device, elements)
+  void storage() {
+    const auto& id = values_[pop()];
+    const bool fits = id.kind == Kind::tuple &&
+                      are(id.items, {Kind::text, Kind::name, Kind::text, Kind::text, Kind::integer}, 5) &&
+                      values_[id.items[0]].text == "storage";
+    check<FileError>(fits, who_, ": damaged: a storage has other facts than torch.save writes");
+    PickledTensor made;
+    const auto& type = values_[id.items[1]].text;
+    const auto dtype = type == untyped ? FileDType::u8 : dtype_named(type);
+    check<FileError>(dtype && (type == untyped || type.ends_with("Storage")), who_, ": a storage of ", printable(type),
+                     " is not supported");
+    made.dtype = *dtype;
+    made.key = values_[id.items[2]].text;
+    made.elements = size_of(id.items[4]);
+    check<FileError>(!made.key.empty() && made.key.find_first_not_of("0123456789") == made.key.npos, who_,
+                     ": expected a number as the name of a storage, got ", Quoted{made.key});
+    tensors_.push_back(std::move(made));
+    push({.kind = Kind::storage, .number = tensors_.size() - 1, .text = type});
+  }
+  std::uint64_t size_of(std::uint32_t value) const {
+    const auto number = static_cast<std::int64_t>(values_[value].number);
+    check<FileError>(values_[value].kind == Kind::integer && number >= 0, who_,
+                     ": expected a size that is not negative, got ",
+                     values_[value].kind == Kind::integer ? cat(number) : name_of(values_[value]));
+    return values_[value].number;
+  }
+  std::vector<Index> sizes_of(std::uint32_t value) const {
+    const auto& tuple = values_[value];
+    check<FileError>(tuple.items.size() <= ReaderLimits{}.rank, who_, ": a tensor of ", tuple.items.size(),
+                     " axes; the limit is ", ReaderLimits{}.rank);
+    std::vector<Index> out;
+    for (const auto item : tuple.items) out.push_back(static_cast<Index>(size_of(item)));
+    return out;
+  }
+
+  void reduce() {
+    const auto items = values_[checked(pop(), Kind::tuple, "arguments")].items;
+    const auto function = values_[checked(pop(), Kind::name, "a function")].text;
+    if (function == dict_class && items.empty()) {
+      push({.kind = Kind::dict});
+    } else if (function == rebuild_v2 &&
+               are(items, {Kind::storage, Kind::integer, Kind::tuple, Kind::tuple, Kind::boolean, {}, {}}, 6)) {
+      tensor(items, std::nullopt);
+    } else if (function == rebuild_v3 &&
+               are(items, {Kind::storage, Kind::integer, Kind::tuple, Kind::tuple, Kind::boolean, {}, Kind::name, {}},
+                   7)) {
+      tensor(items, dtype_named(values_[items[6]].text));
+    } else if (function == rebuild_parameter && are(items, {Kind::tensor, Kind::boolean, {}}, 3)) {
+      push(items[0]);
+    } else if (function == size_class && are(items, {Kind::tuple}, 1)) {
+      push(items[0]);
+    } else if (function == device_class && are(items, {Kind::text, Kind::integer}, 1)) {
+      push({.kind = Kind::other, .text = "a device"});
+    } else {
+      fail<FileError>(who_, ": damaged: ", printable(function), " with arguments that torch.save does not write");
+    }
+  }
+  std::uint32_t checked(std::uint32_t value, Kind kind, std::string_view what) const {
+    check<FileError>(values_[value].kind == kind, who_, ": damaged: expected ", what, ", got ",
+                     name_of(values_[value]));
+    return value;
+  }
+  /// storage, offset, size, stride; `dtype` if the storage is of bytes.
+  void tensor(const std::vector<std::uint32_t>& items, std::optional<FileDType> dtype) {
+    const auto& from = values_[items[0]];
+    PickledTensor made = tensors_[from.number];
+    check<FileError>(dtype.has_value() == (from.text == untyped), who_, ": damaged: a tensor of another dtype than ",
+                     printable(from.text));
+    if (dtype) {
+      made.dtype = *dtype;
+      made.elements /= bits_of(*dtype) / 8;
+    }
+    made.offset = size_of(items[1]);
+    made.shape = sizes_of(items[2]);
+    made.strides = sizes_of(items[3]);
+    check<FileError>(made.shape.size() == made.strides.size(), who_, ": damaged: ", made.shape.size(), " sizes and ",
+                     made.strides.size(), " strides");
+    tensors_.push_back(std::move(made));
+    push({.kind = Kind::tensor, .number = tensors_.size() - 1});
+  }
+  /// The attributes of a state_dict, its `_metadata`, have no use here.
+  void build() {
+    const auto& state = values_[pop()];
+    const bool fits = values_[top()].kind == Kind::dict && state.kind == Kind::dict && state.items.size() == 2 &&
+                      values_[state.items[0]].text == "_metadata";
+    if (!fits) refuse_class(top());
+  }
+
+  // Messages.
+  static std::string name_of(const Value& value) {
+    static constexpr const char* names[] = {"None",   "a bool", "an integer", "a float",  "a text",    "a tuple",
+                                            "a list", "a dict", "a name",     "a tensor", "a storage", ""};
+    return value.kind == Kind::other ? value.text : names[static_cast<std::size_t>(value.kind)];
+  }
+  const Value* member(const Value& dict, std::string_view key) const {
+    const Value* out = nullptr;  // the last one counts
+    for (std::size_t i = 0; i + 1 < dict.items.size(); i += 2)
+      if (const auto& name = values_[dict.items[i]]; name.kind == Kind::text && name.text == key)
+        out = &values_[dict.items[i + 1]];
+    return out;
+  }
+  std::string keys_of(const Value& dict) const {
+    std::string out;
+    constexpr std::size_t most = 12;
+    for (std::size_t i = 0; i + 1 < dict.items.size() && i < 2 * most; i += 2) {
+      const auto& key = values_[dict.items[i]];
+      out += cat(i == 0 ? "" : ", ", key.kind == Kind::text ? cat(Quoted{key.text}) : name_of(key), " (",
+                 name_of(values_[dict.items[i + 1]]), ")");
+    }
+    return dict.items.size() > 2 * most ? out + ", ..." : out.empty() ? "none" : out;
+  }
+
+  std::string_view text_;
+  std::string who_;
+  std::size_t at_ = 0, items_ = 0;
+  std::vector<Value> values_;
+  std::vector<PickledTensor> tensors_;
+  std::vector<std::uint32_t> stack_;
+  std::vector<std::size_t> marks_;
+  std::unordered_map<std::uint64_t, std::uint32_t> memo_;
+  std::uint32_t result_ = 0;
+};
+
+}  // namespace chorus::io::detail
+#endif  // CHORUS_SINGLE_CHORUS_IO_PICKLE_HPP
+
+namespace chorus::io {
+
+/// An open .pt or .pth file: the list of its tensors, and their numbers on demand.
+class PtReader {
+ public:
+  /// Opens and checks the file. `from`: in a checkpoint, the key of the dict with the tensors ("model", "state_dict").
+  /// Throws FileError if the file can't be read, is damaged, is not a dict of tensors, has anything but tensors and
+  /// plain values in it (a whole module, TorchScript), or was written by PyTorch before 1.6.
+  explicit PtReader(const std::string& path, const std::string& from = {})
+      : path_(path), bytes_(detail::read_whole(path)), zip_(bytes_, cat("loading ", printable(path, 4096))) {
+    read(from);
+  }
+  PtReader(const PtReader&) = delete;
+  PtReader& operator=(const PtReader&) = delete;
+
+  const std::string& path() const { return path_; }
+  /// All tensors, in the file's order. Views have the shape of the view.
+  std::span<const TensorEntry> entries() const { return entries_; }
+  /// Nothing: as in safetensors' files.
+  const Metadata& metadata() const { return metadata_; }
+  /// The tensor of that name, or nullptr.
+  const TensorEntry* find(std::string_view name) const {
+    const auto found = by_name_.find(name);
+    return found != by_name_.end() ? &entries_[found->second] : nullptr;
+  }
+  /// Copies a tensor's elements, row-major; `to` must have exactly `entry.bytes`. Throws UsageError if it doesn't, or
+  /// if `entry` belongs to another file.
+  void read(const TensorEntry& entry, std::span<std::byte> to) const {
+    check<UsageError>(find(entry.name) == &entry && to.size() == entry.bytes, zip_.who(), ": tensor ",
+                      Quoted{entry.name}, " has ", entry.bytes, " bytes: expected an entry of this file and ",
+                      entry.bytes, " bytes, got ", to.size());
+    const auto& tensor = tensors_[static_cast<std::size_t>(&entry - entries_.data())];
+    const std::size_t size = bits_of(entry.dtype) / 8;
+    const std::byte* const from = tensor.data.data();
+    std::vector<std::int64_t> at(entry.shape.size());
+    std::uint64_t element = tensor.offset;
+    for (std::size_t i = 0; i < to.size(); i += size) {
+      std::memcpy(to.data() + i, from + element * size, size);
+      for (std::size_t axis = at.size(); axis-- > 0;) {
+        element += static_cast<std::uint64_t>(tensor.strides[axis]);
+        if (++at[axis] < entry.shape[axis]) break;
+        element -= static_cast<std::uint64_t>(tensor.strides[axis]) * static_cast<std::uint64_t>(at[axis]);
+        at[axis] = 0;
+      }
+    }
+  }
+
+ private:
+  struct Data {
+    std::span<const std::byte> data;  // of the storage
+    std::uint64_t offset = 0;         // in elements, as strides
+    std::vector<std::int64_t> strides;
+  };
+
+  [[noreturn]] void refuse() const {
+    const auto bytes = zip_.part(0, zip_.size());
+    const auto what = detail::identify_file(bytes, path_);
+    fail<FileError>(zip_.who(), ": not a file of torch.save", what.empty() ? "" : "; ", what);
+  }
+
+  void read(const std::string& from) {
+    const auto files = detail::zip_directory(zip_, [&] { refuse(); });
+    std::string root;
+    for (const auto& [name, entry] : files)
+      if (name.ends_with("/data.pkl") && name.find('/') == name.size() - 9) root = name.substr(0, name.size() - 8);
+    if (root.empty()) refuse();
+    const auto content = [&](const std::string& name) {
+      const auto file = files.find(root + name);
+      const auto who = cat(zip_.who(), ": ", Quoted{root + name});
+      check<FileError>(file != files.end(), who, " is missing in the archive");
+      check<FileError>(file->second.method == 0 && file->second.size == file->second.packed, who,
+                       ": compressed: torch.save stores files as they are");
+      const auto bytes = detail::zip_packed(zip_, who, file->second);
+      check<FileError>(file->second.crc == 0 || detail::crc32_of(bytes) == file->second.crc, who,
+                       ": the checksum is wrong");
+      return bytes;
+    };
+    const auto text = [](std::span<const std::byte> bytes) {
+      return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    };
+    for (const auto& [name, entry] : files)
+      check<FileError>(!name.starts_with(root + "code/") && name != root + "constants.pkl", zip_.who(),
+                       ": a TorchScript program, whose code chorus does not run: write its weights in Python: "
+                       "torch.save(torch.jit.load(FILE).state_dict(), FILE)");
+    if (files.contains(root + "byteorder"))
+      check<FileError>(text(content("byteorder")) == "little", zip_.who(), ": byteorder: expected little, got ",
+                       Quoted{text(content("byteorder"))});
+    detail::Pickle pickle(text(content("data.pkl")), zip_.who());
+    std::map<std::string, std::span<const std::byte>> storages;
+    for (auto& [name, tensor] : pickle.tensors(from)) {
+      const detail::TensorOfFile who{zip_.who(), name};
+      detail::check_tensor_name<FileError>(who, ReaderLimits{}.name_bytes);
+      const std::size_t bytes = detail::tensor_bytes<FileError>(tensor.dtype, tensor.shape, who);
+      const std::size_t size = bits_of(tensor.dtype) / 8;
+      auto known = storages.find(tensor.key);
+      if (known == storages.end()) known = storages.emplace(tensor.key, content("data/" + tensor.key)).first;
+      const auto data = known->second;
+      check<FileError>(tensor.elements <= data.size() / size, who, "its storage of ", tensor.elements, " ",
+                       tensor.dtype, " has ", data.size(), " bytes only");
+      const std::uint64_t end = end_of(tensor, who);
+      check<FileError>(end <= tensor.elements && bytes / size <= tensor.elements, who, "shape ",
+                       std::span<const Index>(tensor.shape), " from element ", tensor.offset, " on with strides ",
+                       std::span<const Index>(tensor.strides), " does not fit its storage of ", tensor.elements);
+      const bool is_new = by_name_.emplace(name, entries_.size()).second;
+      check<FileError>(is_new, who, "appears twice");
+      entries_.push_back({name, tensor.dtype, tensor.shape, 0, bytes});
+      tensors_.push_back({data, tensor.offset, tensor.strides});
+    }
+  }
+  /// One more than the last element that a tensor reads; 0 if it reads none.
+  static std::uint64_t end_of(const detail::PickledTensor& tensor, const detail::TensorOfFile& who) {
+    std::uint64_t last = tensor.offset;
+    bool overflows = false;
+    for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
+      if (tensor.shape[axis] == 0) return 0;
+      std::uint64_t step = 0;
+      overflows |= __builtin_mul_overflow(static_cast<std::uint64_t>(tensor.shape[axis] - 1),
+                                          static_cast<std::uint64_t>(tensor.strides[axis]), &step);
+      overflows |= __builtin_add_overflow(last, step, &last);
+    }
+    check<FileError>(!overflows && last + 1 != 0, who, "its strides ", std::span<const Index>(tensor.strides),
+                     " overflow");
+    return last + 1;
+  }
+
+  std::string path_;
+  std::vector<std::byte> bytes_;
+  detail::ZipBytes zip_;
+  std::vector<TensorEntry> entries_;
+  std::vector<Data> tensors_;  // of each entry
+  std::map<std::string, std::size_t, std::less<>> by_name_;
+  Metadata metadata_;
+};
+
+/// Options of `load_pt`: those of `load`, and where the tensors are.
+struct PtOptions {
+  /// In a checkpoint, the key of the dict with the tensors: "model", "state_dict".
+  std::string from = {};
+  bool strict = true;
+  Rename rename = {};
+  Transposed transposed = {};
+};
+
+/// Fills a model, or a policy's net, from a file of `torch.save(model.state_dict(), path)`, as `load` does from a
+/// safetensors file: see there, and PtReader for what is refused.
+template <class Model>
+LoadReport load_pt(Model& model, const std::string& path, const PtOptions& options = {}) {
+  return detail::load_from(model, [&] { return PtReader(path, options.from); },
+                           {.strict = options.strict, .rename = options.rename, .transposed = options.transposed});
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_PT_HPP
+
+// <chorus/io/tensor_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
+/// Single tensors in safetensors files, of any dtype of Tensor: bf16 and half take 2 bytes.
+
+namespace chorus::io {
+
+/// A dense tensor on the host in the form of `write_safetensors`; the tensor must outlive the view. Throws UsageError
+/// if it is not contiguous.
+template <Scalar T, int Rank>
+TensorView view_of(std::string name, const Tensor<T, Rank, Cpu>& tensor) {
+  check<UsageError>(tensor.is_contiguous(), "saving ", name, ": a tensor of shape ", tensor.shape(), " and strides ",
+                    tensor.strides(), " is not contiguous");
+  return {std::move(name), file_dtype(dtype<T>), tensor.shape(),
+          std::as_bytes(std::span(tensor.data(), static_cast<std::size_t>(tensor.numel())))};
+}
+
+/// The tensor of that name. Throws FileError if it is missing, if it has another dtype or number of axes, or if a BOOL
+/// is neither 0 nor 1.
+template <Scalar T, int Rank>
+Tensor<T, Rank, Cpu> read_tensor(const SafetensorsReader& file, std::string_view name) {
+  const TensorEntry& entry = file.at(name);
+  check<FileError>(entry.dtype == file_dtype(dtype<T>) && entry.shape.size() == static_cast<std::size_t>(Rank),
+                   "loading ", file.path(), ": tensor ", name, ": expected ", dtype<T>, " with ", Rank, " axes, got ",
+                   entry.dtype, " ", std::span<const Index>(entry.shape));
+  Shape<Rank> shape{};
+  std::copy_n(entry.shape.begin(), Rank, shape.begin());
+  auto out = Tensor<T, Rank, Cpu>::empty(shape);
+  const auto bytes = std::as_writable_bytes(std::span(out.data(), static_cast<std::size_t>(out.numel())));
+  file.read(entry, bytes);
+  detail::check_bools(file, entry, bytes);
+  return out;
+}
+
+}  // namespace chorus::io
+#endif  // CHORUS_SINGLE_CHORUS_IO_TENSOR_FILE_HPP
+
+// <chorus/models.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_MODELS_HPP
+#define CHORUS_SINGLE_CHORUS_MODELS_HPP
+/// Whole models with the parameter names of Hugging Face and torchvision: GPT, BERT, ResNet.
+
+// <chorus/nn/models/bert.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MODELS_BERT_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MODELS_BERT_HPP
+/// BERT (Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers", 2019), with Hugging
+/// Face's names.
+
+namespace chorus::nn {
+
+/// Sizes and settings of a BERT, with the names of Hugging Face's `config.json`; by default those of BERT base.
+struct BERTOptions {
+  Index vocab_size = 30522, hidden_size = 768, num_hidden_layers = 12, num_attention_heads = 12;
+  Index intermediate_size = 3072, max_position_embeddings = 512, type_vocab_size = 2;
+  double layer_norm_eps = 1e-12;
+  /// The probability of dropout after the embeddings, after attention and after the MLP. Attention weights are kept.
+  double dropout = 0.1;
+  /// The standard deviation of initial weights.
+  double initializer_range = 0.02;
+  /// Whether there is the layer of `pooled`.
+  bool pooler = true;
+};
+
+/// tokens, types: [batch, length] -> [batch, length, hidden_size]: the sum of three embeddings, normalised.
+template <Device D>
+class BERTEmbeddings : public Module {
+ public:
+  using device_type = D;
+  Embedding<D> words, positions, types;
+  LayerNorm<D> norm;
+
+  explicit BERTEmbeddings(const BERTOptions& options)
+      : words(table(options.vocab_size, options)),
+        positions(table(options.max_position_embeddings, options)),
+        types(table(options.type_vocab_size, options)),
+        norm(options.hidden_size, options.layer_norm_eps),
+        dropout_(options.dropout) {}
+
+  /// Without `type`, all tokens have type 0. Throws ShapeError for more positions than the table has.
+  template <class Tokens, class... Types>
+  auto operator()(const Tokens& tokens, const Types&... type) const {
+    return detail::watched(*this, [&] {
+      const auto x = words(tokens);
+      const Index length = value_of(x).size(1), most = positions.weight.shape()[0];
+      check<ShapeError>(length <= most, "BERT: expected at most ", most, " tokens (max_position_embeddings), got ",
+                        length);
+      const auto placed = x + type_as(slice(positions.weight, 0, 0, length), x);
+      const auto whole = [&](const auto& of_type) { return dropout(norm(placed + of_type), dropout_, training()); };
+      if constexpr (sizeof...(Types) == 0)
+        return whole(type_as(slice(types.weight, 0, 0, 1), x));
+      else
+        return whole(types(type...));
+    });
+  }
+  void visit(Visitor& visitor) override {
+    visitor.module("word_embeddings", words);
+    visitor.module("position_embeddings", positions);
+    visitor.module("token_type_embeddings", types);
+    visitor.module("LayerNorm", norm);
+  }
+  std::string describe() const override { return "BERTEmbeddings"; }
+
+ private:
+  static Embedding<D> table(Index entries, const BERTOptions& options) {
+    return detail::initialized(Embedding<D>(entries, options.hidden_size), options.initializer_range);
+  }
+  double dropout_;
+};
+
+/// x: [batch, length, hidden_size] -> the same shape: self-attention, then two linear layers, each with dropout, a
+/// residual connection and normalisation after it. TensorParallel shards the heads and the intermediate features.
+template <Device D>
+class BERTLayer : public Module {
+ public:
+  using device_type = D;
+  ColumnParallelLinear<D> query, key, value;
+  RowParallelLinear<D> attention_output;
+  LayerNorm<D> attention_norm;
+  ColumnParallelLinear<D> intermediate;
+  RowParallelLinear<D> output;
+  LayerNorm<D> output_norm;
+
+  /// Throws ShapeError unless num_attention_heads divides hidden_size.
+  explicit BERTLayer(const BERTOptions& options)
+      : query(projection(options)),
+        key(projection(options)),
+        value(projection(options)),
+        attention_output(
+            made(RowParallelLinear<D>(options.hidden_size, options.hidden_size, {.unit = head(options)}), options)),
+        attention_norm(options.hidden_size, options.layer_norm_eps),
+        intermediate(made(ColumnParallelLinear<D>(options.hidden_size, options.intermediate_size), options)),
+        output(made(RowParallelLinear<D>(options.intermediate_size, options.hidden_size), options)),
+        output_norm(options.hidden_size, options.layer_norm_eps),
+        head_(head(options)),
+        dropout_(options.dropout) {}
+
+  /// `mask`, if given, is true for keys that are seen: see scaled_dot_product_attention.
+  template <Operand X, class... Mask>
+  auto operator()(const X& x, const Mask&... mask) const {
+    return detail::watched(*this, [&] {
+      const auto y = attention_norm(x + dropout(attended(x, mask...), dropout_, training()));
+      return output_norm(y + dropout(output(gelu(intermediate(y))), dropout_, training()));
+    });
+  }
+  void visit(Visitor& visitor) override {
+    visitor.module("attention.self.query", query);
+    visitor.module("attention.self.key", key);
+    visitor.module("attention.self.value", value);
+    visitor.module("attention.output.dense", attention_output);
+    visitor.module("attention.output.LayerNorm", attention_norm);
+    visitor.module("intermediate.dense", intermediate);
+    visitor.module("output.dense", output);
+    visitor.module("output.LayerNorm", output_norm);
+  }
+  std::string describe() const override { return cat("BERTLayer(", attention_output.weight.shape()[0], ")"); }
+
+ private:
+  static Index head(const BERTOptions& options) {
+    check<ShapeError>(options.num_attention_heads > 0 && options.hidden_size % options.num_attention_heads == 0,
+                      "BERT: ", options.num_attention_heads, " heads do not divide ", options.hidden_size, " features");
+    return options.hidden_size / options.num_attention_heads;
+  }
+  template <class Layer>
+  static Layer made(Layer layer, const BERTOptions& options) {
+    return detail::initialized(std::move(layer), options.initializer_range);
+  }
+  static ColumnParallelLinear<D> projection(const BERTOptions& options) {
+    return made(ColumnParallelLinear<D>(options.hidden_size, options.hidden_size, {.unit = head(options)}), options);
+  }
+  template <Operand X, class... Mask>
+  auto attended(const X& x, const Mask&... mask) const {
+    const auto heads = [&](const auto& columns) {
+      const auto shape = value_of(columns.part()).shape();
+      return permute(reshape(columns.part(), Shape<4>{shape[0], shape[1], shape[2] / head_, head_}),
+                     Shape<4>{0, 2, 1, 3});
+    };
+    const auto q = query(x);
+    const auto seen = scaled_dot_product_attention(heads(q), heads(key(x)), heads(value(x)), mask...);
+    return attention_output(q.with(reshape(permute(seen, Shape<4>{0, 2, 1, 3}), value_of(q.part()).shape())));
+  }
+
+  Index head_;
+  double dropout_;
+};
+
+/// tokens: [batch, length] -> the last layer's output: [batch, length, hidden_size]. Names are those of Hugging Face's
+/// BertModel.
+template <Device D>
+class BERT : public Module {
+ public:
+  using device_type = D;
+  BERTEmbeddings<D> embeddings;
+  ModuleList<BERTLayer<D>> layer;
+  std::optional<Linear<D>> pooler;
+
+  explicit BERT(const BERTOptions& options = {}) : embeddings(options) {
+    for (Index i = 0; i < options.num_hidden_layers; ++i) layer.push_back(BERTLayer<D>(options));
+    if (options.pooler)
+      pooler = detail::initialized(Linear<D>(options.hidden_size, options.hidden_size), options.initializer_range);
+  }
+
+  /// `types`: the type of each token, [batch, length]; without it, 0. `mask`: true for tokens that are read, false for
+  /// padding, [batch, length].
+  auto operator()(const auto& tokens) const {
+    return detail::watched(*this, [&] { return layers(embeddings(tokens)); });
+  }
+  template <class Tokens>
+  auto operator()(const Tokens& tokens, const Tensor<std::int64_t, 2, D>& types) const {
+    return detail::watched(*this, [&] { return layers(embeddings(tokens, types)); });
+  }
+  template <class Tokens>
+  auto operator()(const Tokens& tokens, const Tensor<std::int64_t, 2, D>& types, const Tensor<bool, 2, D>& mask) const {
+    return detail::watched(*this, [&] {
+      return layers(embeddings(tokens, types), contiguous(mask).view(Shape<4>{mask.size(0), 1, 1, mask.size(1)}));
+    });
+  }
+  auto forward(const auto&... inputs) const { return (*this)(inputs...); }
+
+  /// hidden: [batch, length, hidden_size], the result of this model -> tanh of a linear layer of the first token:
+  /// [batch, hidden_size]. Throws UsageError without a pooler.
+  template <Operand X>
+  auto pooled(const X& hidden) const {
+    check<UsageError>(pooler.has_value(), "BERT: expected .pooler = true in BERTOptions for pooled()");
+    const auto& shape = value_of(hidden).shape();
+    return tanh((*pooler)(reshape(slice(hidden, 1, 0, 1), Shape<2>{shape[0], shape[2]})));
+  }
+
+  void visit(Visitor& visitor) override {
+    visitor.module("embeddings", embeddings);
+    visitor.module("encoder.layer", layer);
+    if (pooler) visitor.module("pooler.dense", *pooler);
+  }
+  std::string describe() const override { return "BERT"; }
+
+ private:
+  auto layers(auto x, const auto&... mask) const {
+    for (const auto& each : layer) x = each(x, mask...);
+    return x;
+  }
+};
+
+/// A BERT that guesses words: tokens (and types, mask) -> scores: [batch, length, vocab_size]. Names are those of
+/// Hugging Face's BertForMaskedLM.
+template <Device D>
+class BERTForMaskedLM : public Module {
+ public:
+  using device_type = D;
+  BERT<D> bert;
+  Linear<D> dense;
+  LayerNorm<D> norm;
+  Linear<D> decoder;
+
+  explicit BERTForMaskedLM(BERTOptions options = {})
+      : bert(without_pooler(options)),
+        dense(detail::initialized(Linear<D>(options.hidden_size, options.hidden_size), options.initializer_range)),
+        norm(options.hidden_size, options.layer_norm_eps),
+        decoder(detail::initialized(Linear<D>(options.hidden_size, options.vocab_size), 0)) {
+    decoder.weight = bert.embeddings.words.weight;
+  }
+
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) const {
+    return detail::watched(*this, [&] { return decoder(norm(gelu(dense(bert(inputs...))))); });
+  }
+  auto forward(const auto&... inputs) const { return (*this)(inputs...); }
+
+  void visit(Visitor& visitor) override {
+    visitor.module("bert", bert);
+    visitor.module("cls.predictions.transform.dense", dense);
+    visitor.module("cls.predictions.transform.LayerNorm", norm);
+    visitor.parameter("cls.predictions.decoder.weight", decoder.weight);
+    visitor.parameter("cls.predictions.bias", decoder.bias);
+    visitor.parameter("cls.predictions.decoder.bias", decoder.bias);
+  }
+  std::string describe() const override { return "BERTForMaskedLM"; }
+
+ private:
+  static BERTOptions without_pooler(BERTOptions options) {
+    options.pooler = false;
+    return options;
+  }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_MODELS_BERT_HPP
+
+// <chorus/nn/models/resnet.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MODELS_RESNET_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MODELS_RESNET_HPP
+/// ResNet (He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2015), with torchvision's names and
+/// structure, so that its weights can be loaded: the 3 x 3 convolution of a bottleneck has the stride.
+
+namespace chorus::nn {
+
+/// The images of a ResNet and the number of classes.
+struct ResNetOptions {
+  Index channels = 3, classes = 1000;
+  /// Channels of the first stage.
+  Index width = 64;
+  /// Whether images enter through a 3 x 3 convolution alone (the form for CIFAR), not through a 7 x 7 convolution and
+  /// pooling that leave a quarter of each side.
+  bool small_images = false;
+};
+
+namespace detail {
+
+/// A convolution without bias: batch norm comes after it. N(0, 2 / fan_out), as in torchvision.
+template <class D>
+Conv2d<D> resnet_convolution(Index in, Index out, Index kernel, Index stride = 1) {
+  Conv2d<D> layer{in, out, {.kernel = kernel, .stride = stride, .padding = kernel / 2, .bias = false}};
+  const double deviation = std::sqrt(2.0 / static_cast<double>(out * kernel * kernel));
+  layer.weight.assign(init::normal<float, D, 4>(layer.weight.shape(), 0, deviation));
+  return layer;
+}
+
+template <class D>
+using ResNetShortcut = Sequential<Conv2d<D>, BatchNorm2d<D>>;
+
+/// The shortcut around a block whose output has another shape than its input.
+template <class D>
+std::optional<ResNetShortcut<D>> resnet_shortcut(Index in, Index out, Index stride) {
+  if (in == out && stride == 1) return std::nullopt;
+  return ResNetShortcut<D>{resnet_convolution<D>(in, out, 1, stride), BatchNorm2d<D>{out}};
+}
+
+}  // namespace detail
+
+/// Two 3 x 3 convolutions; the input is added to their result. x: [batch, in, height, width].
+template <class D>
+struct ResNetBasicBlock : Module {
+  static constexpr Index expansion = 1;
+  Conv2d<D> conv1, conv2;
+  BatchNormReLU2d<D> bn1, bn2;
+  std::optional<detail::ResNetShortcut<D>> downsample;
+  CHORUS_MODULE(BasicBlock, conv1, bn1, conv2, bn2, downsample)
+
+  ResNetBasicBlock(Index in, Index width, Index stride)
+      : conv1{detail::resnet_convolution<D>(in, width, 3, stride)},
+        conv2{detail::resnet_convolution<D>(width, width, 3)},
+        bn1{width},
+        bn2{width},
+        downsample{detail::resnet_shortcut<D>(in, width, stride)} {}
+
+  auto forward(const auto& x) const {
+    const auto y = conv2(bn1(conv1(x)));
+    return downsample ? bn2(y, (*downsample)(x)) : bn2(y, x);
+  }
+};
+
+/// 1 x 1 to fewer channels, 3 x 3, 1 x 1 to four times as many. x: [batch, in, height, width].
+template <class D>
+struct ResNetBottleneck : Module {
+  static constexpr Index expansion = 4;
+  Conv2d<D> conv1, conv2, conv3;
+  BatchNormReLU2d<D> bn1, bn2, bn3;
+  std::optional<detail::ResNetShortcut<D>> downsample;
+  CHORUS_MODULE(Bottleneck, conv1, bn1, conv2, bn2, conv3, bn3, downsample)
+
+  ResNetBottleneck(Index in, Index width, Index stride)
+      : conv1{detail::resnet_convolution<D>(in, width, 1)},
+        conv2{detail::resnet_convolution<D>(width, width, 3, stride)},
+        conv3{detail::resnet_convolution<D>(width, expansion * width, 1)},
+        bn1{width},
+        bn2{width},
+        bn3{expansion * width},
+        downsample{detail::resnet_shortcut<D>(in, expansion * width, stride)} {}
+
+  auto forward(const auto& x) const {
+    const auto y = conv3(bn2(conv2(bn1(conv1(x)))));
+    return downsample ? bn3(y, (*downsample)(x)) : bn3(y, x);
+  }
+};
+
+/// images: [batch, channels, height, width] -> scores: [batch, classes]. Four stages of blocks; each but the first
+/// halves the image.
+template <class D, class Block>
+struct ResNet : Module {
+  Conv2d<D> conv1;
+  BatchNormReLU2d<D> bn1;
+  ModuleList<Block> layer1, layer2, layer3, layer4;
+  Linear<D> fc;
+  CHORUS_MODULE(ResNet, conv1, bn1, layer1, layer2, layer3, layer4, fc)
+
+  /// `blocks`: the number of blocks of each stage.
+  explicit ResNet(const std::array<int, 4>& blocks, const ResNetOptions& options = {})
+      : conv1{options.small_images ? detail::resnet_convolution<D>(options.channels, options.width, 3)
+                                   : detail::resnet_convolution<D>(options.channels, options.width, 7, 2)},
+        bn1{options.width},
+        layer1{stage(options.width, options.width, blocks[0], 1)},
+        layer2{stage(options.width * Block::expansion, 2 * options.width, blocks[1], 2)},
+        layer3{stage(2 * options.width * Block::expansion, 4 * options.width, blocks[2], 2)},
+        layer4{stage(4 * options.width * Block::expansion, 8 * options.width, blocks[3], 2)},
+        fc{8 * options.width * Block::expansion, options.classes},
+        small_{options.small_images} {}
+
+  auto forward(const auto& images) const {
+    auto x = bn1(conv1(images));
+    if (!small_) x = max_pool2d(x, 3, {.stride = 2, .padding = 1});
+    for (const auto* layer : {&layer1, &layer2, &layer3, &layer4})
+      for (const auto& block : *layer) x = block(x);
+    return fc(global_avg_pool(x));
+  }
+
+ private:
+  static ModuleList<Block> stage(Index in, Index width, int count, Index stride) {
+    ModuleList<Block> blocks;
+    for (int i = 0; i < count; ++i)
+      blocks.push_back(i == 0 ? Block(in, width, stride) : Block(width * Block::expansion, width, 1));
+    return blocks;
+  }
+
+  bool small_;
+};
+
+/// torchvision's resnet18.
+template <class D>
+struct ResNet18 : ResNet<D, ResNetBasicBlock<D>> {
+  explicit ResNet18(const ResNetOptions& options = {}) : ResNet18::ResNet({2, 2, 2, 2}, options) {}
+};
+/// torchvision's resnet50.
+template <class D>
+struct ResNet50 : ResNet<D, ResNetBottleneck<D>> {
+  explicit ResNet50(const ResNetOptions& options = {}) : ResNet50::ResNet({3, 4, 6, 3}, options) {}
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_MODELS_RESNET_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_MODELS_HPP
+
+// <chorus/nn/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
+/// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
+
+namespace chorus::nn {
+
 /// Options of MultiheadAttention.
 struct MultiheadAttentionOptions {
   bool bias = true;
@@ -7652,6 +12491,11 @@ class MultiheadAttention : public Module {
   template <Operand Q, Operand K, Operand V, int Rank>
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
+  }
+  /// Self-attention after the positions in `cache`, which keeps these, too; causal, also without a capacity.
+  template <Operand Q, Operand K, Operand V>
+  auto operator()(const Q& query, const K& key, const V& value, const KvCache& cache) const {
+    return detail::watched(*this, [&] { return attend(query, key, value, cache); });
   }
 
   /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
@@ -7701,7 +12545,7 @@ class MultiheadAttention : public Module {
   template <Operand Q, Operand K, Operand V, class Seen>
   auto seen_by_heads(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
                      const TensorGroupRef& group) const {
-    if constexpr (chorus::detail::has_stacked_attention<Q, K, V>) {
+    if constexpr (chorus::detail::has_stacked_attention<Q, K, V> && !std::is_same_v<Seen, KvCache>) {
       if constexpr (AnyTensor<Seen>)
         return seen_in_place(q, k, v, head, {}, of_heads(seen, group));
       else
@@ -7736,14 +12580,16 @@ class MultiheadAttention : public Module {
                      const TensorGroupRef& group) const {
     return detail::attended(
         this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
-          const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
+          const auto& of_q = input(q);
+          const auto& of_k = input(k);
+          const auto& of_v = input(v);
           const auto& weight = own();
           const auto heads_first = [&](const auto& x, Index part) {
             return permute(project(x, weight, part, head), Shape<4>{0, 2, 1, 3});
           };
           const auto queries = heads_first(of_q, 0), keys = heads_first(of_k, 1), values = heads_first(of_v, 2);
           const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
-          return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
+          return detail::attention_of_layer(this, a, b, c, of_heads(seen, group));
         });
   }
   template <Operand X>
@@ -8595,6 +13441,60 @@ class MixedPrecision : public Module {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_MIXED_PRECISION_HPP
 
+// <chorus/nn/module_dict.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_MODULE_DICT_HPP
+#define CHORUS_SINGLE_CHORUS_NN_MODULE_DICT_HPP
+/// ModuleDict: modules of one type, by name.
+
+namespace chorus::nn {
+
+/// Modules of one type by name, in the order in which they were added: `for (const auto& [name, head] : heads)`. Their
+/// names are parts of parameters' paths.
+template <class M>
+class ModuleDict : public Module {
+ public:
+  using device_type = typename M::device_type;
+  using Entry = std::pair<std::string, M>;
+
+  ModuleDict() = default;
+  explicit ModuleDict(std::vector<Entry> modules) {
+    for (auto& [name, module] : modules) insert(std::move(name), std::move(module));
+  }
+
+  /// Throws UsageError for a name that is taken, empty or has a dot.
+  void insert(std::string name, M module) {
+    check<UsageError>(!name.empty() && name.find('.') == std::string::npos,
+                      "ModuleDict: expected a name without a dot, got '", name, "'");
+    check<UsageError>(!contains(name), "ModuleDict: expected a name that is not taken, got '", name, "'");
+    modules_.emplace_back(std::move(name), std::move(module));
+  }
+  bool contains(std::string_view name) const { return find(name) != modules_.end(); }
+  std::size_t size() const { return modules_.size(); }
+  /// Throws UsageError if there is no such module.
+  const M& operator[](std::string_view name) const {
+    const auto found = find(name);
+    check<UsageError>(found != modules_.end(), "ModuleDict: expected one of ", size(), " names, got '", name, "'");
+    return found->second;
+  }
+  M& operator[](std::string_view name) { return const_cast<M&>(std::as_const(*this)[name]); }
+  auto begin() const { return modules_.begin(); }
+  auto end() const { return modules_.end(); }
+
+  void visit(Visitor& visitor) override {
+    for (auto& [name, module] : modules_) visitor.module(name, module);
+  }
+  std::string describe() const override { return "ModuleDict"; }
+
+ private:
+  auto find(std::string_view name) const {
+    return std::find_if(modules_.begin(), modules_.end(), [name](const Entry& entry) { return entry.first == name; });
+  }
+  std::vector<Entry> modules_;
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_MODULE_DICT_HPP
+
 // <chorus/nn/more_activations.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
 #define CHORUS_SINGLE_CHORUS_NN_MORE_ACTIVATIONS_HPP
@@ -9181,6 +14081,336 @@ auto rotary_positions(const X& x, Index first = 0) {
 /// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
 /// weights and gate order.
 
+// <chorus/ops/lists.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+/// Lists of tensors: concat and stack of a std::vector in one pass, split, chunk, unbind, meshgrid. All are
+/// differentiable.
+
+// <chorus/ops/rearranging.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
+/// and ops/indexing.hpp.
+
+namespace chorus {
+
+namespace detail {
+template <Operand X>
+auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>& places) {
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+      std::span<const std::int64_t>(places), {static_cast<Index>(places.size())}, value_of(x).device());
+  return index_select(x, static_cast<Index>(axis), index);
+}
+}  // namespace detail
+
+/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
+template <Operand X>
+auto unsqueeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("unsqueeze", axis, rank + 1);
+  const auto& old = value_of(x).shape();
+  Shape<rank + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? old[i] : i == a ? 1 : old[i - 1];
+  return reshape(x, shape);
+}
+
+/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
+/// as in PyTorch.
+template <Operand X>
+auto squeeze(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "squeeze: expected at least one axis");
+  const auto a = normalize_axis("squeeze", axis, rank);
+  const auto& old = value_of(x).shape();
+  check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
+  Shape<rank - 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = old[i < a ? i : i + 1];
+  return reshape(x, shape);
+}
+
+/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
+/// UsageError if one is negative.
+template <Operand X, std::size_t N>
+auto repeat(const X& x, const std::array<Index, N>& times) {
+  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
+  static_assert(N >= rank, "repeat: expected a number for each axis, got fewer");
+  check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
+                    "repeat: expected numbers of at least 0, got ", times);
+  std::array<Index, N> shape{};
+  shape.fill(1);
+  const auto& old = value_of(x).shape();
+  std::copy(old.begin(), old.end(), shape.end() - static_cast<std::ptrdiff_t>(rank));
+  auto y = reshape(x, shape);
+  for (std::size_t axis = N; axis-- > 0;) {
+    if (times[axis] == 1) continue;
+    const auto view = detail::around_axis(shape, axis);
+    shape[axis] *= times[axis];
+    y = reshape(expand(reshape(y, Shape<3>{view.outer, 1, view.axis * view.inner}),
+                       Shape<3>{view.outer, times[axis], view.axis * view.inner}),
+                shape);
+  }
+  return y;
+}
+/// repeat under NumPy's name.
+template <Operand X, std::size_t N>
+auto tile(const X& x, const std::array<Index, N>& times) {
+  return repeat(x, times);
+}
+
+/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
+template <Operand X, std::size_t N>
+auto flip(const X& x, const std::array<Index, N>& axes) {
+  static_assert(N >= 1, "flip: expected at least one axis");
+  const auto one = [](const auto& y, Index axis) {
+    const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
+    std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
+    for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(places.size() - 1 - i);
+    return detail::select_along(y, a, places);
+  };
+  auto y = one(x, axes[0]);
+  for (std::size_t i = 1; i < N; ++i) y = one(y, axes[i]);
+  return y;
+}
+template <Operand X>
+auto flip(const X& x, Index axis) {
+  return flip(x, std::array<Index, 1>{axis});
+}
+
+/// Shifts the entries of an axis cyclically by `shift`.
+template <Operand X>
+auto roll(const X& x, Index shift, Index axis) {
+  const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
+  const Index size = value_of(x).shape()[a];
+  std::vector<std::int64_t> places(static_cast<std::size_t>(size));
+  for (Index i = 0; i < size; ++i) places[static_cast<std::size_t>(i)] = ((i - shift) % size + size) % size;
+  return detail::select_along(x, a, places);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
+
+namespace chorus {
+
+namespace detail {
+
+/// The node of a list that is joined along an axis. Each part takes its block of the gradient.
+template <Real T, int Rank, int PartRank, Device D>
+class ListNode final : public GradNode<T, Rank, D> {
+ public:
+  struct Part {
+    Ref<GradNode<T, PartRank, D>> input;
+    Index start, count;
+  };
+
+  ListNode(const char* operation, const Tensor<T, Rank, D>& value, kernels::AxisShape whole, std::vector<Part> parts)
+      : GradNode<T, Rank, D>(operation, value.shape(), value.device()), whole_(whole), parts_(std::move(parts)) {
+    bool loose = false, of_data = false;
+    for (const Part& part : parts_) {
+      loose = loose || !part.input;
+      of_data = of_data || !part.input || part.input->may_be_of_data();
+    }
+    this->set_operands(loose, !parts_.front().input, of_data);
+    this->set_form(Node::Form::linear);
+  }
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(!parts_.empty(), "backward: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    const auto grad = this->take_grad();
+    for (const Part& part : parts_)
+      if (auto* const input = unless_skipped(part.input.get())) {
+        const auto [to, accumulate] = input->target();
+        kernels::take_block(to.device(), whole_, part.start, part.count, grad.data(), to.data(), accumulate);
+      }
+    if (!keep) parts_.clear();
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const Part& part : parts_)
+      if (part.input) visit(*part.input, context);
+  }
+
+ private:
+  kernels::AxisShape whole_;
+  std::vector<Part> parts_;
+};
+
+// Joins the list to a tensor of the given shape along an axis, where part i takes `count(its shape)` entries.
+template <std::size_t Size, Operand X, class Count>
+auto join_list(const char* operation, const std::array<Index, Size>& shape, std::size_t axis,
+               const std::vector<X>& list, const Count& count) {
+  using Numbers = tensor_of<X>;
+  using T = typename Numbers::value_type;
+  using D = typename Numbers::device_type;
+  constexpr int rank = static_cast<int>(Size);
+  const auto whole = around_axis(shape, axis);
+  auto out = Tensor<T, rank, D>::empty(shape, value_of(list.front()).device());
+  ++operations_ended;
+  Index start = 0;
+  const auto put = [&](const X& x) {
+    const auto part = contiguous(value_of(x));
+    check_same_device(operation, out, part);
+    const Index entries = count(part.shape());
+    kernels::put_block(out.device(), whole, start, entries, part.data(), out.data());
+    start += entries;
+    return entries;
+  };
+  if constexpr (AnyTensor<X>) {
+    for (const X& x : list) put(x);
+    return out;
+  } else {
+    using Node = ListNode<T, rank, Numbers::rank, D>;
+    std::vector<typename Node::Part> parts;
+    bool recorded = false;
+    for (const X& x : list) {
+      parts.push_back({grad_enabled() ? node_of(x) : Ref<GradNode<T, Numbers::rank, D>>(), start, put(x)});
+      recorded = recorded || parts.back().input;
+    }
+    if (detects_anomalies()) [[unlikely]]
+      check_finite(operation, out);
+    if (!recorded) return Variable<T, rank, D>(std::move(out));
+    Ref<GradNode<T, rank, D>> node(new Node(operation, out, whole, std::move(parts)));
+    return Variable<T, rank, D>(std::move(out), std::move(node));
+  }
+}
+
+// Whether a list is joined by operations of two operands, which an observer knows, or whose gradients are recorded.
+template <Operand X>
+bool is_joined_by_twos() {
+  if constexpr (may_be_intercepted<X>)
+    if (interceptor != nullptr) return true;
+  return is_graph_variable<X> || operation_watch != nullptr;
+}
+
+template <Operand X>
+void check_list(const char* operation, const std::vector<X>& list) {
+  check<UsageError>(!list.empty(), operation, ": expected at least one tensor, got none");
+  for (const X& x : list) check_defined(operation, value_of(x));
+}
+
+}  // namespace detail
+
+/// Joins a list along an axis, in one pass. Throws UsageError for an empty list, ShapeError if sizes differ in other
+/// axes, DeviceError if devices differ.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto concat(Index axis, const std::vector<X>& list) {
+  detail::check_list("concat", list);
+  const auto a = normalize_axis("concat", axis, tensor_of<X>::rank);
+  using Joined = decltype(detail::plain_concat(axis, list.front(), list.front()));
+  if (detail::is_joined_by_twos<X>()) {
+    if constexpr (std::is_same_v<X, Joined>)
+      return concat(axis, std::span<const X>(list));
+    else
+      return concat(axis, std::vector<Joined>(list.begin(), list.end()));
+  }
+  auto shape = value_of(list.front()).shape();
+  shape[a] = 0;
+  for (const X& x : list) {
+    auto expected = value_of(x).shape();
+    const Index size = std::exchange(expected[a], shape[a]);
+    check<ShapeError>(expected == shape, "concat: shapes ", value_of(list.front()).shape(), " and ",
+                      value_of(x).shape(), " differ outside of axis ", axis);
+    shape[a] += size;
+  }
+  return Joined(detail::join_list("concat", shape, a, list, [a](const auto& part) { return part[a]; }));
+}
+
+/// Joins a list of tensors of one shape along a new axis, in one pass. Throws as concat does.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto stack(Index axis, const std::vector<X>& list) {
+  detail::check_list("stack", list);
+  const auto a = normalize_axis("stack", axis, tensor_of<X>::rank + 1);
+  const auto& first = value_of(list.front()).shape();
+  for (const X& x : list)
+    check<ShapeError>(value_of(x).shape() == first, "stack: expected tensors of one shape, got ", first, " and ",
+                      value_of(x).shape());
+  using Wide = decltype(unsqueeze(list.front(), axis));
+  if (detail::is_joined_by_twos<X>()) {
+    std::vector<Wide> wide;
+    for (const X& x : list) wide.push_back(unsqueeze(x, axis));
+    return concat(axis, std::span<const Wide>(wide));
+  }
+  std::array<Index, static_cast<std::size_t>(tensor_of<X>::rank) + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    shape[i] = i < a ? first[i] : i == a ? static_cast<Index>(list.size()) : first[i - 1];
+  return Wide(detail::join_list("stack", shape, a, list, [](const auto&) { return Index{1}; }));
+}
+
+/// Parts of an axis of the given sizes. Throws ShapeError unless they sum to the axis's size.
+template <Operand X>
+auto split(const X& x, const std::vector<Index>& sizes, Index axis = 0) {
+  const auto a = normalize_axis("split", axis, tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  Index sum = 0;
+  for (const Index size : sizes) {
+    check<ShapeError>(size >= 0, "split: expected sizes of at least 0, got ", size);
+    sum += size;
+  }
+  check<ShapeError>(sum == shape[a], "split: expected sizes with the sum ", shape[a], ", that of axis ", axis,
+                    " of shape ", shape, ", got ", sum);
+  std::vector<decltype(slice(x, axis, 0, 0))> parts;
+  Index start = 0;
+  for (const Index size : sizes) {
+    parts.push_back(slice(x, axis, start, start + size));
+    start += size;
+  }
+  return parts;
+}
+/// Parts of an axis of `size` entries each; the last may be smaller. Throws UsageError unless the size is positive.
+template <Operand X>
+auto split(const X& x, Index size, Index axis = 0) {
+  check<UsageError>(size > 0, "split: expected a size of at least 1, got ", size);
+  Index left = value_of(x).size(axis);
+  std::vector<Index> sizes;
+  for (; left > 0 || sizes.empty(); left -= sizes.back()) sizes.push_back(left < size ? left : size);
+  return split(x, sizes, axis);
+}
+
+/// At most `chunks` parts of an axis, of equal size; the last may be smaller, and there may be fewer, as in PyTorch.
+/// Throws UsageError unless `chunks` is positive.
+template <Operand X>
+auto chunk(const X& x, Index chunks, Index axis = 0) {
+  check<UsageError>(chunks > 0, "chunk: expected at least 1 chunk, got ", chunks);
+  const Index size = value_of(x).size(axis);
+  if (size == 0) return split(x, std::vector<Index>(static_cast<std::size_t>(chunks)), axis);
+  return split(x, (size + chunks - 1) / chunks, axis);
+}
+
+/// The entries of an axis, without it.
+template <Operand X>
+auto unbind(const X& x, Index axis = 0) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "unbind: expected at least one axis");
+  const auto a = normalize_axis("unbind", axis, rank);
+  const auto& shape = value_of(x).shape();
+  Shape<rank - 1> rest{};
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  std::vector<decltype(reshape(x, rest))> entries;
+  for (Index i = 0; i < shape[a]; ++i) entries.push_back(reshape(slice(x, axis, i, i + 1), rest));
+  return entries;
+}
+
+/// The coordinates of a grid, a tuple of one tensor for each vector: all have the shape [size of the first vector, size
+/// of the second, ...]. `const auto [y, x] = meshgrid(arange(h), arange(w));` (torch.meshgrid with indexing="ij").
+template <Operand... Xs>
+auto meshgrid(const Xs&... xs) {
+  static_assert(((tensor_of<Xs>::rank == 1) && ...), "meshgrid: expected vectors");
+  const std::array<Index, sizeof...(Xs)> whole{value_of(xs).size(0)...};
+  std::size_t axis = 0;
+  const auto along = [&](const auto& x) {
+    std::array<Index, sizeof...(Xs)> shape{};
+    shape.fill(1);
+    shape[axis] = whole[axis];
+    ++axis;
+    return expand(reshape(x, shape), whole);
+  };
+  return std::tuple{along(xs)...};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+
 namespace chorus {
 
 namespace functors {
@@ -9304,27 +14534,52 @@ State as_state(const H& h) {
     return State(h);
 }
 
-template <class State>
-auto join_steps(const std::vector<State>& steps) {
-  const auto& shape = steps.front().shape();
-  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
-  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
-  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
+/// Which samples of a batch have a step: [time, batch, 1]; undefined if all have all of them.
+template <Operand X, class D>
+Tensor<bool, 3, D> real_steps(const char* operation, const X& x, const Tensor<std::int64_t, 1, D>& lengths) {
+  if (!lengths.defined()) return {};
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1);
+  check<ShapeError>(lengths.numel() == batch, operation, ": expected ", batch, " lengths, got ", lengths.numel());
+  const auto near = contiguous(to_device(lengths, Cpu{}));
+  auto steps = Tensor<bool, 3, Cpu>::empty({time, batch, 1});
+  for (Index i = 0; i < batch; ++i) {
+    check<UsageError>(near(i) >= 0 && near(i) <= time, operation, ": expected lengths in [0, ", time, "], got ",
+                      near(i), " for sample ", i);
+    for (Index t = 0; t < time; ++t) steps(t, i, 0) = t < near(i);
+  }
+  return to_device(steps, lengths.device());
+}
+/// The state after step t: that before it for samples which have ended.
+template <class State, class D>
+State state_after(const Tensor<bool, 3, D>& real, Index t, const State& next, const State& before) {
+  return real.defined() ? State(where(contiguous(real.select(0, t)), next, before)) : next;
+}
+/// The output of step t: zero for samples which have ended.
+template <class State, class D>
+State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
+  using Value = tensor_of<State>;
+  return real.defined() ? State(where(contiguous(real.select(0, t)), state,
+                                      Tensor<typename Value::value_type, 0, D>::zeros({}, real.device())))
+                        : state;
 }
 
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
 /// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
-/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
+/// backwards; outputs stay at their steps. `lengths`, [batch]: a sample ends after so many steps, and padding follows:
+/// its last state is that of its end, `reverse` begins there, and outputs after it are zero, as PyTorch's packed
+/// sequences. Throws ShapeError if sizes don't match, UsageError for a length outside of [0, time].
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-          const C& c0, bool reverse = false) {
+          const C& c0, bool reverse = false,
+          const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
   detail::check_state("lstm", x, weight_hh, h0);
   detail::check_state("lstm", x, weight_hh, c0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("lstm", x, lengths);
   using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
                                            linear(h0, weight_hh, bias_hh), c0, c0));
   auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
@@ -9333,12 +14588,15 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
     const Index t = reverse ? time - 1 - step : step;
     const auto gates =
         detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
-    c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
+    const State cell =
+        detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
                           detail::gate(gates, 2, hidden), c);
-    h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), cell);
+    c = detail::state_after(real, t, cell, c);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
 /// The same with initial states of zero.
@@ -9349,15 +14607,17 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
 }
 
 /// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
-/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
-/// sizes don't match.
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` and `lengths` as for lstm. Throws
+/// ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-         bool reverse = false) {
+         bool reverse = false,
+         const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
   detail::check_state("gru", x, weight_hh, h0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("gru", x, lengths);
   using State =
       decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
   auto h = detail::as_state<State>(h0);
@@ -9369,11 +14629,12 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
     const auto candidate =
         detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
                           detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
-                          candidate, h);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden),
+                                          detail::gate(gh, 1, hidden), candidate, h);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
 /// The same with an initial state of zero.
@@ -9411,6 +14672,13 @@ class Recurrent : public Module {
   };
   /// Layer 0, its reverse direction if there is one, layer 1, ...
   std::vector<Cell> cells;
+
+  /// Initial states of zero for the input x: [layers * directions, batch, hidden].
+  template <Operand X>
+  Tensor<T, 3, D> zero_states(const X& x) const {
+    const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
+    return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
+  }
 
   void visit(Visitor& visitor) override {
     for (std::size_t i = 0; i < cells.size(); ++i) {
@@ -9475,19 +14743,11 @@ class Recurrent : public Module {
                       value_of(states).shape(), ", expected ", expected);
     return reshape(slice(states, 0, number, number + 1), Shape<2>{expected[1], expected[2]});
   }
-  template <Operand X>
-  Tensor<T, 3, D> zero_states(const X& x) const {
-    const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
-    return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
-  }
   /// Stacks the states of all layers and directions, [batch, hidden] each, to [layers * directions, batch, hidden],
   /// marked with batch axis 1 for DataParallel.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
-    const auto& shape = states.front().shape();
-    std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
-    for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
-    return batch_axis<1>(concat(0, std::span<const typename decltype(rows)::value_type>(rows)));
+    return batch_axis<1>(stack(0, states));
   }
 
  private:
@@ -9497,33 +14757,37 @@ class Recurrent : public Module {
 };
 
 /// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
-/// directions, batch, hidden]}. Initial states default to zero. Throws ShapeError if sizes don't match.
+/// directions, batch, hidden]}. Initial states default to zero. `lengths`, [batch]: where each sample ends and its
+/// padding begins; the states are those of the ends, and outputs after them are zero, as with PyTorch's packed
+/// sequences. Throws ShapeError if sizes don't match, UsageError for a length outside of [0, time].
 template <Device D, Real T>
 class LSTM final : public Recurrent<D, T> {
  public:
   LSTM(Index in_features, Index hidden, const RecurrentOptions& options = {})
       : Recurrent<D, T>("LSTM", 4, in_features, hidden, options) {}
 
+  using Lengths = Tensor<std::int64_t, 1, D>;
+
   template <Operand X, Operand H, Operand C>
-  auto operator()(const X& x, const H& h0, const C& c0) const {
-    return detail::watched(*this, [&] { return run(x, h0, c0); });
+  auto operator()(const X& x, const H& h0, const C& c0, const Lengths& lengths = {}) const {
+    return detail::watched(*this, [&] { return run(x, h0, c0, lengths); });
   }
   template <Operand X>
-  auto operator()(const X& x) const {
+  auto operator()(const X& x, const Lengths& lengths = {}) const {
     const auto zero = this->zero_states(x);
-    return (*this)(x, zero, zero);
+    return (*this)(x, zero, zero, lengths);
   }
 
  private:
   template <class X, class H, class C>
-  auto run(const X& x, const H& h0, const C& c0) const {
+  auto run(const X& x, const H& h0, const C& c0, const Lengths& lengths) const {
     using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
                                 this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
                                .hidden);
     std::vector<State> hidden, cell;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
       auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
-                       this->state_of(c0, number), reverse);
+                       this->state_of(c0, number), reverse, lengths);
       hidden.push_back(made.hidden);
       cell.push_back(made.cell);
       return made.output;
@@ -9534,31 +14798,34 @@ class LSTM final : public Recurrent<D, T> {
   }
 };
 
-/// The same with one state: {output, hidden}.
+/// The same with one state: {output, hidden}. A second argument of integers is lengths.
 template <Device D, Real T>
 class GRU final : public Recurrent<D, T> {
  public:
   GRU(Index in_features, Index hidden, const RecurrentOptions& options = {})
       : Recurrent<D, T>("GRU", 3, in_features, hidden, options) {}
 
+  using Lengths = Tensor<std::int64_t, 1, D>;
+
   template <Operand X, Operand H>
-  auto operator()(const X& x, const H& h0) const {
-    return detail::watched(*this, [&] { return run(x, h0); });
+  auto operator()(const X& x, const H& h0, const Lengths& lengths = {}) const {
+    return detail::watched(*this, [&] { return run(x, h0, lengths); });
   }
   template <Operand X>
-  auto operator()(const X& x) const {
-    return (*this)(x, this->zero_states(x));
+  auto operator()(const X& x, const Lengths& lengths = {}) const {
+    return (*this)(x, this->zero_states(x), lengths);
   }
 
  private:
   template <class X, class H>
-  auto run(const X& x, const H& h0) const {
+  auto run(const X& x, const H& h0, const Lengths& lengths) const {
     using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
                                this->cells[0].bias_hh, this->state_of(h0, 0))
                                .hidden);
     std::vector<State> hidden;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
+      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse,
+                      lengths);
       hidden.push_back(made.hidden);
       return made.output;
     });
@@ -9569,6 +14836,116 @@ class GRU final : public Recurrent<D, T> {
 
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_RECURRENT_HPP
+
+// <chorus/nn/recurrent_cells.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_RECURRENT_CELLS_HPP
+#define CHORUS_SINGLE_CHORUS_NN_RECURRENT_CELLS_HPP
+/// One step of recurrent layers, for loops of your own: LSTMCell and GRUCell, with PyTorch's parameter names and
+/// initialisation. LSTM and GRU (nn/recurrent.hpp) compute whole sequences faster.
+
+namespace chorus::nn {
+
+/// Options of LSTMCell and GRUCell.
+struct RecurrentCellOptions {
+  bool bias = true;
+};
+
+/// The states after a step of an LSTMCell: [batch, hidden] each.
+template <class State>
+struct LstmState {
+  State hidden, cell;
+  auto fields() { return std::tie(hidden, cell); }
+};
+
+/// The base of LSTMCell and GRUCell: parameters for `gates` gates.
+template <Device D, Real T>
+class RecurrentCell : public Module {
+ public:
+  using device_type = D;
+  Parameter<T, 2, D> weight_ih, weight_hh;
+  Parameter<T, 1, D> bias_ih, bias_hh;
+
+  void visit(Visitor& visitor) override {
+    visitor.parameter("weight_ih", weight_ih);
+    visitor.parameter("weight_hh", weight_hh);
+    if (bias_ih) visitor.parameter("bias_ih", bias_ih);
+    if (bias_hh) visitor.parameter("bias_hh", bias_hh);
+  }
+  std::string describe() const override {
+    return cat(name_, "(", weight_ih.shape()[1], ", ", weight_hh.shape()[1], ")");
+  }
+
+ protected:
+  RecurrentCell(const char* name, Index gates, Index in_features, Index hidden, const RecurrentCellOptions& options)
+      : name_(name) {
+    check<ShapeError>(in_features > 0 && hidden > 0, name, ": ", in_features, " inputs and ", hidden,
+                      " hidden features: both must be positive");
+    const double bound = 1 / std::sqrt(static_cast<double>(hidden));
+    weight_ih = Parameter(init::uniform<T, D, 2>({gates * hidden, in_features}, bound));
+    weight_hh = Parameter(init::uniform<T, D, 2>({gates * hidden, hidden}, bound));
+    if (!options.bias) return;
+    bias_ih = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+    bias_hh = Parameter(init::uniform<T, D, 1>({gates * hidden}, bound));
+  }
+
+  // The input as a sequence of one step.
+  template <Operand X>
+  static auto one_step(const X& x) {
+    static_assert(tensor_of<X>::rank == 2, "recurrent cell: expected an input [batch, features]");
+    return reshape(x, Shape<3>{value_of(x).size(0), 1, value_of(x).size(1)});
+  }
+
+ private:
+  const char* name_;
+};
+
+/// x: [batch, features], states [batch, hidden], 0 by default -> {hidden, cell}: [batch, hidden] each. A loop begins
+/// with the first step: `auto state = cell(x[0]);`. Throws ShapeError if sizes don't match.
+template <Device D, Real T = float>
+class LSTMCell final : public RecurrentCell<D, T> {
+ public:
+  LSTMCell(Index in_features, Index hidden, const RecurrentCellOptions& options = {})
+      : RecurrentCell<D, T>("LSTMCell", 4, in_features, hidden, options) {}
+
+  template <Operand X, Operand H, Operand C>
+  auto operator()(const X& x, const H& hidden, const C& cell) const {
+    return detail::watched(*this, [&] {
+      auto made = lstm(this->one_step(x), this->weight_ih, this->weight_hh, this->bias_ih, this->bias_hh, hidden, cell);
+      return LstmState<decltype(made.hidden)>{std::move(made.hidden), std::move(made.cell)};
+    });
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    const auto zero = chorus::detail::zero_state(x, this->weight_hh);
+    return (*this)(x, zero, zero);
+  }
+  template <Operand X, class State>
+  auto operator()(const X& x, const LstmState<State>& state) const {
+    return (*this)(x, state.hidden, state.cell);
+  }
+};
+
+/// The same with one state: [batch, hidden].
+template <Device D, Real T = float>
+class GRUCell final : public RecurrentCell<D, T> {
+ public:
+  GRUCell(Index in_features, Index hidden, const RecurrentCellOptions& options = {})
+      : RecurrentCell<D, T>("GRUCell", 3, in_features, hidden, options) {}
+
+  template <Operand X, Operand H>
+  auto operator()(const X& x, const H& hidden) const {
+    return detail::watched(*this, [&] {
+      return gru(this->one_step(x), this->weight_ih, this->weight_hh, this->bias_ih, this->bias_hh, hidden).hidden;
+    });
+  }
+  template <Operand X>
+  auto operator()(const X& x) const {
+    return (*this)(x, chorus::detail::zero_state(x, this->weight_hh));
+  }
+};
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_RECURRENT_CELLS_HPP
 
 // <chorus/nn/summary.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_HPP
@@ -9880,7 +15257,7 @@ class TransformerEncoderLayer : public Module {
         norm2(features),
         options_(options) {}
 
-  /// `seen`: whether attention is causal, or a mask that is true for visible keys.
+  /// `seen`: whether attention is causal, a mask that is true for visible keys, or a KvCache.
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), seen)); });
@@ -9944,14 +15321,15 @@ class TransformerDecoderLayer : public Module {
         norm3(features),
         options_(options) {}
 
-  template <Operand X, class M>
-  auto operator()(const X& x, const M& memory, bool causal = true) const {
-    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, causal)); });
+  /// `seen`: whether self-attention is causal, or a KvCache for it.
+  template <Operand X, class M, class Seen = bool>
+  auto operator()(const X& x, const M& memory, const Seen& seen = true) const {
+    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, seen)); });
   }
   /// The same for a sharded sequence: see split_sequence. The memory may be whole or sharded.
-  template <class X, class M>
-  auto operator()(const SequencePart<X>& x, const M& memory, bool causal = true) const {
-    return detail::watched(*this, [&] { return forward(x, memory, causal); });
+  template <class X, class M, class Seen = bool>
+  auto operator()(const SequencePart<X>& x, const M& memory, const Seen& seen = true) const {
+    return detail::watched(*this, [&] { return forward(x, memory, seen); });
   }
 
   void visit(Visitor& visitor) override {
@@ -9966,15 +15344,15 @@ class TransformerDecoderLayer : public Module {
   std::string describe() const override { return cat("TransformerDecoderLayer(", linear1.weight.shape()[1], ")"); }
 
  private:
-  template <class X, class M>
-  auto forward(const SequencePart<X>& x, const M& memory, bool causal) const {
+  template <class X, class M, class Seen>
+  auto forward(const SequencePart<X>& x, const M& memory, const Seen& seen) const {
     if (options_.norm_first) {
       const auto own = norm1(x);
-      const auto y = x + dropped(self_attn(own, own, own, causal));
+      const auto y = x + dropped(self_attn(own, own, own, seen));
       const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
       return z + transformed(norm3(z));
     }
-    const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
+    const auto y = norm1(x + dropped(self_attn(x, x, x, seen)));
     const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
     return norm3(z + transformed(z));
   }
@@ -11023,127 +16401,6 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
 }  // namespace chorus::nn
 #endif  // CHORUS_SINGLE_CHORUS_NN_VOCABULARY_EMBEDDING_HPP
 
-// <chorus/nn/weights.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
-#define CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
-/// freeze, unfreeze, copy_into, and soft_update for target networks.
-
-namespace chorus::nn {
-
-namespace detail {
-
-/// A policy's model, or the model itself.
-template <class Model>
-auto& model_of(Model& model) {
-  if constexpr (requires { model.module(); })
-    return model.module();
-  else
-    return model;
-}
-
-template <class Model>
-using DeviceTypeOf = typename decltype(device_of(std::declval<Model&>()))::type;
-
-template <class Model>
-void want_gradients(Model& model, bool wants) {
-  using D = DeviceTypeOf<Model>;
-  static_assert(!std::is_void_v<D>, "freeze, unfreeze: expected a model or a layer with parameters");
-  for (auto& named : named_parameters<D>(model)) named.parameter->set_wants_grad(wants);
-}
-
-/// Calls `visit(to, from, parameter)` for the local parameters, then buffers, of two models. Before the first call,
-/// throws ShapeError if they differ in name, shape or dtype, and UsageError if a rank holds a part of one but not of
-/// the other.
-template <class D, class Visit>
-void for_both(const char* who, Module& to, Module& from, const Visit& visit) {
-  struct Place {
-    std::string name;
-    chorus::detail::AtHome<D>* numbers;
-    bool parameter;
-    std::string describe() const { return cat("'", name, "' ", numbers->extents(), " ", numbers->dtype()); }
-  };
-  const auto places = [](Module& model) {
-    std::vector<Place> out;
-    for (auto& named : named_parameters<D>(model)) out.push_back({named.name, named.parameter, true});
-    for (auto& named : named_buffers<D>(model)) out.push_back({named.name, named.buffer, false});
-    return out;
-  };
-  const auto targets = places(to), sources = places(from);
-  for (std::size_t i = 0; i < std::max(targets.size(), sources.size()); ++i) {
-    const auto wanted = i < targets.size() ? targets[i].describe() : "no more parameters or buffers";
-    const auto got = i < sources.size() ? sources[i].describe() : "none";
-    check<ShapeError>(wanted == got, who, ": expected ", wanted, ", got ", got);
-    check<UsageError>(std::ranges::equal(targets[i].numbers->extents_here(), sources[i].numbers->extents_here()), who,
-                      ": of '", targets[i].name, "' this rank has ", targets[i].numbers->extents_here(),
-                      " of the target and ", sources[i].numbers->extents_here(),
-                      " of the source: expected both under the same policy, or net.gathered() around the call");
-  }
-  for (std::size_t i = 0; i < targets.size(); ++i)
-    if (targets[i].numbers->is_here() || sources[i].numbers->is_here())
-      visit(*targets[i].numbers, *sources[i].numbers, targets[i].parameter);
-}
-
-template <class D>
-void copy_numbers(const chorus::detail::AtHome<D>& to, const chorus::detail::AtHome<D>& from) {
-  copy_bytes(to.where(), to.memory(), from.where(), from.memory(), to.size_bytes());
-  to.touch_by_hand();
-}
-
-}  // namespace detail
-
-/// Excludes a model's or layer's parameters from training: no gradients, and optimizers skip them. Call it before the
-/// model is given to a policy: DistributedDataParallel compares frozen parameters at construction.
-template <class Model>
-void freeze(Model& model) {
-  detail::want_gradients(model, false);
-}
-/// Undoes freeze.
-template <class Model>
-void unfreeze(Model& model) {
-  detail::want_gradients(model, true);
-}
-
-/// Copies parameters and buffers into another model with the same names, shapes and dtypes. Both may be policies; then
-/// all ranks must call it. Throws ShapeError if they differ, before anything is copied, and UsageError if a rank does
-/// not hold all values (under FullyShardedDataParallel outside of `gathered()`).
-template <class From, class To>
-void copy_into(const From& from, To& to) {
-  auto& target = detail::model_of(to);
-  auto& source = const_cast<From&>(from);  // walking modules needs a mutable model
-  using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(target)>>;
-  detail::for_both<D>("copy_into", target, detail::model_of(source),
-                      [](auto& out, auto& in, bool) { detail::copy_numbers(out, in); });
-}
-
-/// target = (1 - tau) target + tau source, for float and double parameters; buffers and others are copied. For target
-/// networks in reinforcement learning (Lillicrap et al. 2016) and self-supervised learning. Throws as copy_into does,
-/// and UsageError for a tau outside of [0, 1].
-template <class To, class From>
-void soft_update(To& target, const From& source, double tau) {
-  check<UsageError>(tau >= 0 && tau <= 1, "soft_update: expected tau in [0, 1], got ", tau);
-  auto& model = detail::model_of(target);
-  using D = detail::DeviceTypeOf<std::remove_reference_t<decltype(model)>>;
-  const auto mix = [tau]<class T>(auto& out, T* own, const T* other) {
-    kernels::scale(out.where(), out.count(), static_cast<T>(1 - tau), own);
-    kernels::axpy(out.where(), out.count(), static_cast<T>(tau), other, own);
-    out.touch_by_hand();
-  };
-  detail::for_both<D>("soft_update", model, detail::model_of(const_cast<From&>(source)),
-                      [&](auto& out, auto& in, bool parameter) {
-                        check<DeviceError>(out.where() == in.where(), "soft_update: expected both models on ",
-                                           out.where(), ", got the source on ", in.where());
-                        if (parameter && out.dtype() == DType::f32)
-                          mix(out, static_cast<float*>(out.memory()), static_cast<const float*>(in.memory()));
-                        else if (parameter && out.dtype() == DType::f64)
-                          mix(out, static_cast<double*>(out.memory()), static_cast<const double*>(in.memory()));
-                        else
-                          detail::copy_numbers(out, in);
-                      });
-}
-
-}  // namespace chorus::nn
-#endif  // CHORUS_SINGLE_CHORUS_NN_WEIGHTS_HPP
-
 // <chorus/ops/class_losses.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
@@ -11384,6 +16641,361 @@ requires(tensor_of<X>::rank == tensor_of<Y>::rank &&
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_CLASS_LOSSES_HPP
+
+// <chorus/ops/collectives.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_COLLECTIVES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_COLLECTIVES_HPP
+/// Collectives in a model or a loss: differentiable functions of what all ranks or devices have that share a batch.
+
+// <chorus/ops/global_batch.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
+/// Means and sums over the global batch, which is split over devices or ranks.
+
+namespace chorus {
+
+namespace detail {
+/// What a value that all members computed together gets as its gradient: the sum of all members' gradients `dy`, each
+/// weighted by its member, for this member's weight, by which the policy multiplies later. All members call it.
+template <Real T, int Rank, Device D>
+Tensor<T, Rank, D> sum_of_gradients(BatchGroup& group, const Tensor<T, Rank, D>& dy, double factor = 1) {
+  const double weight = group.weight();
+  const auto here = contiguous(to_device(dy, Cpu{}));
+  std::vector<double> numbers(static_cast<std::size_t>(here.numel()));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = weight == 0 ? 0 : weight * static_cast<double>(here.data()[i]);
+  group.sum(numbers);
+  auto sums = Tensor<T, Rank, Cpu>::empty(here.shape());
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    sums.data()[i] = static_cast<T>(weight == 0 ? 0 : numbers[i] * factor / weight);
+  return to_device(sums, dy.device());
+}
+
+/// Turns `value`, proportional to a mean or sum over this member's part, into that over the global batch.
+template <class T, int Rank, class D>
+Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
+                                      const std::shared_ptr<BatchGroup>& group) {
+  check<UsageError>(!group->recorded(), "of_global_batch: GraphVariables under DataParallel are not supported");
+  Node& origin = *term.origin;
+  const bool is_mean = origin.is_mean();
+  const double own = is_mean ? origin.mean_over() : 1;
+  const auto near = contiguous(to_device(value.value(), Cpu{}));
+  std::vector<double> numbers;
+  for (Index i = 0; i < near.numel(); ++i) numbers.push_back(own == 0 ? 0 : own * static_cast<double>(near.data()[i]));
+  numbers.push_back(own);
+  group->sum(numbers);
+  const double over = !is_mean || numbers.back() == 0 ? 1 : numbers.back();
+  auto whole = Tensor<T, Rank, Cpu>::empty(value.shape());
+  for (Index i = 0; i < whole.numel(); ++i)
+    whole.data()[i] = static_cast<T>(numbers[static_cast<std::size_t>(i)] / over);
+  return record(
+      global_batch_name, to_device(whole, value.device()),
+      [group, share = own / over](const auto& dy, auto dx) { dx->add(sum_of_gradients(*group, dy, share)); },
+      value);
+}
+}  // namespace detail
+
+/// For nonlinear functions of means and sums: turns `x`, a mean or sum over this device's or rank's part of the batch
+/// (or a multiple of one), into that over the global batch: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`.
+/// Its gradient flows to all parts. For use in a model's forward pass; outside of it see below. Returns `x` if the
+/// batch is not split or nothing is recorded. Communicates in forward and backward. Throws UsageError if `x` is no mean
+/// or sum, and if parts of the batch run one after the other (in a model under Pipeline or SameBits).
+template <AnyVariable X>
+auto of_global_batch(const X& x) {
+  const auto& value = detail::variable_of(x);
+  const auto group = batch_group();
+  if (!group || !value.node() || !grad_enabled()) return value;
+  detail::LossTerms terms;
+  terms.find(*value.node());
+  terms.check_linear("of_global_batch");
+  if (terms.all().empty()) return value;
+  const auto& term = terms.all().front();
+  check<UsageError>(terms.is_one_term(*value.node()),
+                    "of_global_batch: expected one mean or sum over the batch, times a number, got a sum of several, "
+                    "or of one and a number: call of_global_batch for each");
+  if (std::string_view(term.origin->operation()) == detail::mean_of_parts_name) return value;
+  return detail::sum_over_members(value, term, group);
+}
+template <AnyTensor X>
+X of_global_batch(const X& x) {
+  return x;
+}
+/// The same outside of the model, for values computed from a net's outputs. The code is the same under every policy.
+/// All ranks must call it.
+template <class Net, Operand X>
+auto of_global_batch(const Net& net, const X& x) {
+  const BatchGroupScope scope(net.global_batch());
+  return of_global_batch(x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
+
+namespace chorus {
+
+namespace detail {
+
+/// The rows of all members, and where this member's begin.
+template <Scalar T, int Rank, Device D>
+struct RowsOfMembers {
+  Tensor<T, Rank, D> all;
+  std::vector<Index> counts;
+  Index first = 0;
+};
+
+/// What the members pass to one call, as bytes. `call` describes it. Throws UsageError, on all of them, if they differ.
+[[gnu::cold]] inline std::vector<std::string> given_by_all(BatchGroup& group, std::string_view name,
+                                                           std::string_view call, std::string_view bytes) {
+  const auto given = group.exchange(cat(name, ' ', call, '\n').append(bytes));
+  check<UsageError>(!given.empty(), name,
+                    ": expected the whole batch at once; Pipeline and SameBits compute parts of it one after the "
+                    "other: call it outside of the model");
+  const std::string own = cat(name, ' ', call);
+  std::vector<std::string> all;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto* const text = std::any_cast<std::string>(&given[i]);
+    const auto end = text == nullptr ? std::string::npos : text->find('\n');
+    const std::string other = end == std::string::npos ? "another layer" : text->substr(0, end);
+    check<UsageError>(other == own, name, ": expected one call on all ranks, got '", own, "' on rank ", group.member(),
+                      " and '", other, "' on rank ", i);
+    all.push_back(text->substr(end + 1));
+  }
+  return all;
+}
+
+template <Scalar T, int Rank, Device D>
+RowsOfMembers<T, Rank, D> rows_of_members(BatchGroup& group, std::string_view name, const Tensor<T, Rank, D>& x) {
+  const auto own = contiguous(to_device(contiguous(x), Cpu{}));
+  auto shape = own.shape();
+  const Index rows = shape[0];
+  shape[0] = -1;
+  std::string bytes(sizeof rows + own.bytes(), '\0');
+  std::memcpy(bytes.data(), &rows, sizeof rows);
+  if (own.bytes() > 0) std::memcpy(bytes.data() + sizeof rows, own.data(), own.bytes());
+  const auto given = given_by_all(group, name, cat("of ", dtype<T>, " and shape ", shape), bytes);
+  RowsOfMembers<T, Rank, D> out;
+  for (const auto& text : given) {
+    Index count = 0;
+    std::memcpy(&count, text.data(), sizeof count);
+    out.counts.push_back(count);
+  }
+  out.first = std::accumulate(out.counts.begin(), out.counts.begin() + static_cast<std::ptrdiff_t>(group.member()),
+                              Index{0});
+  shape[0] = std::accumulate(out.counts.begin(), out.counts.end(), Index{0});
+  auto all = Tensor<T, Rank, Cpu>::empty(shape);
+  auto* to = reinterpret_cast<char*>(all.data());
+  for (const auto& text : given) to = std::copy(text.begin() + sizeof rows, text.end(), to);
+  out.all = to_device(all, x.device());
+  return out;
+}
+
+/// The group of a call that may be recorded; null if the batch is whole.
+template <Operand X>
+std::shared_ptr<BatchGroup> group_of_call(std::string_view name, const X& x) {
+  static_assert(!is_graph_variable<X>, "collectives: a GraphVariable is not supported: they have no second derivative");
+  auto group = batch_group();
+  if constexpr (!AnyTensor<X>)
+    check<UsageError>(group == nullptr || !node_of(x) || !group->recorded(), name,
+                      ": GraphVariables under DataParallel are not supported");
+  return group;
+}
+/// Tells LossTerms whether the numbers are equal on all members, or belong to this one's samples.
+template <Operand Y>
+Y of_samples(const Y& y, bool own) {
+  if constexpr (!AnyTensor<Y>)
+    if (const auto node = node_of(y)) node->set_operands(false, false, own);
+  return y;
+}
+template <Operand Y>
+auto as_own_samples(const std::shared_ptr<BatchGroup>& group, const char* name, const Y& y) {
+  const auto backward = [group, name](const auto& dy, auto dx) {
+    if (group != nullptr && group->weight() == 0) {
+      const auto near = contiguous(to_device(dy, Cpu{}));
+      check<UsageError>(std::all_of(near.data(), near.data() + near.numel(), [](auto v) { return v == 0; }), name,
+                        ": this rank has no samples, so its loss of the rows that it got would not count: expected "
+                        "samples on each rank, or a mean over these rows");
+    }
+    dx->add(dy);
+  };
+  return of_samples(record(name, value_of(y), backward, y), true);
+}
+
+/// x as record returns it.
+template <Operand X>
+auto as_it_is(const X& x) {
+  if constexpr (AnyTensor<X>)
+    return tensor_of<X>(x);
+  else
+    return variable_of(x);
+}
+
+/// Sets the group of a net for calls outside of its model.
+template <class Net>
+BatchGroupScope group_of_net(const char* name, const Net& net) {
+  auto group = net.global_batch();
+  check<UsageError>(!Net::adds_up_in_pass || group == nullptr, name,
+                    ": SameBits sums the parts of a batch in a fixed order: expected a policy without it");
+  return BatchGroupScope(std::move(group));
+}
+
+}  // namespace detail
+
+/// x: [rows, ...] -> the rows of all ranks, in rank order: [all rows, ...]. Shares may be uneven and empty. The
+/// gradient by x is that of the whole batch's loss, if each rank's loss counts by its own rows, as means do: one
+/// device's. On one device it returns x. The result is equal on all ranks, so a loss of it alone is the whole batch's.
+///
+/// In a model's `forward`; all ranks call it, also in passes without gradients. Forward sends x to all; backward adds
+/// up gradients for all rows. Throws UsageError, on every rank, if they call it for other shapes or types, and in a
+/// model under Pipeline or SameBits.
+template <Operand X>
+auto all_gather(const X& x) {
+  static_assert(tensor_of<X>::rank > 0, "all_gather: expected an operand with an axis of rows");
+  const auto group = detail::group_of_call("all_gather", x);
+  if (group == nullptr) return detail::as_it_is(x);
+  const auto rows = detail::rows_of_members(*group, "all_gather", value_of(x));
+  const auto backward = [group, first = rows.first, count = value_of(x).size(0)](const auto& dy, auto dx) {
+    const auto sums = detail::sum_of_gradients(*group, dy);
+    check<UsageError>(count == 0 || group->weight() != 0,
+                      "all_gather: this rank's loss counts no element, so its rows would get no gradient of other "
+                      "ranks' losses: expected a loss that counts some on each rank with rows");
+    dx->add(contiguous(sums.slice(0, first, first + count)));
+  };
+  return detail::of_samples(record(detail::global_batch_name, rows.all, backward, x), false);
+}
+
+/// The index of x's first row in all_gather(x): the rows of the ranks before this one.
+template <Operand X>
+Index first_row(const X& x) {
+  const auto group = batch_group();
+  if (group == nullptr) return 0;
+  return detail::rows_of_members(*group, "first_row", Tensor<bool, 2, Cpu>::empty({value_of(x).size(0), 0})).first;
+}
+
+/// The sum of all ranks' x, which have one shape; equal on all ranks. On one device it returns x, so x must be a sum
+/// over this rank's samples. Sums in double. Errors: see all_gather.
+template <Operand X>
+auto all_reduce(const X& x) {
+  using T = typename tensor_of<X>::value_type;
+  constexpr int rank = tensor_of<X>::rank;
+  const auto group = detail::group_of_call("all_reduce", x);
+  const auto& own = value_of(x);
+  if (group == nullptr) return detail::as_it_is(x);
+  const auto near = contiguous(to_device(contiguous(own), Cpu{}));
+  detail::given_by_all(*group, "all_reduce", cat("of ", dtype<T>, " and shape ", own.shape()), {});
+  std::vector<double> numbers(near.data(), near.data() + near.numel());
+  group->sum(numbers);
+  auto sums = Tensor<T, rank, Cpu>::empty(near.shape());
+  std::transform(numbers.begin(), numbers.end(), sums.data(), [](double v) { return static_cast<T>(v); });
+  // A sum over no samples is 0.
+  const bool empty = std::all_of(near.data(), near.data() + near.numel(), [](T v) { return v == 0; });
+  const auto backward = [group, empty](const auto& dy, auto dx) {
+    const auto gradients = detail::sum_of_gradients(*group, dy);
+    check<UsageError>(empty || group->weight() != 0,
+                      "all_reduce: this rank's loss counts no element, so its part of the sum would get no gradient of "
+                      "other ranks' losses: expected a loss that counts some on each rank with samples");
+    dx->add(gradients);
+  };
+  return detail::of_samples(record(detail::global_batch_name, to_device(sums, own.device()), backward, x), false);
+}
+
+/// x: [all rows, ...] of one shape on all ranks -> this rank's `rows` rows of the sum: the ranks' rows follow each
+/// other in rank order. On one device it returns x. Throws ShapeError unless the ranks' `rows` add up to x's; see
+/// all_reduce.
+template <Operand X>
+auto reduce_scatter(const X& x, Index rows) {
+  static_assert(tensor_of<X>::rank > 0, "reduce_scatter: expected an operand with an axis of rows");
+  const auto group = detail::group_of_call("reduce_scatter", x);
+  const auto places = group == nullptr
+                          ? detail::RowsOfMembers<bool, 2, Cpu>{Tensor<bool, 2, Cpu>::empty({rows, 0}), {rows}, 0}
+                          : detail::rows_of_members(*group, "reduce_scatter", Tensor<bool, 2, Cpu>::empty({rows, 0}));
+  check<ShapeError>(places.all.size(0) == value_of(x).size(0), "reduce_scatter: expected shares of ",
+                    value_of(x).size(0), " rows together, got ", places.all.size(0));
+  return detail::as_own_samples(group, "reduce_scatter", slice(all_reduce(x), 0, places.first, places.first + rows));
+}
+
+/// x: [rows, ...], of which `counts[r]` go to rank r, in rank order -> the rows that all ranks send to this one, in
+/// rank order. On one device it returns x. Each rank sends x to all others. Throws ShapeError unless there is a count
+/// for each rank and they add up to x's rows; see all_gather.
+template <Operand X>
+auto all_to_all(const X& x, std::span<const Index> counts) {
+  static_assert(tensor_of<X>::rank > 0, "all_to_all: expected an operand with an axis of rows");
+  const auto group = detail::group_of_call("all_to_all", x);
+  const auto ranks = static_cast<Index>(counts.size());
+  const auto own_counts = Tensor<std::int64_t, 2>::from(std::span<const std::int64_t>(counts.data(), counts.size()),
+                                                        {1, ranks});
+  const auto of_all = group == nullptr ? own_counts : detail::rows_of_members(*group, "all_to_all", own_counts).all;
+  const Index rows = value_of(x).size(0);
+  const Index sum = std::accumulate(counts.begin(), counts.end(), Index{0});
+  const bool valid = std::all_of(counts.begin(), counts.end(), [](Index n) { return n >= 0; });
+  check<ShapeError>(valid && of_all.size(0) == ranks && sum == rows, "all_to_all: expected ", of_all.size(0),
+                    " counts of at least 0 that add up to ", rows, ", got ", ranks, " with the sum ", sum);
+  std::vector<std::int64_t> chosen;
+  const Index me = group == nullptr ? 0 : static_cast<Index>(group->member());
+  for (Index from = 0, at = 0; from < ranks; ++from)
+    for (Index to = 0; to < ranks; at += of_all(from, to), ++to)
+      for (Index i = 0; to == me && i < of_all(from, to); ++i) chosen.push_back(at + i);
+  using D = typename tensor_of<X>::device_type;
+  const auto index =
+      Tensor<std::int64_t, 1, D>::from(chosen, {static_cast<Index>(chosen.size())}, value_of(x).device());
+  return detail::as_own_samples(group, "all_to_all", index_select(all_gather(x), 0, index));
+}
+
+/// x: [rows, ...] -> the rows of rank `root`, on all ranks. Other ranks' x may have other rows; only its type and the
+/// other axes count. Throws UsageError if there is no such rank; see all_gather.
+template <Operand X>
+auto broadcast(const X& x, Index root = 0) {
+  const auto group = detail::group_of_call("broadcast", x);
+  const Index me = group == nullptr ? 0 : static_cast<Index>(group->member());
+  Index ranks = 1;
+  if (group != nullptr)
+    ranks = static_cast<Index>(detail::given_by_all(*group, "broadcast", cat("of rank ", root), {}).size());
+  check<UsageError>(root >= 0 && root < ranks, "broadcast: expected a root in [0, ", ranks, "), got ", root);
+  return all_gather(slice(x, 0, 0, me == root ? value_of(x).size(0) : 0));
+}
+
+// The same outside of the model, for values computed from a net's outputs: `all_gather(net, net(x))`. The code is the
+// same under every policy: where an output is the whole batch's, they return it.
+
+/// See all_gather(x).
+template <class Net, Operand X>
+auto all_gather(const Net& net, const X& x) {
+  const auto scope = detail::group_of_net("all_gather", net);
+  return all_gather(x);
+}
+/// See first_row(x).
+template <class Net, Operand X>
+Index first_row(const Net& net, const X& x) {
+  const auto scope = detail::group_of_net("first_row", net);
+  return first_row(x);
+}
+/// See all_reduce(x).
+template <class Net, Operand X>
+auto all_reduce(const Net& net, const X& x) {
+  const auto scope = detail::group_of_net("all_reduce", net);
+  return all_reduce(x);
+}
+/// See reduce_scatter(x, rows).
+template <class Net, Operand X>
+auto reduce_scatter(const Net& net, const X& x, Index rows) {
+  const auto scope = detail::group_of_net("reduce_scatter", net);
+  return reduce_scatter(x, rows);
+}
+/// See all_to_all(x, counts).
+template <class Net, Operand X>
+auto all_to_all(const Net& net, const X& x, std::span<const Index> counts) {
+  const auto scope = detail::group_of_net("all_to_all", net);
+  return all_to_all(x, counts);
+}
+/// See broadcast(x, root).
+template <class Net, Operand X>
+requires requires(const Net& net) { net.global_batch(); }
+auto broadcast(const Net& net, const X& x, Index root = 0) {
+  const auto scope = detail::group_of_net("broadcast", net);
+  return broadcast(x, root);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_COLLECTIVES_HPP
 
 // <chorus/ops/counting.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COUNTING_HPP
@@ -11952,7 +17564,7 @@ auto ctc_loss(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& la
 // <chorus/ops/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_CUMULATIVE_HPP
-/// Cumulative sums and products.
+/// Cumulative sums and products, and prod.
 
 // <chorus/kernels/cumulative.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUMULATIVE_HPP
@@ -12228,6 +17840,10 @@ struct CumulativeSum {
   static constexpr bool linear = true;
   Index axis;
 };
+struct CumulativeProduct {
+  static constexpr const char* name = "cumprod";
+  Index axis;
+};
 }  // namespace operations
 
 /// Element i along the axis is the sum of x's elements 0 to i.
@@ -12254,12 +17870,31 @@ auto cumprod(const X& x, Index axis) {
   auto out = tensor_of<X>::empty(input.shape(), input.device());
   kernels::cumprod(input.device(), view, input.data(), out.data());
   return record(
-      "cumprod", std::move(out),
+      operations::CumulativeProduct{axis}, std::move(out),
       [view, input = detail::Saved(input)](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::cumprod_backward(dy.device(), view, input.read("cumprod").data(), dy.data(), grad.data(), accumulate);
       },
       x);
+}
+
+/// The product along an axis, which is removed; 1 for an empty axis.
+template <Operand X>
+auto prod(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("prod", axis, rank);
+  auto shape = value_of(x).shape();
+  shape[a] = 1;
+  const auto one = tensor_of<X>::ones(shape, value_of(x).device());
+  Shape<rank - 1> rest{};
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  const Index size = value_of(x).shape()[a];
+  return reshape(slice(cumprod(concat(axis, one, x), axis), axis, size, size + 1), rest);
+}
+/// The product of all elements.
+template <Operand X>
+auto prod(const X& x) {
+  return prod(reshape(x, Shape<1>{value_of(x).numel()}), 0);
 }
 
 }  // namespace chorus
@@ -12560,109 +18195,6 @@ auto std(const X& x, const std::array<Index, N>& axes, KeepAxis, Index correctio
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_NORM_HPP
-
-// <chorus/ops/rearranging.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
-/// unsqueeze, squeeze, repeat, tile, flip, roll. All are differentiable, since they use the functions in ops/shape.hpp
-/// and ops/indexing.hpp.
-
-namespace chorus {
-
-namespace detail {
-template <Operand X>
-auto select_along(const X& x, std::size_t axis, const std::vector<std::int64_t>& places) {
-  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
-      std::span<const std::int64_t>(places), {static_cast<Index>(places.size())}, value_of(x).device());
-  return index_select(x, static_cast<Index>(axis), index);
-}
-}  // namespace detail
-
-/// Inserts an axis of size 1 before axis `axis`; -1 appends it.
-template <Operand X>
-auto unsqueeze(const X& x, Index axis) {
-  constexpr int rank = tensor_of<X>::rank;
-  const auto a = normalize_axis("unsqueeze", axis, rank + 1);
-  const auto& old = value_of(x).shape();
-  Shape<rank + 1> shape{};
-  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = i < a ? old[i] : i == a ? 1 : old[i - 1];
-  return reshape(x, shape);
-}
-
-/// Removes an axis of size 1. Throws ShapeError for another size: the rank is part of the type, so the axis cannot stay
-/// as in PyTorch.
-template <Operand X>
-auto squeeze(const X& x, Index axis) {
-  constexpr int rank = tensor_of<X>::rank;
-  static_assert(rank >= 1, "squeeze: expected at least one axis");
-  const auto a = normalize_axis("squeeze", axis, rank);
-  const auto& old = value_of(x).shape();
-  check<ShapeError>(old[a] == 1, "squeeze: expected size 1 of axis ", axis, ", got shape ", old);
-  Shape<rank - 1> shape{};
-  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = old[i < a ? i : i + 1];
-  return reshape(x, shape);
-}
-
-/// Repeats x `times[i]` times along axis i; extra entries add leading axes (torch.Tensor.repeat, torch.tile). Throws
-/// UsageError if one is negative.
-template <Operand X, std::size_t N>
-auto repeat(const X& x, const std::array<Index, N>& times) {
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  static_assert(N >= rank, "repeat: expected a number for each axis, got fewer");
-  check<UsageError>(std::all_of(times.begin(), times.end(), [](Index n) { return n >= 0; }),
-                    "repeat: expected numbers of at least 0, got ", times);
-  std::array<Index, N> shape{};
-  shape.fill(1);
-  const auto& old = value_of(x).shape();
-  std::copy(old.begin(), old.end(), shape.end() - static_cast<std::ptrdiff_t>(rank));
-  auto y = reshape(x, shape);
-  for (std::size_t axis = N; axis-- > 0;) {
-    if (times[axis] == 1) continue;
-    const auto view = detail::around_axis(shape, axis);
-    shape[axis] *= times[axis];
-    y = reshape(expand(reshape(y, Shape<3>{view.outer, 1, view.axis * view.inner}),
-                       Shape<3>{view.outer, times[axis], view.axis * view.inner}),
-                shape);
-  }
-  return y;
-}
-/// repeat under NumPy's name.
-template <Operand X, std::size_t N>
-auto tile(const X& x, const std::array<Index, N>& times) {
-  return repeat(x, times);
-}
-
-/// Reverses the entries of the axes. Throws ShapeError if an axis doesn't exist.
-template <Operand X, std::size_t N>
-auto flip(const X& x, const std::array<Index, N>& axes) {
-  static_assert(N >= 1, "flip: expected at least one axis");
-  const auto one = [](const auto& y, Index axis) {
-    const auto a = normalize_axis("flip", axis, tensor_of<X>::rank);
-    std::vector<std::int64_t> places(static_cast<std::size_t>(value_of(y).shape()[a]));
-    for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int64_t>(places.size() - 1 - i);
-    return detail::select_along(y, a, places);
-  };
-  auto y = one(x, axes[0]);
-  for (std::size_t i = 1; i < N; ++i) y = one(y, axes[i]);
-  return y;
-}
-template <Operand X>
-auto flip(const X& x, Index axis) {
-  return flip(x, std::array<Index, 1>{axis});
-}
-
-/// Shifts the entries of an axis cyclically by `shift`.
-template <Operand X>
-auto roll(const X& x, Index shift, Index axis) {
-  const auto a = normalize_axis("roll", axis, tensor_of<X>::rank);
-  const Index size = value_of(x).shape()[a];
-  std::vector<std::int64_t> places(static_cast<std::size_t>(size));
-  for (Index i = 0; i < size; ++i) places[static_cast<std::size_t>(i)] = ((i - shift) % size + size) % size;
-  return detail::select_along(x, a, places);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_REARRANGING_HPP
 
 namespace chorus {
 
@@ -13270,124 +18802,409 @@ auto derivatives(const operations::FourierTransform<Kind>& operation, const Dy& 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_FFT_HPP
 
-// <chorus/ops/global_batch.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
-/// Means and sums over the global batch, which is split over devices or ranks.
+// <chorus/ops/gumbel_softmax.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_GUMBEL_SOFTMAX_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_GUMBEL_SOFTMAX_HPP
+/// gumbel_softmax: differentiable samples of categories.
 
-namespace chorus {
+// <chorus/ops/scatter.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+/// scatter_add, scatter, index_add, scatter_reduce.
 
-namespace detail {
-/// Turns `value`, proportional to a mean or sum over this member's part, into that over the global batch.
-template <class T, int Rank, class D>
-Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
-                                      const std::shared_ptr<BatchGroup>& group) {
-  check<UsageError>(!group->recorded(), "of_global_batch: GraphVariables under DataParallel are not supported");
-  Node& origin = *term.origin;
-  const bool is_mean = origin.is_mean();
-  const double own = is_mean ? origin.mean_over() : 1;
-  const auto near = contiguous(to_device(value.value(), Cpu{}));
-  std::vector<double> numbers;
-  for (Index i = 0; i < near.numel(); ++i) numbers.push_back(own == 0 ? 0 : own * static_cast<double>(near.data()[i]));
-  numbers.push_back(own);
-  group->sum(numbers);
-  const double over = !is_mean || numbers.back() == 0 ? 1 : numbers.back();
-  auto whole = Tensor<T, Rank, Cpu>::empty(value.shape());
-  for (Index i = 0; i < whole.numel(); ++i)
-    whole.data()[i] = static_cast<T>(numbers[static_cast<std::size_t>(i)] / over);
-  return record(
-      global_batch_name, to_device(whole, value.device()),
-      [group, share = own / over](const auto& dy, auto dx) {
-        // Sums the gradients of all members, each weighted by its member's share.
-        const double weight = group->weight();
-        const auto here = contiguous(to_device(dy, Cpu{}));
-        std::vector<double> gradients;
-        for (Index i = 0; i < here.numel(); ++i) gradients.push_back(weight * static_cast<double>(here.data()[i]));
-        group->sum(gradients);
-        auto grad = Tensor<T, Rank, Cpu>::empty(here.shape());
-        for (Index i = 0; i < grad.numel(); ++i)
-          grad.data()[i] = static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
-        dx->add(to_device(grad, dy.device()));
-      },
-      value);
-}
-}  // namespace detail
-
-/// For nonlinear functions of means and sums: turns `x`, a mean or sum over this device's or rank's part of the batch
-/// (or a multiple of one), into that over the global batch: `ch::sqrt(ch::of_global_batch(ch::mean(ch::square(d))))`.
-/// Its gradient flows to all parts. For use in a model's forward pass; outside of it see below. Returns `x` if the
-/// batch is not split or nothing is recorded. Communicates in forward and backward. Throws UsageError if `x` is no mean
-/// or sum, and if parts of the batch run one after the other (in a model under Pipeline or SameBits).
-template <AnyVariable X>
-auto of_global_batch(const X& x) {
-  const auto& value = detail::variable_of(x);
-  const auto group = batch_group();
-  if (!group || !value.node() || !grad_enabled()) return value;
-  detail::LossTerms terms;
-  terms.find(*value.node());
-  terms.check_linear("of_global_batch");
-  if (terms.all().empty()) return value;
-  const auto& term = terms.all().front();
-  check<UsageError>(terms.is_one_term(*value.node()),
-                    "of_global_batch: expected one mean or sum over the batch, times a number, got a sum of several, "
-                    "or of one and a number: call of_global_batch for each");
-  if (std::string_view(term.origin->operation()) == detail::mean_of_parts_name) return value;
-  return detail::sum_over_members(value, term, group);
-}
-template <AnyTensor X>
-X of_global_batch(const X& x) {
-  return x;
-}
-/// The same outside of the model, for values computed from a net's outputs. The code is the same under every policy.
-/// All ranks must call it.
-template <class Net, Operand X>
-auto of_global_batch(const Net& net, const X& x) {
-  const BatchGroupScope scope(net.global_batch());
-  return of_global_batch(x);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_GLOBAL_BATCH_HPP
-
-// <chorus/ops/higher_order.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
-/// Gradients of gradients. If a computation starts with GraphVariables, all results are GraphVariables, and `grad` with
-/// `create_graph` returns recorded gradients:
-///
-///   const ch::GraphVariable x(images, true);
-///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
-///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
-///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
-///
-/// Under a policy this code is in the model's `forward`, or around the policy's call, whose outputs are GraphVariables
-/// if an input is one.
-///
-/// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
-/// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
-/// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
-/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
-/// own gradient uses Dual numbers of Dual numbers.
-///
-/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
-/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
-/// only. Else `grad` throws a UsageError with the operation's name.
-
-// <chorus/ops/higher_order/convolution.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
-/// Recorded derivatives of convolutions. conv2d and its two gradients are one form that is linear in image, weight and
-/// result; each derivative is another of the three.
-
-// <chorus/ops/higher_order/reduction.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
-/// Recorded derivatives of matrix products, reductions, softmax and losses over classes.
+// <chorus/ops/higher_order/picking.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+/// Recorded derivatives of index_select, gather, pooling, resampling and dropout. All are linear.
 
 // <chorus/ops/higher_order/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
-/// Recorded derivatives of element-wise functions (Dual numbers of Dual numbers) and of shape operations.
+/// Recorded derivatives of element-wise functions and of shape operations. The first derivative of a functor is fused
+/// with its factor dy; higher ones of a function of one input are by Jets.
+
+// <chorus/autograd/jet.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_JET_HPP
+#define CHORUS_SINGLE_CHORUS_AUTOGRAD_JET_HPP
+/// Jet: a value and its Taylor coefficients (Griewank, Walther: Evaluating Derivatives, chapter 13). A functor called
+/// with Jets computes its derivatives of higher orders.
+
+namespace chorus::math {
+
+/// c[0] + c[1] t + ... + c[K - 1] t^(K - 1). `S` is float, double or a Pack. At kinks a Jet takes the branch of
+/// `where`, as a Dual does.
+template <class S, int K>
+struct Jet {
+  S c[K];
+
+  CHORUS_HD Jet() {}
+  template <class X>
+  requires(std::is_same_v<X, S> || Arithmetic<X>) CHORUS_HD Jet(const X& x) {  // NOLINT: converts as numbers do
+    c[0] = static_cast<S>(x);
+    for (int n = 1; n < K; ++n) c[n] = S(0);
+  }
+};
+
+template <class S, int K>
+struct RealOf<Jet<S, K>> {
+  using type = real_of<S>;
+};
+
+namespace detail {
+
+/// g(u) for a function g with the Taylor coefficients `a` at u's value.
+template <class S, int K>
+CHORUS_HD Jet<S, K> composed(const S (&a)[K], const Jet<S, K>& u) {
+  Jet<S, K> out(a[K - 1]);
+  for (int j = K - 2; j >= 0; --j) {  // Horner's rule in u - u(0)
+    for (int n = K - 1 - j; n > 0; --n) {
+      S sum = out.c[0] * u.c[n];
+      for (int i = 1; i < n; ++i) sum = sum + out.c[i] * u.c[n - i];
+      out.c[n] = sum;
+    }
+    out.c[0] = a[j];
+  }
+  return out;
+}
+
+/// Term n of the product of two series.
+template <class S>
+CHORUS_HD S product_term(const S* a, const S* b, int n) {
+  S sum = a[0] * b[n];
+  for (int i = 1; i <= n; ++i) sum = sum + a[i] * b[n - i];
+  return sum;
+}
+
+/// u^p; p is a number or of type S. A factor p (p - 1) ... that is 0 gives 0 at any u.
+template <class S, int K, class P>
+CHORUS_HD Jet<S, K> power(const Jet<S, K>& u, const P& p) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = pow(u.c[0], p);
+  P factor = p;
+  for (int n = 1; n < K; ++n) {
+    const P below = p - R(n);
+    a[n] = where(S(factor) == 0, S(0), S(pow(u.c[0], below)) * factor);
+    factor = factor * below / R(n + 1);
+  }
+  return composed(a, u);
+}
+
+template <class S, int K>
+CHORUS_HD void sigmoid_terms(const S& x, S (&a)[K]) {
+  a[0] = sigmoid(x);
+  for (int n = 0; n + 1 < K; ++n) a[n + 1] = (a[n] - product_term(a, a, n)) / real_of<S>(n + 1);
+}
+
+}  // namespace detail
+
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator-(const Jet<S, K>& a) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = -a.c[n];
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator+(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] + b.c[n];
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator-(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] - b.c[n];
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator*(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = detail::product_term(a.c, b.c, n);
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> operator/(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) {
+    S rest = a.c[n];
+    for (int i = 0; i < n; ++i) rest = rest - out.c[i] * b.c[n - i];
+    out.c[n] = rest / b.c[0];
+  }
+  return out;
+}
+
+// A plain number is a constant.
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator+(const Jet<S, K>& a, A b) {
+  Jet<S, K> out = a;
+  out.c[0] = a.c[0] + static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator+(A a, const Jet<S, K>& b) {
+  return b + a;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator-(const Jet<S, K>& a, A b) {
+  Jet<S, K> out = a;
+  out.c[0] = a.c[0] - static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator-(A a, const Jet<S, K>& b) {
+  Jet<S, K> out = -b;
+  out.c[0] = static_cast<real_of<S>>(a) - b.c[0];
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator*(const Jet<S, K>& a, A b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] * static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator*(A a, const Jet<S, K>& b) {
+  return b * a;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator/(const Jet<S, K>& a, A b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = a.c[n] / static_cast<real_of<S>>(b);
+  return out;
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> operator/(A a, const Jet<S, K>& b) {
+  return Jet<S, K>(a) / b;
+}
+
+// Comparisons use the value only.
+#define CHORUS_JET_COMPARISON(OP)                                      \
+  template <class S, int K>                                            \
+  CHORUS_HD auto operator OP(const Jet<S, K>& a, const Jet<S, K>& b) { \
+    return a.c[0] OP b.c[0];                                           \
+  }                                                                    \
+  template <class S, int K, Arithmetic A>                              \
+  CHORUS_HD auto operator OP(const Jet<S, K>& a, A b) {                \
+    return a.c[0] OP static_cast<real_of<S>>(b);                       \
+  }                                                                    \
+  template <class S, int K, Arithmetic A>                              \
+  CHORUS_HD auto operator OP(A a, const Jet<S, K>& b) {                \
+    return static_cast<real_of<S>>(a) OP b.c[0];                       \
+  }
+CHORUS_JET_COMPARISON(<)
+CHORUS_JET_COMPARISON(<=)
+CHORUS_JET_COMPARISON(>)
+CHORUS_JET_COMPARISON(>=)
+CHORUS_JET_COMPARISON(==)
+#undef CHORUS_JET_COMPARISON
+
+template <class Condition, class S, int K>
+CHORUS_HD Jet<S, K> where(const Condition& condition, const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  for (int n = 0; n < K; ++n) out.c[n] = where(condition, a.c[n], b.c[n]);
+  return out;
+}
+template <class Condition, class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> where(const Condition& condition, A a, const Jet<S, K>& b) {
+  return where(condition, Jet<S, K>(a), b);
+}
+template <class Condition, class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> where(const Condition& condition, const Jet<S, K>& a, A b) {
+  return where(condition, a, Jet<S, K>(b));
+}
+
+template <class S, int K>
+CHORUS_HD Jet<S, K> exp(const Jet<S, K>& x) {
+  S a[K];
+  a[0] = exp(x.c[0]);
+  for (int n = 1; n < K; ++n) a[n] = a[n - 1] / real_of<S>(n);
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> expm1(const Jet<S, K>& x) {
+  Jet<S, K> out = exp(x);
+  out.c[0] = expm1(x.c[0]);
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> log(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = log(x.c[0]);
+  S power = S(-1);
+  for (int n = 1; n < K; ++n) {
+    power = -power / x.c[0];
+    a[n] = power / R(n);
+  }
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> log1p(const Jet<S, K>& x) {
+  Jet<S, K> out = log(1 + x);
+  out.c[0] = log1p(x.c[0]);
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> sqrt(const Jet<S, K>& x) {
+  return detail::power(x, real_of<S>(0.5));
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> rsqrt(const Jet<S, K>& x) {
+  return detail::power(x, real_of<S>(-0.5));
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> sin(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = sin(x.c[0]);
+  if constexpr (K > 1) a[1] = cos(x.c[0]);
+  for (int n = 2; n < K; ++n) a[n] = a[n - 2] / -R(n * (n - 1));
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> cos(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K];
+  a[0] = cos(x.c[0]);
+  if constexpr (K > 1) a[1] = -sin(x.c[0]);
+  for (int n = 2; n < K; ++n) a[n] = a[n - 2] / -R(n * (n - 1));
+  return detail::composed(a, x);
+}
+/// By t' = 1 - t².
+template <class S, int K>
+CHORUS_HD Jet<S, K> tanh(const Jet<S, K>& x) {
+  S a[K];
+  a[0] = tanh(x.c[0]);
+  for (int n = 0; n + 1 < K; ++n) {
+    const S square = detail::product_term(a, a, n);
+    a[n + 1] = (n == 0 ? S(1 - square) : S(-square)) / real_of<S>(n + 1);
+  }
+  return detail::composed(a, x);
+}
+/// By the Hermite polynomials' recurrence for exp(-x²).
+template <class S, int K>
+CHORUS_HD Jet<S, K> erf(const Jet<S, K>& x) {
+  using R = real_of<S>;
+  S a[K], bell = exp(-(x.c[0] * x.c[0])) * R(1.1283791670955126), before = S(0);
+  a[0] = erf(x.c[0]);
+  for (int n = 0; n + 1 < K; ++n) {
+    a[n + 1] = bell / R(n + 1);
+    const S next = (x.c[0] * bell + before) * R(-2) / R(n + 1);
+    before = bell;
+    bell = next;
+  }
+  return detail::composed(a, x);
+}
+/// By s' = s (1 - s).
+template <class S, int K>
+CHORUS_HD Jet<S, K> sigmoid(const Jet<S, K>& x) {
+  S a[K];
+  detail::sigmoid_terms(x.c[0], a);
+  return detail::composed(a, x);
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> softplus(const Jet<S, K>& x) {
+  S slope[K], a[K];
+  detail::sigmoid_terms(x.c[0], slope);
+  a[0] = softplus(x.c[0]);
+  for (int n = 1; n < K; ++n) a[n] = slope[n - 1] / real_of<S>(n);
+  return detail::composed(a, x);
+}
+/// The derivatives at 0 are 0.
+template <class S, int K>
+CHORUS_HD Jet<S, K> abs(const Jet<S, K>& x) {
+  Jet<S, K> out;
+  out.c[0] = abs(x.c[0]);
+  for (int n = 1; n < K; ++n) out.c[n] = where(x.c[0] > 0, x.c[n], where(x.c[0] < 0, -x.c[n], S(0)));
+  return out;
+}
+
+/// At a tie each side gets half of the derivatives; if one is NaN, each side gets all of them.
+template <class S, int K>
+CHORUS_HD Jet<S, K> max(const Jet<S, K>& a, const Jet<S, K>& b) {
+  Jet<S, K> out;
+  out.c[0] = max(a.c[0], b.c[0]);
+  for (int n = 1; n < K; ++n)
+    out.c[n] = where(a.c[0] > b.c[0], a.c[n],
+                     where(a.c[0] < b.c[0], b.c[n], (a.c[n] + b.c[n]) * where(a.c[0] == b.c[0], S(0.5), S(1))));
+  return out;
+}
+template <class S, int K>
+CHORUS_HD Jet<S, K> min(const Jet<S, K>& a, const Jet<S, K>& b) {
+  return -max(-a, -b);
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> max(const Jet<S, K>& a, A b) {
+  return max(a, Jet<S, K>(b));
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> max(A a, const Jet<S, K>& b) {
+  return max(Jet<S, K>(a), b);
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> min(const Jet<S, K>& a, A b) {
+  return min(a, Jet<S, K>(b));
+}
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> min(A a, const Jet<S, K>& b) {
+  return min(Jet<S, K>(a), b);
+}
+
+template <class S, int K, Arithmetic A>
+CHORUS_HD Jet<S, K> pow(const Jet<S, K>& x, A exponent) {
+  return detail::power(x, static_cast<real_of<S>>(exponent));
+}
+/// x^e = x^(e(0)) exp((e - e(0)) log x). For a constant exponent x may be negative.
+template <class S, int K>
+CHORUS_HD Jet<S, K> pow(const Jet<S, K>& x, const Jet<S, K>& exponent) {
+  const Jet<S, K> plain = detail::power(x, exponent.c[0]);
+  Jet<S, K> change = exponent;
+  change.c[0] = S(0);
+  auto constant = change.c[0] == 0;
+  for (int n = 1; n < K; ++n) constant = constant && change.c[n] == 0;
+  return where(constant, plain, plain * exp(change * log(x)));
+}
+
+}  // namespace chorus::math
+
+namespace chorus::functors {
+
+/// The derivative of the given order of a function of one input. Its own derivative is of the same type, so derivatives
+/// of all orders are of one type.
+template <class F>
+struct NthDerivative {
+  static constexpr int most = 8;  ///< the largest order
+  F f;
+  int order = 1;
+
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return of_order(order, x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{dy * of_order(order + 1, x)}};
+  }
+
+ private:
+  template <class S>
+  CHORUS_HD S of_order(int n, const S& x) const {
+    return n <= 4 ? by_jet<4>(n, x) : by_jet<most>(n, x);
+  }
+  /// From the first derivative's Taylor coefficients: it honours the functor's own gradient and its kinks.
+  template <int K, class S>
+  CHORUS_HD S by_jet(int n, const S& x) const {
+    math::Jet<S, K> input(x);
+    input.c[1] = S(1);
+    const auto slope = math::gradient(f, math::Jet<S, K>(1), input).d[0];
+    double factorial = 1;
+    for (int i = 2; i < n; ++i) factorial *= i;
+    return slope.c[n - 1] * static_cast<math::real_of<S>>(factorial);
+  }
+};
+
+}  // namespace chorus::functors
+#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_JET_HPP
 
 // <chorus/kernels/cpu/pointwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_POINTWISE_HPP
@@ -14667,6 +20484,29 @@ template <class F>
 inline constexpr bool is_derivative = false;
 template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
+template <class F>
+inline constexpr bool is_derivative<functors::NthDerivative<F>> = true;
+
+/// Functors of several inputs whose derivatives do not change with the inputs, but for jumps.
+template <class F>
+inline constexpr bool piecewise_linear = false;
+template <>
+inline constexpr bool piecewise_linear<functors::Maximum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Minimum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Where> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::MaskedFill> = true;
+
+/// The derivative of the given order at x; one order more must exist for backward.
+template <class F, Operand X>
+auto nth_derivative(const char* operation, const F& f, int order, const X& x) {
+  using Derivative = functors::NthDerivative<F>;
+  check<UsageError>(order < Derivative::most, "grad: create_graph: '", operation, "': expected an order below ",
+                    Derivative::most, ", got ", order, "; take the last derivative without create_graph");
+  return pointwise(operation, Derivative{f, order}, x);
+}
 
 /// The transpose of expand: sums x over the axes along which `expand` would repeat.
 template <Operand X, std::size_t Rank>
@@ -14710,6 +20550,61 @@ requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise
   (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
 }
 
+template <class F, class G, class Y, class Dy, class X>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, 0>>& operation, const G& g, const Y&,
+                 const Dy& dy, const X& x) {
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x); },
+                    [&] { return g * dy * detail::nth_derivative(operation.name, operation.f.f, 2, x); }};
+}
+template <class F, class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::NthDerivative<F>>& operation, const Dy& dy, const Y&,
+                 const X& x) {
+  return std::tuple{
+      [&] { return dy * detail::nth_derivative(operation.name, operation.f.f, operation.f.order + 1, x); }};
+}
+
+template <class F, int I, class G, class Y, class Dy, class... Xs>
+requires detail::piecewise_linear<F>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, I>>& operation, const G& g, const Y&,
+                 const Dy&, const Xs&... x) {
+  const auto zeros = [](const auto& input) {
+    return [&input] { return std::decay_t<decltype(input)>(value_of(input).zeros(input.shape(), input.device())); };
+  };
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x...); }, zeros(x)...};
+}
+
+// The second derivatives of a^b: b (b - 1) a^(b-2), a^(b-1) + b a^(b-1) log a, a^b log² a. Each is a first one of
+// another power, which knows what is 0 at a = 0.
+namespace detail {
+template <int I, class Dy, class A, class B>
+auto power_derivative(const Dy& dy, const A& a, const B& b) {
+  return pointwise("pow", functors::PartialDerivative<functors::Pow, I>{}, dy, a, b);
+}
+template <class Dy, class A, class B>
+auto mixed_power_derivative(const Dy& dy, const A& a, const B& b) {
+  const auto below = b - 1;
+  return dy * pow(a, below) + power_derivative<1>(dy * b, a, below);
+}
+}  // namespace detail
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 0>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{
+      [&] { return detail::power_derivative<0>(g, a, b); },
+      [&] { return detail::sum_to(detail::power_derivative<0>(g * dy * b, a, b - 1), a.shape()); },
+      [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), b.shape()); }};
+}
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 1>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::power_derivative<1>(g, a, b); },
+                    [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), a.shape()); },
+                    [&] {
+                      const auto logarithm = masked_fill(log(a), a.value() == 0, 0);
+                      return detail::sum_to(detail::power_derivative<1>(g * dy * logarithm, a, b), b.shape());
+                    }};
+}
+
 // Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
@@ -14723,6 +20618,21 @@ template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Mul>&, const Dy& dy, const Y&, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy * b, a.shape()); },
                     [&] { return detail::sum_to(dy * a, b.shape()); }};
+}
+// y / b and not a / b²: equal to Div's own gradient to the bit.
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Div>&, const Dy& dy, const Y& y, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy / b, a.shape()); },
+                    [&] { return detail::sum_to(-dy * (y / b), b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::SquaredError>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy * (a - b) * 2, a.shape()); },
+                    [&] { return detail::sum_to(dy * (b - a) * 2, b.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::SubtractFrom>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return -dy; }};
 }
 template <class Dy, class Y, class X>
 auto derivatives(const operations::Pointwise<functors::Neg>&, const Dy& dy, const Y&, const X&) {
@@ -14798,6 +20708,485 @@ auto derivatives(const operations::Pad2d& operation, const Dy& dy, const Y&, con
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_POINTWISE_HPP
+
+namespace chorus {
+
+namespace operations {
+template <class D>
+struct IndexAdd {
+  static constexpr const char* name = "index_add";
+  Tensor<std::int64_t, 1, D> index;
+  std::size_t axis;
+};
+template <int Rank, class D>
+struct ScatterAdd {
+  static constexpr const char* name = "scatter_add";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+struct AvgUnpool2d {
+  static constexpr const char* name = "avg_unpool2d";
+  kernels::Pool2dShape shape;
+};
+}  // namespace operations
+
+namespace detail {
+
+/// The transpose of index_select: entry i of x is added to entry `index[i]` of zeros of the given shape.
+template <Operand X, class D>
+auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
+               const Tensor<std::int64_t, 1, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::index_select_backward(input.device(), whole, index.numel(), index.data(), input.data(), out.data(), false);
+  return record(
+      operations::IndexAdd<D>{index, axis}, std::move(out),
+      [index, whole, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::index_select(dy.device(), whole, index.numel(), index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// The transpose of gather.
+template <Operand X, int Rank, class D>
+auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
+  const auto input = contiguous(value_of(x));
+  const auto whole = around_axis(shape, axis);
+  const Index count = index.shape()[axis];
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::gather_backward(input.device(), whole, count, index.data(), input.data(), out.data(), false);
+  return record(
+      operations::ScatterAdd<Rank, D>{index, axis}, std::move(out),
+      [index, whole, count, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// The transpose of avg_pool2d.
+template <Operand X>
+auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
+  const auto input = contiguous(value_of(x));
+  auto out = tensor_of<X>::empty(shape, input.device());
+  kernels::avg_pool2d_backward(input.device(), pool, input.data(), out.data(), false);
+  return record(
+      operations::AvgUnpool2d{pool}, std::move(out),
+      [pool, of = input.shape()](const auto& dy, auto dx) {
+        auto grad = tensor_of<X>::empty(of, dy.device());
+        kernels::avg_pool2d_forward(dy.device(), pool, dy.data(), grad.data());
+        dx->add(grad);
+      },
+      x);
+}
+
+/// Multiplies by the factors, 0 or 1 / (1 - p), of an earlier dropout.
+template <Operand X>
+auto dropout_again(const X& x, const operations::Dropout& operation) {
+  const auto input = contiguous(value_of(x));
+  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  auto out = tensor_of<X>::empty(input.shape(), input.device());
+  kernels::dropout_forward(input.device(), samples, inner, input.data(), out.data(), operation.p, operation.key);
+  return record(
+      operation, std::move(out),
+      [samples, inner, operation](const auto& dy, auto dx) {
+        const auto [grad, accumulate] = dx->target();
+        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), operation.p, operation.key,
+                                  accumulate);
+      },
+      x);
+}
+
+}  // namespace detail
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexSelect<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::index_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::IndexAdd<D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return index_select(dy, static_cast<Index>(operation.axis), operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Gather<Rank, D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::scatter_add(dy, x.shape(), operation.axis, operation.index); }};
+}
+template <int Rank, class D, class Dy, class Y, class X>
+auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::gather_along(dy, operation.axis, operation.index); }};
+}
+
+template <class D, class Dy, class Y, class X>
+auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] {
+    // The indices of the windows' maxima in each plane.
+    const auto& [batch, channels, height, width] = x.shape();
+    const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
+    auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
+    kernels::convert(x.device(), index.numel(), operation.argmax.data(), index.data());
+    return reshape(
+        detail::scatter_add(reshape(dy, picked), Shape<3>{batch, channels, height * width}, std::size_t{2}, index),
+        x.shape());
+  }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgPool2d& operation, const Dy& dy, const Y&, const X& x) {
+  return std::tuple{[&] { return detail::avg_unpool2d(dy, x.shape(), operation.shape); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
+  (void)y;
+  return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
+}
+
+template <class T, class D, class Dy, class Y, class X>
+auto derivatives(const operations::Resample<T, D>& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::resample(dy, operations::Resample<T, D>{operation.back, operation.there}); }};
+}
+
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
+
+namespace chorus {
+
+namespace operations {
+template <int Rank, class D, bool add>
+struct Scatter {
+  static constexpr const char* name = add ? "scatter_add" : "scatter";
+  Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+};
+}  // namespace operations
+
+namespace detail {
+
+// CPU kernels detect repeated positions themselves. On a GPU the elements for each position are counted.
+template <class T, int Rank, class D>
+void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
+  if constexpr (!std::is_same_v<D, Cpu>) {
+    const auto ones = Tensor<T, Rank, D>::ones(index.shape(), index.device());
+    auto count = Tensor<T, Rank, D>::zeros(shape, index.device());
+    kernels::scatter(index.device(), around_axis(shape, axis), index.shape()[axis], index.data(), ones.data(),
+                     count.data(), true);
+    check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
+                      "scatter: the index names a position twice");
+  }
+}
+
+/// A copy of x, with `source` added or stored at the indices.
+template <bool add, Operand X, int Rank, class D, Operand S>
+auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
+  using T = typename tensor_of<X>::value_type;
+  using Operation = operations::Scatter<Rank, D, add>;
+  static_assert(of_one_type<X, S>, "scatter: expected one scalar type; to<float>(x) converts");
+  const auto& shape = value_of(x).shape();
+  const auto device = value_of(x).device();
+  auto expected = shape;
+  expected[axis] = positions.shape()[axis];
+  check<ShapeError>(positions.shape() == expected && value_of(source).shape() == expected, Operation::name,
+                    ": an index of shape ", positions.shape(), " and a source of shape ", value_of(source).shape(),
+                    " do not fit an input of ", shape);
+  check<DeviceError>(positions.device() == device && value_of(source).device() == device, Operation::name,
+                     ": index and source are on ", positions.device(), " and ", value_of(source).device(),
+                     ", the input on ", device);
+  const auto index = contiguous(positions);
+  if constexpr (!add) check_positions_once<T>(shape, axis, index);
+  const auto from = contiguous(value_of(source));
+  const auto whole = around_axis(shape, axis);
+  const Index count = index.shape()[axis];
+  auto out = clone(value_of(x));
+  kernels::scatter(device, whole, count, index.data(), from.data(), out.data(), add);
+  return record(
+      Operation{index, axis}, std::move(out),
+      [index, whole, count](const auto& dy, auto dx, auto dsource) {
+        if (dsource) {
+          auto grad = Tensor<T, Rank, D>::empty(index.shape(), dy.device());
+          kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
+          dsource->add(grad);
+        }
+        if (!dx) return;
+        if constexpr (add) {
+          dx->add(dy);
+        } else {
+          auto grad = clone(dy);
+          const auto zeros = Tensor<T, Rank, D>::zeros(index.shape(), dy.device());
+          kernels::scatter(dy.device(), whole, count, index.data(), zeros.data(), grad.data(), false);
+          dx->add(grad);
+        }
+      },
+      x, source);
+}
+
+}  // namespace detail
+
+template <int Rank, class D, bool add, class Dy, class Y, class X, class S>
+auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& dy, const Y&, const X&, const S&) {
+  const auto by_input = [&] {
+    if constexpr (add) {
+      return Dy(dy);
+    } else {
+      using Zeros = Tensor<typename Dy::value_type, Rank, D>;
+      const auto zeros = Zeros::zeros(operation.index.shape(), operation.index.device());
+      return detail::put_at<false>(dy, operation.axis, operation.index, zeros);
+    }
+  };
+  return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
+}
+
+/// As torch.scatter_add: adds each element of `source` to x at `index` along `axis`, at the same position in the other
+/// axes. index and source have one shape, which equals x's except along the axis. Throws ShapeError if shapes don't
+/// fit, DeviceError if devices differ, UsageError for an index out of range.
+template <Operand X, class D, Operand S>
+auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
+  return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
+}
+
+/// As torch.scatter: stores each element of `source` in x at `index`. Throws as scatter_add does, and UsageError if a
+/// position occurs twice.
+template <Operand X, class D, Operand S>
+auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
+  return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);
+}
+
+/// As torch.index_add: adds entry i of source's axis to entry `index[i]` of x's. The other sizes are equal. Throws
+/// ShapeError if sizes differ, UsageError for an index out of range. Waits for the GPU.
+template <Operand X, class D, Operand S>
+auto index_add(const X& x, Index axis, const Tensor<std::int64_t, 1, D>& index, const S& source) {
+  static_assert(of_one_type<X, S> && tensor_of<X>::rank == tensor_of<S>::rank,
+                "index_add: expected one scalar type and rank; to<float>(x) converts");
+  const auto a = normalize_axis("index_add", axis, tensor_of<X>::rank);
+  auto expected = value_of(x).shape();
+  expected[a] = index.numel();
+  check<ShapeError>(value_of(source).shape() == expected, "index_add: expected a source of shape ", expected, " for ",
+                    index.numel(), " indices and an input of shape ", value_of(x).shape(), ", got ",
+                    value_of(source).shape());
+  const Index size = value_of(x).shape()[a];
+  const auto places = to_device(contiguous(index), Cpu{});
+  for (Index i = 0; i < places.numel(); ++i)
+    check<UsageError>(places.data()[i] >= 0 && places.data()[i] < size, "index_add: index ", places.data()[i],
+                      " is not in [0, ", size, ")");
+  return x + detail::index_add(source, value_of(x).shape(), a, contiguous(index));
+}
+
+/// How `scatter_reduce` joins the elements for one position.
+enum class ScatterReduction : std::uint8_t { sum, prod, mean, amax, amin };
+
+namespace operations {
+template <int Rank, class D>
+struct ScatterReduce {
+  static constexpr const char* name = "scatter_reduce";
+  Tensor<std::int64_t, Rank, D> index;
+};
+}  // namespace operations
+
+namespace detail {
+
+// Calls `f(position in x, position in the source)` for each element of the source; arrays are contiguous on the host.
+template <class F>
+void for_each_scattered(const kernels::AxisShape& whole, Index count, const std::int64_t* index, const F& f) {
+  for (Index o = 0; o < whole.outer; ++o)
+    for (Index j = 0; j < count; ++j)
+      for (Index i = 0; i < whole.inner; ++i) {
+        const Index from = (o * count + j) * whole.inner + i;
+        f((o * whole.axis + index[from]) * whole.inner + i, from);
+      }
+}
+
+// The product of all factors but one; a factor of 0 counts separately.
+struct OtherFactors {
+  double product = 1;
+  Index zeros = 0;
+  void add(double factor) { factor == 0 ? static_cast<void>(++zeros) : static_cast<void>(product *= factor); }
+  double all() const { return zeros > 0 ? 0 : product; }
+  double without(double factor) const {
+    return factor == 0 ? (zeros == 1 ? product : 0) : (zeros == 0 ? product / factor : 0);
+  }
+};
+
+// prod, amax and amin: on the host. `touched`: where x counts no longer.
+template <Operand X, int Rank, class D, Operand S>
+auto reduce_scattered(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index, const S& source,
+                      ScatterReduction how, const Tensor<bool, Rank, D>& touched) {
+  using T = typename tensor_of<X>::value_type;
+  const auto whole = around_axis(value_of(x).shape(), axis);
+  const Index count = index.shape()[axis];
+  const auto device = value_of(x).device();
+  struct OnHost {
+    Tensor<T, Rank> x, source;
+    Tensor<std::int64_t, Rank> index;
+    Tensor<bool, Rank> touched;
+  };
+  const OnHost host{to_device(contiguous(value_of(x)), Cpu{}), to_device(contiguous(value_of(source)), Cpu{}),
+                    to_device(index, Cpu{}), to_device(contiguous(touched), Cpu{})};
+  const auto factors = [host, whole, count] {
+    std::vector<OtherFactors> all(static_cast<std::size_t>(host.x.numel()));
+    for (Index i = 0; i < host.x.numel(); ++i)
+      if (!host.touched.data()[i]) all[static_cast<std::size_t>(i)].add(static_cast<double>(host.x.data()[i]));
+    for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+      all[static_cast<std::size_t>(at)].add(static_cast<double>(host.source.data()[from]));
+    });
+    return all;
+  };
+  auto out = clone(host.x);
+  if (how == ScatterReduction::prod) {
+    const auto all = factors();
+    std::transform(all.begin(), all.end(), out.data(), [](const auto& one) { return static_cast<T>(one.all()); });
+  } else {
+    const bool largest = how == ScatterReduction::amax;
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    for (Index i = 0; i < out.numel(); ++i)
+      if (host.touched.data()[i]) out.data()[i] = largest ? -infinity : infinity;
+    for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+      T& best = out.data()[at];
+      const T next = host.source.data()[from];
+      if (next != next || (largest ? next > best : next < best)) best = next;
+    });
+  }
+  return record(
+      operations::ScatterReduce<Rank, D>{index}, to_device(out, device),
+      [host, whole, count, how, out, factors, of_x = Saved(value_of(x)), of_source = Saved(value_of(source))](
+          const auto& dy, auto dx, auto dsource) {
+        of_x.read("scatter_reduce");
+        of_source.read("scatter_reduce");
+        const auto above = to_device(contiguous(dy), Cpu{});
+        auto by_x = Tensor<T, Rank>::zeros(host.x.shape()), by_source = Tensor<T, Rank>::zeros(host.source.shape());
+        const auto x_counts = [&](Index i) { return !host.touched.data()[i]; };
+        if (how == ScatterReduction::prod) {
+          const auto all = factors();
+          const auto slope = [&](Index at, T factor) {
+            return static_cast<T>(static_cast<double>(above.data()[at]) *
+                                  all[static_cast<std::size_t>(at)].without(static_cast<double>(factor)));
+          };
+          for (Index i = 0; i < by_x.numel(); ++i)
+            if (x_counts(i)) by_x.data()[i] = slope(i, host.x.data()[i]);
+          for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+            by_source.data()[from] = slope(at, host.source.data()[from]);
+          });
+        } else {  // equal extremes share the gradient
+          std::vector<double> equal(static_cast<std::size_t>(by_x.numel()));
+          const auto is_best = [&](Index at, T number) { return number == out.data()[at]; };
+          const auto share = [&](Index at) {
+            return static_cast<T>(static_cast<double>(above.data()[at]) / equal[static_cast<std::size_t>(at)]);
+          };
+          for (Index i = 0; i < by_x.numel(); ++i)
+            if (x_counts(i) && is_best(i, host.x.data()[i])) ++equal[static_cast<std::size_t>(i)];
+          for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+            if (is_best(at, host.source.data()[from])) ++equal[static_cast<std::size_t>(at)];
+          });
+          for (Index i = 0; i < by_x.numel(); ++i)
+            if (x_counts(i) && is_best(i, host.x.data()[i])) by_x.data()[i] = share(i);
+          for_each_scattered(whole, count, host.index.data(), [&](Index at, Index from) {
+            if (is_best(at, host.source.data()[from])) by_source.data()[from] = share(at);
+          });
+        }
+        if (dx) dx->add(to_device(by_x, dy.device()));
+        if (dsource) dsource->add(to_device(by_source, dy.device()));
+      },
+      x, source);
+}
+
+}  // namespace detail
+
+/// As torch.scatter_reduce: each element of x joined with the elements of `source` that the index sends there. Without
+/// `include_self` x counts only where nothing is sent. Equal extremes share the gradient. `prod`, `amax` and `amin` run
+/// on the host: a GPU's values are copied there, the results back. Shapes and errors as for scatter_add.
+template <Operand X, class D, Operand S>
+auto scatter_reduce(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source,
+                    ScatterReduction how, bool include_self = true) {
+  using T = typename tensor_of<X>::value_type;
+  static_assert(of_one_type<X, S> && Real<T>, "scatter_reduce: expected floating-point operands of one scalar type");
+  if constexpr (NarrowOperand<X>) {
+    return to<T>(scatter_reduce(to<float>(x), axis, index, to<float>(source), how, include_self));
+  } else {
+    const auto& shape = value_of(x).shape();
+    const auto zeros = Tensor<T, tensor_of<X>::rank, D>::zeros(shape, value_of(x).device());
+    const auto ones = Tensor<T, tensor_of<X>::rank, D>::ones(index.shape(), index.device());
+    const auto counts = scatter_add(zeros, axis, index, ones);
+    const auto touched = include_self ? zeros > 0 : counts > 0;
+    auto sum = scatter_add(masked_fill(x, touched, 0), axis, index, source);
+    if (how == ScatterReduction::sum) return sum;
+    if (how == ScatterReduction::mean) return decltype(sum)(sum / maximum(counts + (include_self ? 1 : 0), zeros + 1));
+    return decltype(sum)(detail::reduce_scattered(x, normalize_axis("scatter_reduce", axis, tensor_of<X>::rank),
+                                                  contiguous(index), source, how, touched));
+  }
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+
+namespace chorus {
+
+/// Samples of the categories of an axis: softmax((logits + Gumbel noise) / tau) (Jang et al. 2017). With `hard` the
+/// largest becomes 1, the others 0, with the gradient of the soft sample. Throws UsageError unless tau is positive.
+template <Operand X>
+auto gumbel_softmax(const X& logits, double tau = 1, bool hard = false, Index axis = -1,
+                    const RandomOptions& options = {}) {
+  using Numbers = tensor_of<X>;
+  using T = typename Numbers::value_type;
+  check<UsageError>(tau > 0, "gumbel_softmax: expected a tau above 0, got ", tau);
+  if constexpr (NarrowOperand<X>) {
+    return to<T>(gumbel_softmax(to<float>(logits), tau, hard, axis, options));
+  } else {
+    // log(0) would be infinite.
+    const auto uniform =
+        maximum(rand_like(logits, options), Tensor<T, 0, typename Numbers::device_type>::full(
+                                                {}, std::numeric_limits<T>::min(), value_of(logits).device()));
+    const auto soft = softmax((logits - log(-log(uniform))) / tau, axis);
+    if (!hard) return soft;
+    const auto& value = value_of(soft);
+    auto one = value.shape();
+    one[normalize_axis("gumbel_softmax", axis, Numbers::rank)] = 1;
+    const auto zeros = Numbers::zeros(value.shape(), value.device());
+    const auto chosen = scatter(zeros, axis, argmax(value, axis).view(one), Numbers::ones(one, value.device()));
+    return std::remove_const_t<decltype(soft)>(soft + (chosen - value));
+  }
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_GUMBEL_SOFTMAX_HPP
+
+// <chorus/ops/higher_order.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
+/// Gradients of gradients. If a computation starts with GraphVariables, all results are GraphVariables, and `grad` with
+/// `create_graph` returns recorded gradients:
+///
+///   const ch::GraphVariable x(images, true);
+///   const auto dx = ch::grad(sum(critic(x)), x, {.create_graph = true});
+///   const auto norm = ch::sqrt(ch::sum(ch::square(ch::flatten(dx)), 1) + 1e-12);
+///   ch::mean(ch::square(norm - 1)).backward();  // into the critic's parameters
+///
+/// Under a policy this code is in the model's `forward`, or around the policy's call, whose outputs are GraphVariables
+/// if an input is one.
+///
+/// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
+/// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
+/// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
+/// These run on GraphVariables, so their results are on the tape. The gradient of an element-wise functor is a functor;
+/// of one input, so are all its higher derivatives (autograd/jet.hpp).
+///
+/// Which operation has which order: see the table in ops/README.md. Elsewhere `grad` throws a UsageError with the
+/// operation's name.
+
+// <chorus/ops/higher_order/convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_CONVOLUTION_HPP
+/// Recorded derivatives of convolutions. conv2d and its two gradients are one form that is linear in image, weight and
+/// result; each derivative is another of the three.
+
+// <chorus/ops/higher_order/reduction.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_REDUCTION_HPP
+/// Recorded derivatives of matrix products, reductions, softmax and losses over classes.
 
 namespace chorus {
 
@@ -14894,6 +21283,24 @@ template <class Dy, class Y, class X>
 auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const Y&, const X&) {
   // Cumulative sum from the other end: over the elements from i on.
   return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
+}
+
+/// From the last element on, without a division: what a product that goes on contributes to element i is its product
+/// before i times r(i) = dy(i) + x(i + 1) r(i + 1).
+template <class Dy, class Y, class X>
+auto derivatives(const operations::CumulativeProduct& operation, const Dy& dy, const Y& y, const X& x) {
+  return std::tuple{[&] {
+    const Index axis = operation.axis, size = x.size(axis);
+    if (size == 0) return X(dy);
+    const auto at = [axis](const auto& from, Index i) { return slice(from, axis, i, i + 1); };
+    X rest = at(dy, size - 1), all = rest;
+    for (Index i = size - 1; i-- > 0;) {
+      rest = at(dy, i) + at(x, i + 1) * rest;
+      all = concat(axis, rest, all);
+    }
+    const auto first = tensor_of<X>::ones(rest.shape(), x.device());
+    return X(concat(axis, first, slice(y, axis, 0, size - 1)) * all);
+  }};
 }
 
 namespace detail {
@@ -15138,158 +21545,6 @@ auto derivatives(const operations::BatchNormRelu<T, D>& operation, const Dy& dy,
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_NORMALIZATION_HPP
 
-// <chorus/ops/higher_order/picking.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-/// Recorded derivatives of index_select, gather, pooling, resampling and dropout. All are linear.
-
-namespace chorus {
-
-namespace operations {
-template <class D>
-struct IndexAdd {
-  static constexpr const char* name = "index_add";
-  Tensor<std::int64_t, 1, D> index;
-  std::size_t axis;
-};
-template <int Rank, class D>
-struct ScatterAdd {
-  static constexpr const char* name = "scatter_add";
-  Tensor<std::int64_t, Rank, D> index;
-  std::size_t axis;
-};
-struct AvgUnpool2d {
-  static constexpr const char* name = "avg_unpool2d";
-  kernels::Pool2dShape shape;
-};
-}  // namespace operations
-
-namespace detail {
-
-/// The transpose of index_select: entry i of x is added to entry `index[i]` of zeros of the given shape.
-template <Operand X, class D>
-auto index_add(const X& x, const Shape<tensor_of<X>::rank>& shape, std::size_t axis,
-               const Tensor<std::int64_t, 1, D>& index) {
-  const auto input = contiguous(value_of(x));
-  const auto whole = around_axis(shape, axis);
-  auto out = tensor_of<X>::empty(shape, input.device());
-  kernels::index_select_backward(input.device(), whole, index.numel(), index.data(), input.data(), out.data(), false);
-  return record(
-      operations::IndexAdd<D>{index, axis}, std::move(out),
-      [index, whole, of = input.shape()](const auto& dy, auto dx) {
-        auto grad = tensor_of<X>::empty(of, dy.device());
-        kernels::index_select(dy.device(), whole, index.numel(), index.data(), dy.data(), grad.data());
-        dx->add(grad);
-      },
-      x);
-}
-
-/// The transpose of gather.
-template <Operand X, int Rank, class D>
-auto scatter_add(const X& x, const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
-  const auto input = contiguous(value_of(x));
-  const auto whole = around_axis(shape, axis);
-  const Index count = index.shape()[axis];
-  auto out = tensor_of<X>::empty(shape, input.device());
-  kernels::gather_backward(input.device(), whole, count, index.data(), input.data(), out.data(), false);
-  return record(
-      operations::ScatterAdd<Rank, D>{index, axis}, std::move(out),
-      [index, whole, count, of = input.shape()](const auto& dy, auto dx) {
-        auto grad = tensor_of<X>::empty(of, dy.device());
-        kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
-        dx->add(grad);
-      },
-      x);
-}
-
-/// The transpose of avg_pool2d.
-template <Operand X>
-auto avg_unpool2d(const X& x, const Shape<4>& shape, const kernels::Pool2dShape& pool) {
-  const auto input = contiguous(value_of(x));
-  auto out = tensor_of<X>::empty(shape, input.device());
-  kernels::avg_pool2d_backward(input.device(), pool, input.data(), out.data(), false);
-  return record(
-      operations::AvgUnpool2d{pool}, std::move(out),
-      [pool, of = input.shape()](const auto& dy, auto dx) {
-        auto grad = tensor_of<X>::empty(of, dy.device());
-        kernels::avg_pool2d_forward(dy.device(), pool, dy.data(), grad.data());
-        dx->add(grad);
-      },
-      x);
-}
-
-/// Multiplies by the factors, 0 or 1 / (1 - p), of an earlier dropout.
-template <Operand X>
-auto dropout_again(const X& x, const operations::Dropout& operation) {
-  const auto input = contiguous(value_of(x));
-  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
-  auto out = tensor_of<X>::empty(input.shape(), input.device());
-  kernels::dropout_forward(input.device(), samples, inner, input.data(), out.data(), operation.p, operation.key);
-  return record(
-      operation, std::move(out),
-      [samples, inner, operation](const auto& dy, auto dx) {
-        const auto [grad, accumulate] = dx->target();
-        kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), operation.p, operation.key,
-                                  accumulate);
-      },
-      x);
-}
-
-}  // namespace detail
-
-template <class D, class Dy, class Y, class X>
-auto derivatives(const operations::IndexSelect<D>& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] { return detail::index_add(dy, x.shape(), operation.axis, operation.index); }};
-}
-template <class D, class Dy, class Y, class X>
-auto derivatives(const operations::IndexAdd<D>& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return index_select(dy, static_cast<Index>(operation.axis), operation.index); }};
-}
-template <int Rank, class D, class Dy, class Y, class X>
-auto derivatives(const operations::Gather<Rank, D>& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] { return detail::scatter_add(dy, x.shape(), operation.axis, operation.index); }};
-}
-template <int Rank, class D, class Dy, class Y, class X>
-auto derivatives(const operations::ScatterAdd<Rank, D>& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return detail::gather_along(dy, operation.axis, operation.index); }};
-}
-
-template <class D, class Dy, class Y, class X>
-auto derivatives(const operations::MaxPool2d<D>& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] {
-    // The indices of the windows' maxima in each plane.
-    const auto& [batch, channels, height, width] = x.shape();
-    const Shape<3> picked{batch, channels, operation.argmax.size(2) * operation.argmax.size(3)};
-    auto index = Tensor<std::int64_t, 3, D>::empty(picked, x.device());
-    kernels::convert(x.device(), index.numel(), operation.argmax.data(), index.data());
-    return reshape(
-        detail::scatter_add(reshape(dy, picked), Shape<3>{batch, channels, height * width}, std::size_t{2}, index),
-        x.shape());
-  }};
-}
-template <class Dy, class Y, class X>
-auto derivatives(const operations::AvgPool2d& operation, const Dy& dy, const Y&, const X& x) {
-  return std::tuple{[&] { return detail::avg_unpool2d(dy, x.shape(), operation.shape); }};
-}
-template <class Dy, class Y, class X>
-auto derivatives(const operations::AvgUnpool2d& operation, const Dy& dy, const Y& y, const X&) {
-  (void)y;
-  return std::tuple{[&] { return detail::mean_of_windows(dy, operation.shape); }};
-}
-
-template <class T, class D, class Dy, class Y, class X>
-auto derivatives(const operations::Resample<T, D>& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return detail::resample(dy, operations::Resample<T, D>{operation.back, operation.there}); }};
-}
-
-template <class Dy, class Y, class X>
-auto derivatives(const operations::Dropout& operation, const Dy& dy, const Y&, const X&) {
-  return std::tuple{[&] { return detail::dropout_again(dy, operation); }};
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_PICKING_HPP
-
 // <chorus/ops/higher_order/sync_batch_norm.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_SYNC_BATCH_NORM_HPP
@@ -15437,12 +21692,274 @@ auto sync_batch_norm_graph(const X& x, const W& weight, const B& bias, double co
 
 #endif  // CHORUS_SINGLE_CHORUS_OPS_HIGHER_ORDER_HPP
 
+// <chorus/ops/images.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_IMAGES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_IMAGES_HPP
+/// grid_sample, unfold, pixel_shuffle, max_pool1d. All are differentiable, and made of other operators.
+
+// <chorus/ops/rounding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+/// sign, floor, ceil, round. Their gradients are 0.
+
+namespace chorus {
+
+namespace functors {
+
+/// 1, 0 or -1; 0 for NaN, as in PyTorch.
+struct Sign {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, S(1), where(x < 0, S(-1), S(0)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The nearest integer, the even one of two. Adding 2^23, or 2^52 for double, leaves no bits for fractions; numbers
+/// from there on are integers.
+struct Round {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    constexpr auto whole = 1 / std::numeric_limits<real_of<S>>::epsilon();
+    const S above = abs(x), near = (above + whole) - whole;
+    return where(above < whole, where(x < 0, -near, where(x > 0, near, x)), x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The largest integer that is not above x.
+struct Floor {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    const S near = Round{}(x);
+    return where(near > x, near - 1, near);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The smallest integer that is not below x.
+struct Ceil {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -Floor{}(-x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+}  // namespace functors
+
+/// 1, 0 or -1; 0 for NaN.
+template <Operand X>
+auto sign(const X& x) {
+  return detail::pointwise("sign", functors::Sign{}, x);
+}
+/// The largest integer that is not above x.
+template <Operand X>
+auto floor(const X& x) {
+  return detail::pointwise("floor", functors::Floor{}, x);
+}
+/// The smallest integer that is not below x.
+template <Operand X>
+auto ceil(const X& x) {
+  return detail::pointwise("ceil", functors::Ceil{}, x);
+}
+/// The nearest integer; halves go to the even one.
+template <Operand X>
+auto round(const X& x) {
+  return detail::pointwise("round", functors::Round{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+
+namespace chorus {
+
+/// How grid_sample finds a value between pixels.
+enum class SampleMode : std::uint8_t { bilinear, nearest };
+/// What grid_sample finds outside of the image: 0, the nearest pixel of the border, or the mirrored image.
+enum class SamplePadding : std::uint8_t { zeros, border, reflection };
+/// Options of grid_sample.
+struct GridSampleOptions {
+  SampleMode mode = SampleMode::bilinear;
+  SamplePadding padding = SamplePadding::zeros;
+  /// -1 and 1 are the centres of the border's pixels, else the image's edges.
+  bool align_corners = false;
+};
+
+namespace detail {
+
+// Coordinates in [-1, 1] as places in an axis of `size` pixels, moved inside as the padding says.
+template <Operand X>
+auto places_in_axis(const X& grid, Index size, const GridSampleOptions& options) {
+  const auto pixels = static_cast<double>(size);
+  const bool corners = options.align_corners;
+  auto place = corners ? (grid + 1) * ((pixels - 1) / 2) : (grid + 1) * (pixels / 2) - 0.5;
+  using Place = decltype(place);
+  if (options.padding == SamplePadding::zeros) return place;
+  if (options.padding == SamplePadding::reflection) {
+    const double low = corners ? 0 : -0.5, span = corners ? pixels - 1 : pixels;
+    if (span == 0) return Place(place * 0);
+    const auto beyond = abs(place - low);
+    const auto flips = floor(value_of(beyond) / span);
+    const auto odd = flips - floor(flips / 2) * 2;
+    place = Place((beyond - flips * span) * (1 - odd * 2) + odd * span + low);
+  }
+  return size == 1 ? Place(place * 0) : Place(hardtanh(place, 0, pixels - 1));
+}
+
+}  // namespace detail
+
+/// x: [batch, channels, height, width], grid: [batch, out_h, out_w, 2] -> [batch, channels, out_h, out_w]: the images
+/// at the grid's points, each x and y from -1, left or top, to 1 (torch.nn.functional.grid_sample). Throws ShapeError
+/// if the batches differ or the grid's last size is not 2.
+template <Operand X, Operand G>
+auto grid_sample(const X& x, const G& grid, const GridSampleOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 4 && tensor_of<G>::rank == 4,
+                "grid_sample: expected images [batch, channels, height, width] and a grid [batch, out_h, out_w, 2]");
+  static_assert(of_one_type<X, G>, "grid_sample: operands have different scalar types; to<float>(x) converts one");
+  using T = typename tensor_of<X>::value_type;
+  using D = typename tensor_of<X>::device_type;
+  if constexpr (NarrowOperand<X>) {
+    return to<T>(grid_sample(to<float>(x), to<float>(grid), options));
+  } else {
+    const auto& images = value_of(x).shape();
+    const auto& points = value_of(grid).shape();
+    check<ShapeError>(points[0] == images[0] && points[3] == 2, "grid_sample: expected a grid [", images[0],
+                      ", out_h, out_w, 2] for images of shape ", images, ", got ", points);
+    const Index batch = images[0], channels = images[1], height = images[2], width = images[3];
+    check<ShapeError>(height > 0 && width > 0, "grid_sample: images of shape ", images, " have no pixels");
+    const Index outputs = points[1] * points[2], count = batch * outputs, pixels = batch * height * width;
+    const auto device = value_of(x).device();
+    const auto columns = detail::places_in_axis(reshape(slice(grid, 3, 0, 1), Shape<1>{count}), width, options);
+    const auto rows = detail::places_in_axis(reshape(slice(grid, 3, 1, 2), Shape<1>{count}), height, options);
+    // A row for each pixel, and one of zeros for all points outside.
+    const auto by_pixel = concat(0, reshape(permute(x, {0, 2, 3, 1}), Shape<2>{pixels, channels}),
+                                 Tensor<T, 2, D>::zeros({1, channels}, device));
+    std::vector<std::int64_t> images_of_points;
+    for (Index n = 0; n < batch; ++n)
+      images_of_points.insert(images_of_points.end(), static_cast<std::size_t>(outputs), n * height * width);
+    const auto begin =
+        Tensor<std::int64_t, 1, D>::from(std::span<const std::int64_t>(images_of_points), {count}, device);
+    const auto outside = Tensor<std::int64_t, 1, D>::full({count}, pixels, device);
+    const auto pick = [&](const Tensor<T, 1, D>& row, const Tensor<T, 1, D>& column) {
+      const auto inside =
+          (row >= 0) & (row <= static_cast<T>(height - 1)) & (column >= 0) & (column <= static_cast<T>(width - 1));
+      auto place = to<std::int64_t>(where(inside, row, 0));
+      place *= width;
+      place += to<std::int64_t>(where(inside, column, 0));
+      place += begin;
+      return index_select(by_pixel, 0, where(inside, place, outside));
+    };
+    const auto as_images = [&](const auto& y) {
+      return permute(reshape(y, Shape<4>{batch, points[1], points[2], channels}), {0, 3, 1, 2});
+    };
+    const auto top = floor(value_of(rows)), left = floor(value_of(columns));
+    const auto down = unsqueeze(rows - top, 1), right = unsqueeze(columns - left, 1);
+    const auto corner = [&](Index i, Index j, const auto& by_row, const auto& by_column) {
+      return pick(top + i, left + j) * (by_row * by_column);
+    };
+    const auto all = [&] {
+      return as_images(corner(0, 0, 1 - down, 1 - right) + corner(0, 1, 1 - down, right) +
+                       corner(1, 0, down, 1 - right) + corner(1, 1, down, right));
+    };
+    if (options.mode == SampleMode::bilinear) return all();
+    // 1, whose gradient by the grid is 0, as in PyTorch, and not missing.
+    const auto one = unsqueeze(sign(rows) - sign(value_of(rows)) + (sign(columns) - sign(value_of(columns))), 1) + 1;
+    return decltype(all())(as_images(pick(round(value_of(rows)), round(value_of(columns))) * one));
+  }
+}
+
+/// Options of unfold.
+struct UnfoldOptions {
+  Size2d dilation = 1, padding = 0, stride = 1;
+};
+
+/// x: [batch, channels, height, width] -> the windows as columns: [batch, channels window.height window.width,
+/// windows], as torch.nn.functional.unfold; padding counts as zeros. Throws UsageError for windows, strides and
+/// dilations below 1, ShapeError if the window does not fit.
+template <Operand X>
+auto unfold(const X& x, Size2d window, const UnfoldOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 4, "unfold: expected an input [batch, channels, height, width]");
+  using D = typename tensor_of<X>::device_type;
+  const auto& [dilation, padding, stride] = options;
+  check<UsageError>(
+      std::min({window.height, window.width, dilation.height, dilation.width, stride.height, stride.width}) > 0,
+      "unfold: expected window, stride and dilation of at least 1, got ", window.height, " x ", window.width, ", ",
+      stride.height, " x ", stride.width, " and ", dilation.height, " x ", dilation.width);
+  const auto padded = pad2d(x, {padding.width, padding.width, padding.height, padding.height});
+  const auto& [batch, channels, height, width] = value_of(padded).shape();
+  const Index rows = (height - dilation.height * (window.height - 1) - 1) / stride.height + 1,
+              columns = (width - dilation.width * (window.width - 1) - 1) / stride.width + 1;
+  check<ShapeError>(height > dilation.height * (window.height - 1) && width > dilation.width * (window.width - 1),
+                    "unfold: a window of ", window.height, " x ", window.width, " does not fit an input of shape ",
+                    value_of(x).shape());
+  std::vector<std::int64_t> places;
+  for (Index i = 0; i < window.height; ++i)
+    for (Index j = 0; j < window.width; ++j)
+      for (Index row = 0; row < rows; ++row)
+        for (Index column = 0; column < columns; ++column)
+          places.push_back((row * stride.height + i * dilation.height) * width + column * stride.width +
+                           j * dilation.width);
+  const auto index = Tensor<std::int64_t, 1, D>::from(std::span<const std::int64_t>(places),
+                                                      {static_cast<Index>(places.size())}, value_of(x).device());
+  return reshape(index_select(reshape(padded, Shape<3>{batch, channels, height * width}), 2, index),
+                 Shape<3>{batch, channels * window.height * window.width, rows * columns});
+}
+
+/// x: [batch, channels factor², height, width] -> [batch, channels, height factor, width factor] (Shi et al. 2016).
+/// Throws UsageError unless the factor is positive, ShapeError if the channels are no multiple of its square.
+template <Operand X>
+auto pixel_shuffle(const X& x, Index factor) {
+  static_assert(tensor_of<X>::rank == 4, "pixel_shuffle: expected an input [batch, channels, height, width]");
+  check<UsageError>(factor > 0, "pixel_shuffle: expected a factor of at least 1, got ", factor);
+  const auto& [batch, channels, height, width] = value_of(x).shape();
+  const Index out = channels / (factor * factor);
+  check<ShapeError>(out * factor * factor == channels, "pixel_shuffle: expected channels that are a multiple of ",
+                    factor * factor, ", got shape ", value_of(x).shape());
+  return reshape(permute(reshape(x, Shape<6>{batch, out, factor, factor, height, width}), {0, 1, 4, 2, 5, 3}),
+                 Shape<4>{batch, out, height * factor, width * factor});
+}
+
+/// Options of max_pool1d. `stride` 0 means the window size.
+struct Pool1dOptions {
+  Index stride = 0, padding = 0, dilation = 1;
+  bool ceil_mode = false;
+};
+
+/// x: [batch, channels, length] -> the maximum of each window: max_pool2d of images of height 1. Throws as that does.
+template <Operand X>
+auto max_pool1d(const X& x, Index window, const Pool1dOptions& options = {}) {
+  static_assert(tensor_of<X>::rank == 3, "max_pool1d: expected an input [batch, channels, length]");
+  const auto& in = value_of(x).shape();
+  const auto y = max_pool2d(reshape(x, Shape<4>{in[0], in[1], 1, in[2]}), {1, window},
+                            {.stride = {1, options.stride == 0 ? window : options.stride},
+                             .padding = {0, options.padding},
+                             .ceil_mode = options.ceil_mode,
+                             .dilation = {1, options.dilation}});
+  return reshape(y, Shape<3>{y.size(0), y.size(1), y.size(3)});
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_IMAGES_HPP
+
 // <chorus/ops/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 /// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
-/// cholesky, qr, svd, eigh, all differentiable once. Names and results are torch.linalg's. Not in chorus.hpp, since
-/// Eigen's factorizations are slow to compile.
+/// cholesky, qr, svd, eigh, all differentiable; the first four any number of times. Names and results are
+/// torch.linalg's. Not in chorus.hpp, since Eigen's factorizations are slow to compile.
 
 // <chorus/kernels/cpu/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
@@ -15680,6 +22197,18 @@ void eigh_backward(Index count, Index n, const T* packed, const T* d, T* dx, boo
 }  // namespace chorus::kernels::linalg
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_GRADIENTS_HPP
 
+namespace chorus::operations {
+#define CHORUS_MATRIX_OPERATION(TYPE, NAME)     \
+  struct TYPE {                                 \
+    static constexpr const char* name = NAME; \
+  }
+CHORUS_MATRIX_OPERATION(Solve, "solve");
+CHORUS_MATRIX_OPERATION(Inverse, "inverse");
+CHORUS_MATRIX_OPERATION(Determinant, "det");
+CHORUS_MATRIX_OPERATION(Cholesky, "cholesky");
+#undef CHORUS_MATRIX_OPERATION
+}  // namespace chorus::operations
+
 namespace chorus::linalg {
 
 namespace detail {
@@ -15742,7 +22271,7 @@ auto solve(const A& a, const B& b) {
   auto out = Tensor<T, rank>::empty(right.shape());
   kernels::linalg::solve("solve", count, n, k, left.data(), right.data(), out.data());
   return record(
-      "solve", out,
+      operations::Solve{}, out,
       [left = chorus::detail::Saved(left), out = chorus::detail::Saved(out), count, n, k](const auto& dy, auto da,
                                                                                           auto db) {
         const auto turned = contiguous(left.read("solve").transpose(-1, -2));
@@ -15771,7 +22300,7 @@ auto inverse(const A& a) {
   auto out = Of::empty(input.shape());
   kernels::linalg::solve("inverse", count, n, n, input.data(), ones.data(), out.data());
   return record(
-      "inverse", out,
+      operations::Inverse{}, out,
       [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         const auto& y = out.read("inverse");
@@ -15797,7 +22326,7 @@ auto det(const A& a) {
   auto out = Tensor<T, rank - 2>::empty(shape);
   kernels::linalg::determinant(count, n, input.data(), out.data());
   return record(
-      "det", std::move(out),
+      operations::Determinant{}, std::move(out),
       [input = chorus::detail::Saved(input), count, n](const auto& dy, auto da) {
         const auto cofactors = Tensor<T, rank>::empty(input.tensor().shape());
         kernels::linalg::cofactors(count, n, input.read("det").data(), cofactors.data());
@@ -15816,7 +22345,7 @@ auto cholesky(const A& a) {
   auto out = tensor_of<A>::zeros(input.shape());
   kernels::linalg::cholesky(count, n, input.data(), out.data());
   return record(
-      "cholesky", out,
+      operations::Cholesky{}, out,
       [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::cholesky_backward(count, n, out.read("cholesky").data(), dy.data(), grad.data(), accumulate);
@@ -15914,6 +22443,51 @@ auto eigh(const A& a) {
 }
 
 }  // namespace chorus::linalg
+
+namespace chorus {
+
+// The rules of backward as recorded operations: see ops/higher_order.hpp.
+
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Solve&, const Dy& dy, const Y& y, const A& a, const B&) {
+  const auto back = [&] { return linalg::solve(transpose(a, -2, -1), dy); };
+  return std::tuple{[&, back] { return -matmul(back(), transpose(y, -2, -1)); }, back};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Inverse&, const Dy& dy, const Y& y, const A&) {
+  return std::tuple{[&] {
+    const auto turned = transpose(y, -2, -1);
+    return -matmul(matmul(turned, dy), turned);
+  }};
+}
+/// Throws UsageError for a singular matrix.
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Determinant&, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    auto single = a.shape();
+    single[single.size() - 2] = single[single.size() - 1] = 1;
+    return reshape(dy * y, single) * transpose(linalg::inverse(a), -2, -1);
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Cholesky&, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    const Index n = a.size(-1);
+    using Matrix = Tensor<typename A::value_type, 2>;
+    auto lower = Matrix::zeros({n, n}), halved = Matrix::zeros({n, n});
+    for (Index i = 0; i < n; ++i)
+      for (Index j = 0; j <= i; ++j) {
+        lower(i, j) = 1;
+        halved(i, j) = i == j ? typename A::value_type(0.5) : 1;
+      }
+    const auto turned = transpose(y, -2, -1);
+    const auto right = linalg::solve(turned, matmul(turned, dy * lower) * halved);
+    const auto both = linalg::solve(turned, transpose(right, -2, -1));
+    return (both + transpose(both, -2, -1)) * 0.5;
+  }};
+}
+
+}  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 
 // <chorus/ops/matrix_parts.hpp>
@@ -16298,168 +22872,15 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_MORE_LOSSES_HPP
 
-// <chorus/ops/padding_modes.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-/// Padding of images with their own pixels.
-
-namespace chorus {
-
-/// The content of the padding: the image mirrored at its edge pixels, the edge pixels repeated, or the opposite side.
-enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
-
-namespace detail {
-// For each position of the padded axis, the source index.
-inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
-  const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
-  check<UsageError>(before >= 0 && after >= 0, "pad2d: expected padding of at least 0, got ", before, " and ", after);
-  check<ShapeError>(size > 0 && before <= most && after <= most, "pad2d: padding of ", before, " and ", after,
-                    " is more than an axis of ", size, " can fill");
-  std::vector<std::int64_t> places;
-  for (Index i = -before; i < size + after; ++i) {
-    Index at = i;
-    if (mode == PaddingMode::replicate) at = std::clamp(i, Index{0}, size - 1);
-    if (mode == PaddingMode::circular) at = (i + size) % size;
-    if (mode == PaddingMode::reflect) at = i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i;
-    places.push_back(at);
-  }
-  return places;
-}
-
-template <Operand X>
-auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index after) {
-  const auto places = padded_places(mode, value_of(x).size(axis), before, after);
-  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
-      places, Shape<1>{static_cast<Index>(places.size())}, value_of(x).device());
-  return index_select(x, axis, index);
-}
-}  // namespace detail
-
-/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]. Throws UsageError for negative
-/// padding, ShapeError if the image is too small for the padding.
-template <Operand X>
-auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
-  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
-  return detail::pad_axis(detail::pad_axis(x, -2, mode, padding.top, padding.bottom), -1, mode, padding.left,
-                          padding.right);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
-
-// <chorus/ops/scatter.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
-/// scatter_add and scatter.
-
-namespace chorus {
-
-namespace operations {
-template <int Rank, class D, bool add>
-struct Scatter {
-  static constexpr const char* name = add ? "scatter_add" : "scatter";
-  Tensor<std::int64_t, Rank, D> index;
-  std::size_t axis;
-};
-}  // namespace operations
-
-namespace detail {
-
-// CPU kernels detect repeated positions themselves. On a GPU the elements for each position are counted.
-template <class T, int Rank, class D>
-void check_positions_once(const Shape<Rank>& shape, std::size_t axis, const Tensor<std::int64_t, Rank, D>& index) {
-  if constexpr (!std::is_same_v<D, Cpu>) {
-    const auto ones = Tensor<T, Rank, D>::ones(index.shape(), index.device());
-    auto count = Tensor<T, Rank, D>::zeros(shape, index.device());
-    kernels::scatter(index.device(), around_axis(shape, axis), index.shape()[axis], index.data(), ones.data(),
-                     count.data(), true);
-    check<UsageError>(count.numel() == 0 || !(static_cast<double>(amax(count).item()) > 1),
-                      "scatter: the index names a position twice");
-  }
-}
-
-/// A copy of x, with `source` added or stored at the indices.
-template <bool add, Operand X, int Rank, class D, Operand S>
-auto put_at(const X& x, std::size_t axis, const Tensor<std::int64_t, Rank, D>& positions, const S& source) {
-  using T = typename tensor_of<X>::value_type;
-  using Operation = operations::Scatter<Rank, D, add>;
-  static_assert(of_one_type<X, S>, "scatter: expected one scalar type; to<float>(x) converts");
-  const auto& shape = value_of(x).shape();
-  const auto device = value_of(x).device();
-  auto expected = shape;
-  expected[axis] = positions.shape()[axis];
-  check<ShapeError>(positions.shape() == expected && value_of(source).shape() == expected, Operation::name,
-                    ": an index of shape ", positions.shape(), " and a source of shape ", value_of(source).shape(),
-                    " do not fit an input of ", shape);
-  check<DeviceError>(positions.device() == device && value_of(source).device() == device, Operation::name,
-                     ": index and source are on ", positions.device(), " and ", value_of(source).device(),
-                     ", the input on ", device);
-  const auto index = contiguous(positions);
-  if constexpr (!add) check_positions_once<T>(shape, axis, index);
-  const auto from = contiguous(value_of(source));
-  const auto whole = around_axis(shape, axis);
-  const Index count = index.shape()[axis];
-  auto out = clone(value_of(x));
-  kernels::scatter(device, whole, count, index.data(), from.data(), out.data(), add);
-  return record(
-      Operation{index, axis}, std::move(out),
-      [index, whole, count](const auto& dy, auto dx, auto dsource) {
-        if (dsource) {
-          auto grad = Tensor<T, Rank, D>::empty(index.shape(), dy.device());
-          kernels::gather(dy.device(), whole, count, index.data(), dy.data(), grad.data());
-          dsource->add(grad);
-        }
-        if (!dx) return;
-        if constexpr (add) {
-          dx->add(dy);
-        } else {
-          auto grad = clone(dy);
-          const auto zeros = Tensor<T, Rank, D>::zeros(index.shape(), dy.device());
-          kernels::scatter(dy.device(), whole, count, index.data(), zeros.data(), grad.data(), false);
-          dx->add(grad);
-        }
-      },
-      x, source);
-}
-
-}  // namespace detail
-
-template <int Rank, class D, bool add, class Dy, class Y, class X, class S>
-auto derivatives(const operations::Scatter<Rank, D, add>& operation, const Dy& dy, const Y&, const X&, const S&) {
-  const auto by_input = [&] {
-    if constexpr (add) {
-      return Dy(dy);
-    } else {
-      using Zeros = Tensor<typename Dy::value_type, Rank, D>;
-      const auto zeros = Zeros::zeros(operation.index.shape(), operation.index.device());
-      return detail::put_at<false>(dy, operation.axis, operation.index, zeros);
-    }
-  };
-  return std::tuple{by_input, [&] { return detail::gather_along(dy, operation.axis, operation.index); }};
-}
-
-/// As torch.scatter_add: adds each element of `source` to x at `index` along `axis`, at the same position in the other
-/// axes. index and source have one shape, which equals x's except along the axis. Throws ShapeError if shapes don't
-/// fit, DeviceError if devices differ, UsageError for an index out of range.
-template <Operand X, class D, Operand S>
-auto scatter_add(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
-  return detail::put_at<true>(x, normalize_axis("scatter_add", axis, tensor_of<X>::rank), index, source);
-}
-
-/// As torch.scatter: stores each element of `source` in x at `index`. Throws as scatter_add does, and UsageError if a
-/// position occurs twice.
-template <Operand X, class D, Operand S>
-auto scatter(const X& x, Index axis, const Tensor<std::int64_t, tensor_of<X>::rank, D>& index, const S& source) {
-  return detail::put_at<false>(x, normalize_axis("scatter", axis, tensor_of<X>::rank), index, source);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_SCATTER_HPP
+// <chorus/ops/order_statistics.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ORDER_STATISTICS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ORDER_STATISTICS_HPP
+/// median and quantile, by sorting. If a line has a NaN, its result is NaN, as in PyTorch.
 
 // <chorus/ops/truth.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
-/// any, all, count_nonzero, masked_select, nonzero.
+/// any, all, count_nonzero, masked_select, nonzero, allclose.
 
 namespace chorus {
 
@@ -16567,8 +22988,145 @@ auto nonzero(const X& x) {
       value_of(x).device());
 }
 
+/// Whether |a - b| <= atol + rtol |b| for all elements; the operands broadcast. Equal infinities are close; with
+/// `equal_nan`, so are two NaN. Waits for the GPU. Throws ShapeError if shapes don't broadcast.
+template <Operand A, Operand B>
+bool allclose(const A& a, const B& b, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) {
+  detail::check_defined("allclose", value_of(a), value_of(b));
+  const auto shape = broadcast_shapes("allclose", value_of(a).shape(), value_of(b).shape());
+  const auto left = to_device(detail::broadcast_to(value_of(a), shape), Cpu{});
+  const auto right = to_device(detail::broadcast_to(value_of(b), shape), Cpu{});
+  for (Index i = 0; i < left.numel(); ++i) {
+    const auto x = static_cast<double>(left.data()[i]), y = static_cast<double>(right.data()[i]);
+    const bool finite = std::isfinite(x) && std::isfinite(y);
+    if (!(finite ? std::abs(x - y) <= atol + rtol * std::abs(y) : x == y || (equal_nan && x != x && y != y)))
+      return false;
+  }
+  return true;
+}
+
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_TRUTH_HPP
+
+namespace chorus {
+
+namespace detail {
+// The index of the wanted entry of each sorted line, [..., 1, ...]; the last if that is NaN, the largest in order.
+template <class Last>
+auto place_or_nan(const Last& last, Index place, Index size) {
+  using Places = Tensor<std::int64_t, tensor_of<Last>::rank, typename tensor_of<Last>::device_type>;
+  const auto device = value_of(last).device();
+  return where(isnan(last), Places::full(value_of(last).shape(), size - 1, device),
+               Places::full(value_of(last).shape(), place, device));
+}
+}  // namespace detail
+
+/// The median along an axis, which is removed, and its index: the lower of two in the middle. Among equal elements the
+/// first gets the gradient. Throws ShapeError for an empty axis.
+template <Operand X>
+auto median(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  detail::check_not_empty("median", x, axis);
+  const Index size = value_of(x).size(axis);
+  const auto order = argsort(x, axis);
+  const auto last = gather(value_of(x), axis, order.slice(axis, size - 1, size));
+  const auto index = gather(order, axis, detail::place_or_nan(last, (size - 1) / 2, size));
+  const auto rest = detail::without_axis<rank>(index.shape(), normalize_axis("median", axis, rank));
+  auto values = reshape(gather(x, axis, index), rest);
+  auto indices = index.view(rest);
+  return Sorted<decltype(values), decltype(indices)>{std::move(values), std::move(indices)};
+}
+/// The median of all elements; equal ones share the gradient, as in PyTorch. Waits for the GPU.
+template <Operand X>
+auto median(const X& x) {
+  const auto flat = reshape(x, Shape<1>{value_of(x).numel()});
+  const auto value = median(value_of(flat), 0).values;
+  const auto same = isnan(value).item() ? isnan(value_of(flat)) : value_of(flat) == value;
+  return amax(masked_select(flat, same), 0);
+}
+
+/// What `quantile` returns between two elements.
+enum class Interpolation : std::uint8_t { linear, lower, higher, nearest, midpoint };
+
+/// The q-quantile along an axis, which is removed: the element at place q (size - 1) in order, interpolated between
+/// two. Throws UsageError unless 0 <= q <= 1, ShapeError for an empty axis.
+template <Operand X>
+auto quantile(const X& x, double q, Index axis, Interpolation interpolation = Interpolation::linear) {
+  constexpr int rank = tensor_of<X>::rank;
+  check<UsageError>(q >= 0 && q <= 1, "quantile: expected a number in [0, 1], got ", q);
+  detail::check_not_empty("quantile", x, axis);
+  const Index size = value_of(x).size(axis);
+  const auto sorted = sort(x, axis).values;
+  const auto last = slice(value_of(sorted), axis, size - 1, size);
+  const auto at = [&](double place) {
+    return gather(sorted, axis, detail::place_or_nan(last, static_cast<Index>(place), size));
+  };
+  const double place = q * static_cast<double>(size - 1), below = std::floor(place), above = std::ceil(place);
+  const auto rest = detail::without_axis<rank>(value_of(last).shape(), normalize_axis("quantile", axis, rank));
+  double share = place - below;
+  if (interpolation == Interpolation::midpoint && share > 0) share = 0.5;
+  if (interpolation == Interpolation::nearest) return reshape(at(std::nearbyint(place)), rest);
+  if (interpolation == Interpolation::higher) return reshape(at(above), rest);
+  if (interpolation == Interpolation::lower || share == 0) return reshape(at(below), rest);
+  return reshape(at(below) * (1 - share) + at(above) * share, rest);
+}
+/// The quantile of all elements.
+template <Operand X>
+auto quantile(const X& x, double q, Interpolation interpolation = Interpolation::linear) {
+  return quantile(reshape(x, Shape<1>{value_of(x).numel()}), q, 0, interpolation);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ORDER_STATISTICS_HPP
+
+// <chorus/ops/padding_modes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
+/// Padding of images with their own pixels.
+
+namespace chorus {
+
+/// The content of the padding: the image mirrored at its edge pixels, the edge pixels repeated, or the opposite side.
+enum class PaddingMode : std::uint8_t { reflect, replicate, circular };
+
+namespace detail {
+// For each position of the padded axis, the source index.
+inline std::vector<std::int64_t> padded_places(PaddingMode mode, Index size, Index before, Index after) {
+  const Index most = mode == PaddingMode::reflect ? size - 1 : mode == PaddingMode::circular ? size : before + after;
+  check<UsageError>(before >= 0 && after >= 0, "pad2d: expected padding of at least 0, got ", before, " and ", after);
+  check<ShapeError>(size > 0 && before <= most && after <= most, "pad2d: padding of ", before, " and ", after,
+                    " is more than an axis of ", size, " can fill");
+  std::vector<std::int64_t> places;
+  for (Index i = -before; i < size + after; ++i) {
+    Index at = i;
+    if (mode == PaddingMode::replicate) at = std::clamp(i, Index{0}, size - 1);
+    if (mode == PaddingMode::circular) at = (i + size) % size;
+    if (mode == PaddingMode::reflect) at = i < 0 ? -i : i >= size ? 2 * (size - 1) - i : i;
+    places.push_back(at);
+  }
+  return places;
+}
+
+template <Operand X>
+auto pad_axis(const X& x, Index axis, PaddingMode mode, Index before, Index after) {
+  const auto places = padded_places(mode, value_of(x).size(axis), before, after);
+  const auto index = Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>::from(
+      places, Shape<1>{static_cast<Index>(places.size())}, value_of(x).device());
+  return index_select(x, axis, index);
+}
+}  // namespace detail
+
+/// x: [..., height, width] -> [..., top + height + bottom, left + width + right]. Throws UsageError for negative
+/// padding, ShapeError if the image is too small for the padding.
+template <Operand X>
+auto pad2d(const X& x, const Padding2d& padding, PaddingMode mode) {
+  static_assert(tensor_of<X>::rank >= 2, "pad2d: expected an input [..., height, width]");
+  return detail::pad_axis(detail::pad_axis(x, -2, mode, padding.top, padding.bottom), -1, mode, padding.left,
+                          padding.right);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PADDING_MODES_HPP
 
 // <chorus/optim/adagrad.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ADAGRAD_HPP
@@ -17647,6 +24205,294 @@ class Lamb final : public Optimizer<D> {
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 
+// <chorus/optim/lbfgs.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_LBFGS_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_LBFGS_HPP
+/// L-BFGS (Liu, Nocedal 1989), as in PyTorch, on the CPU.
+
+#include <deque>
+
+namespace chorus::optim {
+
+/// How Lbfgs finds the length of a step: always `lr`, or by a search until the strong Wolfe conditions hold.
+enum class LineSearch : std::uint8_t { none, strong_wolfe };
+
+/// Options of Lbfgs; defaults are PyTorch's.
+struct LbfgsOptions {
+  double lr = 1;
+  /// Iterations in a step, and evaluations of the loss; 0: 1.25 times as many as iterations.
+  int max_iter = 20, max_eval = 0;
+  /// A step ends if no gradient is larger, or if the loss and the parameters change by less.
+  double tolerance_grad = 1e-7, tolerance_change = 1e-9;
+  int history_size = 100;
+  LineSearch line_search = LineSearch::none;
+};
+
+/// Steps along the gradient times an approximate inverse Hessian, from the last `history_size` changes. `step(closure)`
+/// evaluates the loss several times:
+///   optimizer.step([&] {
+///     optimizer.zero_grad();
+///     auto loss = ch::mse_loss(net(x), y);
+///     loss.backward();
+///     return loss.item();
+///   });
+/// For SingleDevice and DataParallel: with several processes each would decide by the loss of its own samples.
+template <Device D>
+class Lbfgs final : public Optimizer<D> {
+  static_assert(std::is_same_v<D, Cpu>, "Lbfgs: expected parameters on the CPU");
+
+ public:
+  using options_type = LbfgsOptions;
+  static constexpr bool needs_whole_parameters = true;
+
+  /// Throws UsageError for options out of range, and for parameters of a policy of several processes.
+  explicit Lbfgs(std::vector<nn::NamedParameter<D>> parameters, const LbfgsOptions& options = {})
+      : Optimizer<D>(parameters, options.lr), options_(options), parameters_(std::move(parameters)) {
+    check<UsageError>(options.max_iter > 0 && options.max_eval >= 0 && options.history_size > 0,
+                      "Lbfgs: expected max_iter and history_size of at least 1, max_eval of at least 0, got ",
+                      options.max_iter, ", ", options.history_size, " and ", options.max_eval);
+    check<UsageError>(options.tolerance_grad >= 0 && options.tolerance_change >= 0,
+                      "Lbfgs: expected tolerances of at least 0, got ", options.tolerance_grad, " and ",
+                      options.tolerance_change);
+    for (const auto& named : parameters_) {
+      check<UsageError>(named.parameter->ledger() == nullptr, "Lbfgs: '", named.name,
+                        "' belongs to a policy of several processes, each with a loss over other samples: expected "
+                        "SingleDevice or DataParallel");
+      nn::check_whole("Lbfgs", named, "it needs whole parameters");
+      first_.push_back(count_);
+      count_ += static_cast<std::size_t>(named.parameter->count());
+    }
+    if (options_.max_eval == 0) options_.max_eval = options.max_iter * 5 / 4;
+  }
+
+  /// Throws UsageError: L-BFGS needs the closure.
+  void step() override { fail<UsageError>("Lbfgs: expected step(closure), where closure computes the loss again"); }
+
+  /// `closure` clears the gradients, computes the loss and its gradients, and returns the loss, a number or a scalar.
+  /// Returns the first loss. Throws UsageError if a parameter group has options of its own.
+  template <class Closure>
+  double step(const Closure& closure) {
+    const auto evaluate = [&](Point& at) {
+      const GradMode on(true);
+      const auto loss = closure();
+      if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(loss)>>)
+        at.loss = static_cast<double>(loss);
+      else
+        at.loss = static_cast<double>(loss.item());
+      at.gradient = gradient();
+      ++evaluations_;
+    };
+    evaluations_ = 0;
+    Point now;
+    evaluate(now);
+    const double first = now.loss;
+    for (int i = 1; largest(now.gradient) > options_.tolerance_grad && i <= options_.max_iter; ++i) {
+      const bool begins = direction_.empty();
+      follow(now.gradient);
+      before_ = now.gradient;
+      const double loss = now.loss, slope = dot(now.gradient, direction_);
+      length_ = begins ? std::min(1.0, 1 / sum_of_sizes(now.gradient)) * this->lr() : this->lr();
+      if (slope > -options_.tolerance_change) break;
+      const Numbers from = values();
+      if (options_.line_search == LineSearch::strong_wolfe) {
+        now.slope = slope;
+        now = search(now, [&](double length) {
+          move(from, length);
+          Point there{.length = length};
+          evaluate(there);
+          there.slope = dot(there.gradient, direction_);
+          return there;
+        });
+        length_ = now.length;
+        now.length = 0;
+        move(from, length_);
+      } else {
+        move(from, length_);
+        if (i == options_.max_iter) break;
+        evaluate(now);
+      }
+      if (evaluations_ >= options_.max_eval || largest(direction_) * length_ <= options_.tolerance_change ||
+          std::abs(now.loss - loss) < options_.tolerance_change)
+        break;
+    }
+    return first;
+  }
+
+  /// Forgets the history: the next step begins along the gradient.
+  void reset_history() {
+    direction_.clear();
+    history_.clear();
+    scale_ = 1;
+  }
+  /// For checkpoints, which hold no history. Throws UsageError if there is one: a resumed run would take other steps.
+  std::vector<StateTensor> state() {
+    check<UsageError>(direction_.empty(),
+                      "Lbfgs: a checkpoint does not hold its history: call reset_history() before it is saved");
+    return Optimizer<D>::state();
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override { return {}; }
+
+ private:
+  using Numbers = std::vector<double>;
+  /// A point along the direction.
+  struct Point {
+    double length = 0, loss = 0, slope = 0;
+    Numbers gradient{};
+  };
+  struct Change {
+    Numbers gradient, values;
+    double weight;
+  };
+
+  static double dot(const Numbers& a, const Numbers& b) {
+    return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+  }
+  static double largest(const Numbers& x) {
+    double most = 0;
+    for (const double number : x) most = std::abs(number) > most || std::isnan(number) ? std::abs(number) : most;
+    return most;
+  }
+  static double sum_of_sizes(const Numbers& x) {
+    return std::accumulate(x.begin(), x.end(), 0.0, [](double sum, double number) { return sum + std::abs(number); });
+  }
+  static void add(Numbers& to, double factor, const Numbers& x) {
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] += factor * x[i];
+  }
+
+  // Calls `f(parameter, place in the flat vector, T{})`.
+  template <class F>
+  void for_each_parameter(const F& f) const {
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i].parameter->dtype() == DType::f32)
+        f(parameters_[i], first_[i], float{});
+      else
+        f(parameters_[i], first_[i], double{});
+  }
+  // Parameters without a gradient count as 0.
+  Numbers gradient() const {
+    Numbers all(count_);
+    for_each_parameter([&]<class T>(const nn::NamedParameter<D>& named, std::size_t first, T) {
+      named.parameter->check_grad_whole();
+      if (!named.parameter->grad_arrived() || !named.parameter->wants_grad()) return;
+      const auto* const from = static_cast<const T*>(named.parameter->grad_data());
+      std::copy_n(from, named.parameter->count(), all.begin() + static_cast<std::ptrdiff_t>(first));
+    });
+    return all;
+  }
+  Numbers values() const {
+    Numbers all(count_);
+    for_each_parameter([&]<class T>(const nn::NamedParameter<D>& named, std::size_t first, T) {
+      const auto* const from = static_cast<const T*>(named.parameter->memory());
+      std::copy_n(from, named.parameter->count(), all.begin() + static_cast<std::ptrdiff_t>(first));
+    });
+    return all;
+  }
+  // The parameters become `from` + length direction.
+  void move(const Numbers& from, double length) {
+    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      check<UsageError>(range.group.lr_scale == 1 && !range.group.weight_decay,
+                        "Lbfgs: expected one group of parameters: its direction is of all together");
+      std::size_t i = 0;
+      while (parameters_[i].parameter->memory() != range.value) ++i;
+      auto* const to = static_cast<T*>(range.value);
+      for (std::size_t k = 0; k < static_cast<std::size_t>(range.count); ++k)
+        to[k] = static_cast<T>(from[first_[i] + k] + length * direction_[first_[i] + k]);
+    });
+  }
+
+  // The direction from the gradient: the two loops over the history (Nocedal 1980).
+  void follow(const Numbers& gradient) {
+    if (!direction_.empty()) {
+      Change change{gradient, direction_, 0};
+      add(change.gradient, -1, before_);
+      for (double& number : change.values) number *= length_;
+      const double product = dot(change.gradient, change.values);
+      if (product > 1e-10) {
+        if (history_.size() == static_cast<std::size_t>(options_.history_size)) history_.pop_front();
+        change.weight = 1 / product;
+        scale_ = product / dot(change.gradient, change.gradient);
+        history_.push_back(std::move(change));
+      }
+    }
+    Numbers next(count_);
+    add(next, -1, gradient);
+    std::vector<double> along(history_.size());
+    for (std::size_t i = history_.size(); i-- > 0;) {
+      along[i] = dot(history_[i].values, next) * history_[i].weight;
+      add(next, -along[i], history_[i].gradient);
+    }
+    for (double& number : next) number *= scale_;
+    for (std::size_t i = 0; i < history_.size(); ++i)
+      add(next, along[i] - dot(history_[i].gradient, next) * history_[i].weight, history_[i].values);
+    direction_ = std::move(next);
+  }
+
+  // The minimum of the cubic through two points with their slopes, at least `margin` of their distance inside.
+  static double between(const Point& a, const Point& b, double margin) {
+    const double distance = b.length - a.length, d = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.length - b.length);
+    const double root = std::copysign(std::sqrt(d * d - a.slope * b.slope), distance);
+    const double at = b.length - distance * (b.slope + root - d) / (b.slope - a.slope + 2 * root);
+    if (!std::isfinite(at)) return a.length + distance / 2;
+    const auto [low, high] = std::minmax(a.length, b.length);
+    return std::clamp(at, low + margin * (high - low), high - margin * (high - low));
+  }
+
+  // A point where the loss is low enough and flat enough (Nocedal, Wright 2006, algorithms 3.5 and 3.6); the best one
+  // if evaluations run out.
+  template <class At>
+  Point search(const Point& start, const At& at) {
+    constexpr double enough = 1e-4, flat = 0.9;
+    const auto too_high = [&](const Point& x) { return !(x.loss <= start.loss + enough * x.length * start.slope); };
+    const auto is_flat = [&](const Point& x) { return std::abs(x.slope) <= -flat * start.slope; };
+    Point low = start, high;
+    double length = length_;
+    bool bracketed = false;
+    for (bool first = true; !bracketed; first = false) {
+      if (evaluations_ >= options_.max_eval) return low;
+      Point next = at(length);
+      if (too_high(next) || (!first && next.loss >= low.loss)) {
+        high = std::move(next);
+        bracketed = true;
+      } else if (is_flat(next)) {
+        return next;
+      } else if (next.slope >= 0) {
+        high = std::exchange(low, std::move(next));
+        bracketed = true;
+      } else {
+        const double step = next.length - low.length;
+        low = std::move(next);
+        length = low.length + 4 * step;
+      }
+    }
+    while (evaluations_ < options_.max_eval &&
+           std::abs(high.length - low.length) * largest(direction_) > options_.tolerance_change) {
+      Point next = at(between(low, high, 0.1));
+      if (too_high(next) || next.loss >= low.loss) {
+        high = std::move(next);
+        continue;
+      }
+      if (is_flat(next)) return next;
+      if (next.slope * (high.length - low.length) >= 0) high = low;
+      low = std::move(next);
+    }
+    return low;
+  }
+
+  LbfgsOptions options_;
+  std::vector<nn::NamedParameter<D>> parameters_;
+  std::vector<std::size_t> first_;  // of each parameter in the flat vectors
+  std::size_t count_ = 0;
+  int evaluations_ = 0;
+  Numbers direction_, before_;  // the last direction, and the gradient before it
+  double length_ = 0, scale_ = 1;
+  std::deque<Change> history_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_LBFGS_HPP
+
 // <chorus/optim/lion.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
@@ -17714,6 +24560,11 @@ class Lion final : public Optimizer<D> {
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+
+// <chorus/optim/radam.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+/// RAdam (Liu et al. 2020), as in PyTorch.
 
 // <chorus/optim/rmsprop.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
@@ -17828,6 +24679,82 @@ class RmsProp final : public Optimizer<D> {
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
+
+namespace chorus::optim {
+
+/// Options of RAdam; defaults are PyTorch's.
+struct RAdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+};
+
+namespace detail {
+/// p - rate m / (sqrt(v) + eps)
+struct RAdamStep {
+  double rate, eps;
+  template <class S>
+  CHORUS_HD S operator()(const S& p, const S& m, const S& v) const {
+    using namespace math;
+    using R = real_of<S>;
+    return p - m * R(rate) / (sqrt(v) + R(eps));
+  }
+};
+}  // namespace detail
+
+/// Adam whose step is rectified for the variance of its adaptive rate, and along the momentum alone while that variance
+/// is too large, in the first steps. Weight decay is added to the gradient.
+template <Device D>
+class RAdam final : public Optimizer<D> {
+ public:
+  using options_type = RAdamOptions;
+
+  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  explicit RAdam(std::vector<nn::NamedParameter<D>> parameters, const RAdamOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+        options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "RAdam: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "RAdam: expected eps, weight_decay >= 0, got ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("RAdam");
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const Index n = range.count;
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                 v = static_cast<T*>(range.state[1]);
+      const T *g = static_cast<const T*>(range.grad), *const_p = p, *const_m = m, *const_v = v;
+      const double decay = range.weight_decay(options_.weight_decay), t = static_cast<double>(range.steps + 1);
+      detail::update(device, n, detail::CenteredMean{options_.beta1, decay}, m, const_m, g, const_p);
+      detail::update(device, n, detail::CenteredSquare{options_.beta2, decay}, v, const_v, g, const_p);
+      const double first = 1 - std::pow(options_.beta1, t), power = std::pow(options_.beta2, t), second = 1 - power;
+      const double longest = 2 / (1 - options_.beta2) - 1, length = longest - 2 * t * power / second;
+      const double rate = this->lr_of(range) / first;
+      if (length > 5) {
+        const double rectified =
+            std::sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+        detail::update(device, n, detail::RAdamStep{rate * rectified * std::sqrt(second), options_.eps}, p, const_p,
+                       const_m, const_v);
+      } else {
+        detail::update(device, n, detail::Mix{1, -rate}, p, const_p, const_m);
+      }
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+
+ private:
+  RAdamOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
 
 // <chorus/optim/update_bn.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_UPDATE_BN_HPP
@@ -18182,6 +25109,7 @@ class ParameterSlice : public ParameterOn<D> {
   Index part_begin() const override { return begin_; }
   const Storage<D>& storage() const override { return whole_.storage(); }
   void* grad_place() const override { return at(whole_.grad_place()); }
+  const Storage<D>& grad_storage() const override { return whole_.grad_storage(); }
   const void* grad_block() const override { return whole_.grad_block(); }
   bool grad_arrived() const override { return whole_.grad_arrived(); }
   void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }
@@ -18232,9 +25160,14 @@ namespace chorus::fsdp {
 template <Device D>
 class Shard final : public chorus::detail::ParameterSlice<D> {
  public:
-  using chorus::detail::ParameterSlice<D>::ParameterSlice;
+  /// `at`: an empty part's place in the parameter, which may be outside of it: all shards' addresses are in the order
+  /// of the parameters, on all ranks.
+  Shard(ParameterOn<D>& whole, Index begin, Index count, std::ptrdiff_t at)
+      : chorus::detail::ParameterSlice<D>(whole, begin, count),
+        at_(at * static_cast<std::ptrdiff_t>(size_of(whole.dtype()))) {}
 
-  void* place() const override { return this->at(this->whole().place()); }
+  void* place() const override { return static_cast<std::byte*>(this->whole().place()) + at_; }
+  void* grad_place() const override { return static_cast<std::byte*>(this->whole().grad_storage().data()) + at_; }
   bool grad_arrived() const override { return arrived_; }
   /// Dropping the part's gradient also drops the whole parameter's gradient from passes under no_sync.
   void set_grad_arrived(bool arrived) override {
@@ -18248,6 +25181,7 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
   void set_averaged(bool averaged) { arrived_ = averaged; }
 
  private:
+  const std::ptrdiff_t at_;  // in bytes
   bool arrived_ = false;
   std::uint32_t forgotten_ = 0;
 };
@@ -18301,6 +25235,11 @@ struct Order {
 
 }  // namespace chorus::fsdp
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_ORDER_HPP
+
+// <chorus/parallel/fsdp/unit_memory.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNIT_MEMORY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNIT_MEMORY_HPP
+/// Where a rank keeps units: whole ones, and its parts of the others.
 
 // <chorus/parallel/fsdp/units.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNITS_HPP
@@ -18427,6 +25366,156 @@ struct KeepParameters : ByBytes<> {
 
 namespace chorus::fsdp {
 
+/// A unit and this rank's part of it, in elements from the unit's first.
+struct UnitPart {
+  const Unit* unit;
+  ddp::Elements own;
+};
+
+/// In the memory of a GPU: whole units are blocks of the device's pool, which other units and activations use in turn;
+/// this rank's parts stay, in one block for each dtype, in the order of the units. Parameters and gradients move
+/// between them: their homes are told. The address of a parameter that is away is such that this rank's part of it lies
+/// at its place; the rest is others' memory.
+template <Device D>
+class UnitMemory {
+ public:
+  /// Takes the parameters out of `flat`, where all units are whole.
+  [[gnu::cold]] UnitMemory(nn::FlatParameters<D>& flat, std::vector<UnitPart> units)
+      : flat_(flat), units_(std::move(units)), device_(flat.entries().front().parameter().where()) {
+    std::vector<std::size_t> end(flat_.groups().size()), at;  // by group, by unit: in bytes of the parts
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      constexpr std::size_t alignment = 256;
+      auto& bytes = end[units_[u].unit->group];
+      at.push_back((bytes + alignment - 1) / alignment * alignment);
+      bytes = at.back() + own_bytes(u);
+    }
+    std::vector<Storage<D>> values, grads;
+    for (const std::size_t bytes : end) {
+      values.push_back(block(bytes, trace::Memory::parameters));
+      grads.push_back(block(bytes, trace::Memory::gradients));
+    }
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const auto [group, begin] = std::pair(units_[u].unit->group, units_[u].unit->begin);
+      const auto place = [&](const Storage<D>& own, const Storage<D>& whole, std::byte* whole_at) {
+        return Place{own, static_cast<std::byte*>(own.data()) + at[u], whole, whole_at};
+      };
+      values_.push_back(place(values[group], flat_.groups()[group].values, flat_.groups()[group].value(begin)));
+      grads_.push_back(place(grads[group], flat_.groups()[group].grads, flat_.groups()[group].grad(begin)));
+    }
+  }
+  /// Nothing is in the flat buffers any more.
+  void settled() { flat_.leave_memory(); }
+
+  std::byte* values(std::size_t u) const { return values_[u].whole_at; }
+  /// Memory for the whole unit, with this rank's part; other values are not set, other gradients are zeros.
+  void take_values(std::size_t u) { take(u, true); }
+  void take_grads(std::size_t u) { take(u, false); }
+  /// Keeps this rank's part only.
+  void give_values_back(std::size_t u) { give_back(u, true); }
+  void give_grads_back(std::size_t u) { give_back(u, false); }
+
+ private:
+  struct Place {
+    Storage<D> own;  // of all units of a dtype
+    std::byte* own_at;
+    Storage<D> whole;
+    std::byte* whole_at;
+  };
+
+  std::size_t size(std::size_t u) const { return size_of(flat_.groups()[units_[u].unit->group].dtype); }
+  std::size_t own_begin(std::size_t u) const { return units_[u].own.begin * size(u); }
+  std::size_t own_bytes(std::size_t u) const { return (units_[u].own.end - units_[u].own.begin) * size(u); }
+  Storage<D> block(std::size_t bytes, trace::Memory kind) const {
+    const MemoryScope scope(kind);
+    return Storage<D>(device_, bytes);
+  }
+
+  void take(std::size_t u, bool values) {
+    Place& place = values ? values_[u] : grads_[u];
+    const std::size_t bytes = units_[u].unit->count * size(u);
+    place.whole = block(bytes, values ? trace::Memory::parameters : trace::Memory::gradients);
+    place.whole_at = static_cast<std::byte*>(place.whole.data());
+    if (!values) zero_bytes(device_, place.whole_at, bytes);
+    copy_bytes(device_, place.whole_at + own_begin(u), device_, place.own_at, own_bytes(u));
+    move(u, values, place.whole, place.whole_at);
+  }
+  void give_back(std::size_t u, bool values) {
+    Place& place = values ? values_[u] : grads_[u];
+    if (!values) check_not_held(u);
+    copy_bytes(device_, place.own_at, device_, place.whole_at + own_begin(u), own_bytes(u));
+    move(u, values, place.own, place.own_at - own_begin(u));
+    place.whole = {};
+    place.whole_at = nullptr;
+  }
+  void check_not_held(std::size_t u) const {
+    for (const std::size_t i : units_[u].unit->entries)
+      check<UsageError>(flat_.entries()[i].parameter().grad_storage().owners() == 1,
+                        "FullyShardedDataParallel: the program holds the gradient of '", flat_.entries()[i].named.name,
+                        "', whose memory is freed now: keep a copy of its numbers instead");
+  }
+  // The unit's first element is at `first` now.
+  void move(std::size_t u, bool values, const Storage<D>& memory, std::byte* first) {
+    const Unit& unit = *units_[u].unit;
+    for (const std::size_t i : unit.entries) {
+      const auto& entry = flat_.entries()[i];
+      const auto& home = values ? entry.parameter().storage() : entry.parameter().grad_storage();
+      home.move_home(memory, first + (entry.begin - unit.begin) * size(u));
+    }
+  }
+
+  nn::FlatParameters<D>& flat_;
+  std::vector<UnitPart> units_;
+  D device_;
+  std::vector<Place> values_, grads_;  // by unit
+};
+
+/// In the host's memory units stay in the flat buffers; the pages of other ranks' parts are released to the system, so
+/// that addresses never change.
+template <>
+class UnitMemory<Cpu> {
+ public:
+  /// Moves the flat buffers to memory whose pages can be freed.
+  [[gnu::cold]] UnitMemory(nn::FlatParameters<Cpu>& flat, std::vector<UnitPart> units)
+      : flat_(flat), units_(std::move(units)) {
+    const int slot = trace_slot(flat.groups().front().values.device());
+    const auto pages = [slot](auto& list, trace::Memory kind) {
+      return [slot, kind, &list](std::size_t bytes) {
+        list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
+        return std::shared_ptr<void>(list.back(), list.back()->data());
+      };
+    };
+    flat.use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+  }
+  void settled() {}
+
+  std::byte* values(std::size_t u) const { return flat_.groups()[units_[u].unit->group].value(units_[u].unit->begin); }
+  void take_values(std::size_t u) { on_others(u, values_, &PagedMemory::take); }
+  void take_grads(std::size_t u) { on_others(u, grads_, &PagedMemory::take); }
+  void give_values_back(std::size_t u) { on_others(u, values_, &PagedMemory::give_back); }
+  void give_grads_back(std::size_t u) { on_others(u, grads_, &PagedMemory::give_back); }
+
+ private:
+  using Pages = std::vector<std::shared_ptr<PagedMemory>>;  // by group
+
+  // For the byte ranges of the group's buffer that hold other ranks' parts.
+  void on_others(std::size_t u, const Pages& pages, void (PagedMemory::*call)(std::size_t, std::size_t)) const {
+    const auto& [unit, own] = units_[u];
+    const std::size_t size = size_of(flat_.groups()[unit->group].dtype);
+    PagedMemory& memory = *pages[unit->group];
+    (memory.*call)(unit->begin * size, (unit->begin + own.begin) * size);
+    (memory.*call)((unit->begin + own.end) * size, (unit->begin + unit->count) * size);
+  }
+
+  nn::FlatParameters<Cpu>& flat_;
+  std::vector<UnitPart> units_;
+  Pages values_, grads_;
+};
+
+}  // namespace chorus::fsdp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FSDP_UNIT_MEMORY_HPP
+
+namespace chorus::fsdp {
+
 /// The phase in which a rank uses its parameters.
 enum class Pass : std::uint8_t {
   none,     // only this rank's parts are present
@@ -18436,8 +25525,8 @@ enum class Pass : std::uint8_t {
   gathered,  // within gathered()
 };
 
-/// Each rank keeps its part of each unit and gathers the other parts at their places in the flat buffer, so that
-/// addresses in tensors and in saved values stay valid. All ranks make the same calls and gather in one order (see
+/// Each rank keeps its part of each unit and gathers the other parts (UnitMemory says where; tensors and saved values
+/// follow). All ranks make the same calls and gather in one order (see
 /// Order). At most two units are whole at a time: the one that operations read, and the next, which is being gathered.
 /// A unit that is used again later in the pass stays.
 template <Device D, class Communicator>
@@ -18457,32 +25546,32 @@ class UnitsAtHand final : public Residence {
     for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
   }
 
-  /// Moves the flat buffers to memory whose pages can be freed, and frees the other ranks' parts. Draws promised
-  /// values: only this rank's part of each unit.
-  [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
-    const int slot = trace_slot(flat_->groups().front().values.device());
+  /// Moves the parameters to memory that can be freed, and frees the other ranks' parts. Draws promised values: only
+  /// this rank's part of each unit.
+  [[gnu::cold]] void settle(std::shared_ptr<UnitsAtHand> self) {
+    const auto device = flat_->entries().front().parameter().where();
     {
-      const trace::PeakKept kept(slot);
-      const auto pages = [slot](auto& list, trace::Memory kind) {
-        return [slot, kind, &list](std::size_t bytes) {
-          list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
-          return std::shared_ptr<void>(list.back(), list.back()->data());
-        };
-      };
-      flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+      const trace::PeakKept kept(trace_slot(device));
+      std::vector<UnitPart> parts;
+      for (std::size_t u = 0; u < states_.size(); ++u) parts.push_back({&states_[u].unit, part(u)});
+      memory_.emplace(*flat_, std::move(parts));
+      const auto grads = std::shared_ptr<Residence>(self, &grads_);
       for (std::size_t u = 0; u < states_.size(); ++u) {
         for (const std::size_t i : states_[u].unit.entries) {
+          const auto& parameter = flat_->entries()[i].parameter();
           draw_promised(states_[u].unit, flat_->entries()[i], part(u));
-          flat_->entries()[i].parameter().storage().set_residence(self, u);
+          parameter.storage().set_residence(self, u);
+          if constexpr (!std::is_same_v<D, Cpu>) parameter.grad_storage().set_residence(grads, u);
         }
         give_back(u);
         states_[u].has_gradients = true;
         give_gradients_back(u);
       }
+      memory_->settled();
       if (auto* const promises = PromisedNumbers::current())
         for (const auto& entry : flat_->entries()) promises->forget(entry.parameter().place());
     }
-    CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
+    CachingAllocator<D>::of(device).empty_cache();
   }
   /// The policy is being destroyed.
   void end() { flat_ = nullptr; }
@@ -18555,14 +25644,12 @@ class UnitsAtHand final : public Residence {
   /// A gradient of the unit is about to be written.
   void gradient_begins(std::size_t u) {
     State& state = states_[u];
-    if (std::exchange(state.has_gradients, true)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
+    if (!std::exchange(state.has_gradients, true)) memory_->take_grads(u);
   }
   /// Frees the parts of the unit's gradients that belong to other ranks.
   void give_gradients_back(std::size_t u) {
     State& state = states_[u];
-    if (!std::exchange(state.has_gradients, false)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
+    if (std::exchange(state.has_gradients, false)) memory_->give_grads_back(u);
   }
 
   /// Keeps all units gathered until `end_gathered`.
@@ -18618,6 +25705,20 @@ class UnitsAtHand final : public Residence {
     std::vector<comm::Work> work = {};
   };
 
+  // The gradients of a unit get memory before one is written.
+  class GradsOfUnits final : public Residence {
+   public:
+    explicit GradsOfUnits(UnitsAtHand& units) : units_(units) {}
+    void touch(std::size_t u) override {
+      if (units_.flat_ == nullptr) units_.refuse(u);
+      units_.gradient_begins(u);
+    }
+    bool present(std::size_t u) const override { return units_.states_[u].has_gradients; }
+
+   private:
+    UnitsAtHand& units_;
+  };
+
   static void draw_promised(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry,
                             const ddp::Elements& part) {
     auto* const promises = PromisedNumbers::current();
@@ -18663,8 +25764,7 @@ class UnitsAtHand final : public Residence {
     if (state.at != At::away) return;
     state.at = At::on_its_way;
     state.gathered = true;
-    const Unit& unit = state.unit;
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[unit.group]->take(begin, end); });
+    if (ranks_.size() > 1) memory_->take_values(u);
     if (ranks_.size() == 1) return;
     with_values(u, [&]<class T>(std::span<T> numbers) {
       const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
@@ -18690,7 +25790,7 @@ class UnitsAtHand final : public Residence {
     state.at = At::away;
     for (const std::size_t i : state.unit.entries)
       if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
+    memory_->give_values_back(u);
   }
   // Frees units that the pass has finished with and that no running operation can use. `now` is in use.
   void release_passed(std::size_t now) {
@@ -18726,20 +25826,10 @@ class UnitsAtHand final : public Residence {
     order.take_rank_0s(ranks_);
   }
 
-  // Calls `f(begin, end)` with the byte ranges of a group's buffer that hold other ranks' parts of the unit.
-  template <class F>
-  void on_others(std::size_t u, const F& f) const {
-    const Unit& unit = states_[u].unit;
-    const auto own = part(u);
-    const std::size_t size = size_of(flat_->groups()[unit.group].dtype);
-    f(unit.begin * size, (unit.begin + own.begin) * size);
-    f((unit.begin + own.end) * size, (unit.begin + unit.count) * size);
-  }
   template <class F>
   void with_values(std::size_t u, const F& f) const {
     const Unit& unit = states_[u].unit;
-    const auto& group = flat_->groups()[unit.group];
-    ddp::with_type(group.dtype, group.value(unit.begin),
+    ddp::with_type(flat_->groups()[unit.group].dtype, memory_->values(u),
                    [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
   }
   static comm::CollectiveOptions of_unit(std::size_t u) {
@@ -18771,7 +25861,8 @@ class UnitsAtHand final : public Residence {
   const bool keeps_unused_, reshard_after_forward_;
   Order forward_, aside_, backward_;
   std::vector<State> states_;
-  std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
+  std::optional<UnitMemory<D>> memory_;
+  GradsOfUnits grads_{*this};
   Pass pass_ = Pass::none;
   std::size_t next_ = 0;                 // index in the pass's order: gathers that have been started
   std::size_t come_ = 0;                 // the pass's position in its order
@@ -18871,8 +25962,10 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (const std::size_t i : unit.entries) {
       const auto& entry = core_.flat.entries()[i];
       const auto mine = within<D>(unit, entry, part);
-      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
-                                                static_cast<Index>(mine.end - mine.begin));
+      const std::size_t from = entry.begin - unit.begin, at = std::clamp(from + mine.begin, part.begin, part.end);
+      shard_of_[i] =
+          std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
+                                     static_cast<Index>(mine.end - mine.begin), static_cast<std::ptrdiff_t>(at - from));
       shard_of_[i]->set_ledger(entry.parameter().ledger());
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
@@ -18882,8 +25975,11 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
         if (!shard_of_[i]->grad_arrived()) continue;
-        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_place());
-        aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
+        const Shard<D>& shard = *shard_of_[i];
+        const MemoryScope scope(trace::Memory::gradients);
+        aside_[u].push_back({i, Storage<D>(shard.where(), shard.size_bytes()), shard.times_forgotten()});
+        copy_bytes(shard.where(), aside_[u].back().gradient.data(), shard.where(), shard.grad_place(),
+                   shard.size_bytes());
         shard_of_[i]->set_averaged(false);
       }
   }
@@ -18893,12 +25989,12 @@ class ShardedUnits final : public ddp::Extension<D> {
         Shard<D>& shard = *shard_of_[aside.entry];
         if (shard.times_forgotten() != aside.times_forgotten) continue;
         if (!shard.grad_arrived()) {
-          std::memcpy(shard.grad_place(), aside.gradient.data(), aside.gradient.size());
+          copy_bytes(shard.where(), shard.grad_place(), shard.where(), aside.gradient.data(), shard.size_bytes());
           shard.set_averaged(true);
           continue;
         }
         ddp::with_type(shard.dtype(), shard.grad_place(), [&]<class T>(T* grad) {
-          kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
+          kernels::axpy(shard.where(), shard.count(), T{1}, static_cast<const T*>(aside.gradient.data()), grad);
         });
       }
       of_unit.clear();
@@ -18907,7 +26003,7 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   struct Aside {
     std::size_t entry;
-    std::vector<std::byte> gradient;
+    Storage<D> gradient;
     std::uint32_t times_forgotten;
   };
 
@@ -19047,7 +26143,6 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
-  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a model on the CPU");
 
   /// As DistributedDataParallel's. `gathers`: a second communicator of the ranks that shard the parameters, in the same
   /// order, so that parameters and gradients are sent concurrently. It must outlive this, too.
@@ -19062,17 +26157,25 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
       : Base(std::move(model), run, ddp_options(options)) {
     gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
-    shard(*gathers_, options);
+    if constexpr (std::is_same_v<D, Cpu>)
+      shard(*gathers_, options);
+    else
+      shard(detail::RankDevice<D>::over(*gathers_, this->model_device(), run.world().timeout, gathers_on_device_),
+            options);
   }
 
   /// The same for a model that is constructed here: each rank draws only its own parts; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
-      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
+      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {
+    static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a deferred model on the CPU");
+  }
 
   /// Returns the model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!this->in_captured_step(),
+                      "FullyShardedDataParallel: its units move, so a step can't be captured; train without Graphed");
     // 3. Units are gathered when an operation uses them.
     const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
     return Base::operator()(inputs...);
@@ -19146,6 +26249,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(gathers.takes_device_memory(), "FullyShardedDataParallel: expected gathers in the memory of ",
+                        D::kind, ", such as comm::StagedCommunicator, got ", gathers.backend());
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
     // 1. The parameters, already rank 0's, are cut into units.
@@ -19165,7 +26271,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     }
   }
 
-  std::optional<comm::AnyCommunicator> gathers_;  // set if constructed from a run
+  std::optional<comm::AnyCommunicator> gathers_, gathers_on_device_;  // set if constructed from a run
   fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
 };
 
@@ -19329,6 +26435,383 @@ class FusedOptimizer : public optim::HasLearningRate {
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_FUSED_OPTIMIZER_HPP
+
+// <chorus/parallel/generate.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_GENERATE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_GENERATE_HPP
+/// generate: tokens that follow a prompt, by the most likely token, by sampling or by beam search, as transformers
+/// (Hugging Face) defines them.
+
+namespace chorus {
+
+/// Options of generate. Tokens are drawn if one of temperature, top_k and top_p is set; otherwise the most likely one
+/// follows.
+struct GenerateOptions {
+  Index max_new_tokens = 20;
+  std::optional<double> temperature{};  ///< divides the logits; 1 if only top_k or top_p is set
+  Index top_k = 0;                      ///< draw from the most likely ones and those as likely as the last; 0: from all
+  double top_p = 1;                     ///< draw from the fewest tokens with this probability together
+  Index beams = 1;                      ///< the continuations that beam search keeps
+  double length_penalty = 1;            ///< a beam's score is sum(log p) / length^length_penalty
+  std::uint64_t seed = initial_seed();
+  std::vector<std::int64_t> eos{};  ///< tokens that end a sequence
+};
+
+namespace detail {
+
+/// Whether ranks call this policy together for each token, so that each caches its own heads. The others give each rank
+/// the whole model (`gathered`).
+template <class Net>
+inline constexpr bool generates_in_parts = false;
+template <class Model, class Sequence, class Communicator>
+inline constexpr bool generates_in_parts<TensorParallel<Model, Sequence, Communicator>> = true;
+
+/// Whether the second parameter of the model's `forward` is a KvCache.
+template <class Model>
+constexpr bool takes_cache() {
+  using Tokens = Tensor<std::int64_t, 2, typename nn::detail::DeviceOfModel<Model>::type>;
+  if constexpr (requires(Model & wrapper) { wrapper.model(); })
+    return takes_cache<std::remove_cvref_t<decltype(std::declval<Model&>().model())>>();
+  else
+    return requires(const Model& model, const Tokens& tokens) { model.forward(tokens, {nn::detail::CacheProbe{}}); };
+}
+
+/// The logits of the token after each sequence, by a model that may take a cache.
+template <bool cached, class Call>
+class NextLogits {
+ public:
+  NextLogits(Call& call, Index capacity) : call_(call) {
+    if constexpr (cached) cache_ = nn::KvCache(capacity);
+  }
+  /// tokens: [sequences, length] -> [sequences, vocabulary]. Throws ShapeError for other results of the model,
+  /// NonFiniteError for logits that are not numbers.
+  Tensor<double, 2> operator()(const Tensor<std::int64_t, 2>& tokens) {
+    const Index from = cache_.length(), length = tokens.size(1);
+    const auto logits = numbers(contiguous(tokens.slice(1, from, length)));
+    check<ShapeError>(logits.size(0) == tokens.size(0) && logits.size(1) == length - from,
+                      "generate: expected logits [", tokens.size(0), ", ", length - from,
+                      ", vocabulary] of the model, got shape ", logits.shape());
+    const auto last = contiguous(to_device(contiguous(logits.select(1, length - from - 1)), Cpu{}));
+    auto out = Tensor<double, 2>::empty(last.shape());
+    for (Index i = 0; i < last.numel(); ++i) {
+      out.data()[i] = static_cast<double>(last.data()[i]);
+      check<NonFiniteError>(!std::isnan(out.data()[i]), "generate: expected numbers as logits of position ",
+                            length - 1, ", got NaN");
+    }
+    if constexpr (cached) cache_.advance();
+    return out;
+  }
+  void reorder(std::span<const std::int64_t> rows) { cache_.reorder(rows); }
+
+ private:
+  auto numbers(const Tensor<std::int64_t, 2>& tokens) {
+    if constexpr (cached)
+      return tensor_of_logits(call_(tokens, cache_));
+    else
+      return tensor_of_logits(call_(tokens));
+  }
+  template <class Y>
+  static auto tensor_of_logits(const Y& y) {
+    if constexpr (is_columns<Y>) {
+      return tensor_of_logits(gather_columns(y));
+    } else {
+      static_assert(Operand<Y> && tensor_of<Y>::rank == 3,
+                    "generate: expected a model that returns logits [batch, length, vocabulary]");
+      return value_of(y);
+    }
+  }
+
+  Call& call_;
+  nn::KvCache cache_;
+};
+
+/// The probabilities of the next token after temperature, top_k and top_p; 0 for tokens that are not kept.
+[[gnu::cold]] inline std::vector<double> kept_probabilities(std::span<const double> logits,
+                                                            const GenerateOptions& options) {
+  constexpr double none = -std::numeric_limits<double>::infinity();
+  std::vector<double> scores(logits.begin(), logits.end());
+  for (double& score : scores) score /= options.temperature.value_or(1);
+  if (options.top_k > 0 && options.top_k < static_cast<Index>(scores.size())) {
+    auto sorted = scores;
+    const auto last = sorted.begin() + (options.top_k - 1);
+    std::nth_element(sorted.begin(), last, sorted.end(), [](double a, double b) { return a > b; });
+    for (double& score : scores) score = score < *last ? none : score;
+  }
+  const auto softmax = [](std::vector<double> x) {
+    const double largest = *std::max_element(x.begin(), x.end());
+    for (double& v : x) v = std::exp(v - largest);
+    const double sum = std::accumulate(x.begin(), x.end(), 0.0);
+    for (double& v : x) v /= sum;
+    return x;
+  };
+  auto p = softmax(scores);
+  if (options.top_p < 1) {
+    std::vector<std::size_t> order(p.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return p[a] < p[b]; });
+    double sum = 0;
+    for (std::size_t i = 0; i + 1 < order.size() && (sum += p[order[i]]) <= 1 - options.top_p; ++i)
+      scores[order[i]] = none;
+    p = softmax(scores);
+  }
+  return p;
+}
+
+/// The token that the draw of this sequence and position takes.
+inline std::int64_t drawn_token(std::span<const double> p, std::uint64_t seed, Index sequence, Index position) {
+  const auto words = philox(seed, {static_cast<std::uint32_t>(sequence), static_cast<std::uint32_t>(position),
+                                   static_cast<std::uint32_t>(sequence >> 32), 0x67656e});
+  double left = (static_cast<double>(words[0]) + static_cast<double>(words[1]) * 0x1p-32) * 0x1p-32;
+  std::size_t token = 0;
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    if (p[i] == 0) continue;
+    token = i;
+    if ((left -= p[i]) < 0) break;
+  }
+  return static_cast<std::int64_t>(token);
+}
+
+inline bool ends(const GenerateOptions& options, std::int64_t token) {
+  return std::find(options.eos.begin(), options.eos.end(), token) != options.eos.end();
+}
+
+/// `tokens` with room for `more`, which hold the first of `eos` or 0.
+inline Tensor<std::int64_t, 2> with_room(const Tensor<std::int64_t, 2>& tokens, Index more,
+                                         const GenerateOptions& options) {
+  const Index length = tokens.size(1);
+  auto all = Tensor<std::int64_t, 2>::full({tokens.size(0), length + more}, options.eos.empty() ? 0 : options.eos[0]);
+  for (Index row = 0; row < tokens.size(0); ++row)
+    for (Index i = 0; i < length; ++i) all(row, i) = tokens(row, i);
+  return all;
+}
+
+template <class Next>
+Tensor<std::int64_t, 2> generate_one_by_one(Next next, const Tensor<std::int64_t, 2>& prompt,
+                                            const GenerateOptions& options) {
+  const Index rows = prompt.size(0);
+  const bool draws = options.temperature || options.top_k > 0 || options.top_p < 1;
+  auto all = with_room(prompt, options.max_new_tokens, options);
+  std::vector<bool> finished(static_cast<std::size_t>(rows));
+  Index length = prompt.size(1);
+  while (length < all.size(1) && std::find(finished.begin(), finished.end(), false) != finished.end()) {
+    const auto logits = next(all.slice(1, 0, length));
+    const auto vocabulary = static_cast<std::size_t>(logits.size(1));
+    for (Index row = 0; row < rows; ++row) {
+      if (finished[static_cast<std::size_t>(row)]) continue;
+      const std::span<const double> of_row(logits.data() + row * logits.size(1), vocabulary);
+      const auto best = std::max_element(of_row.begin(), of_row.end()) - of_row.begin();
+      const auto token = draws ? drawn_token(kept_probabilities(of_row, options), options.seed, row, length)
+                               : static_cast<std::int64_t>(best);
+      all(row, length) = token;
+      finished[static_cast<std::size_t>(row)] = ends(options, token);
+    }
+    ++length;
+  }
+  return contiguous(all.slice(1, 0, length));
+}
+
+/// One continuation of a prompt: its new tokens, and the sum of their log-probabilities, or the final score.
+struct Beam {
+  std::vector<std::int64_t> tokens;
+  double score = 0;
+  std::int64_t row = 0;  // the beam that it continues
+};
+
+/// The beams of one prompt.
+class Beams {
+ public:
+  explicit Beams(const GenerateOptions& options) : options_(options), count_(static_cast<std::size_t>(options.beams)) {
+    running_.resize(count_, {{}, unlikely, 0});
+    running_.front().score = 0;
+  }
+  const std::vector<Beam>& running() const { return running_; }
+  /// Whether a running beam may still become one of the best.
+  bool open() const { return open_; }
+  const Beam& best() const { return finished_.empty() ? running_.front() : finished_.front(); }
+
+  /// Continues each beam by one token, from logits [beams, vocabulary].
+  void step(const double* logits, std::size_t vocabulary) {
+    const auto candidates = best_continuations(logits, vocabulary);
+    std::vector<Beam> ended;
+    running_.clear();
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      const Beam& beam = candidates[i];
+      const auto length = static_cast<double>(beam.tokens.size());
+      const bool ends_here = ends(options_, beam.tokens.back()) || beam.tokens.size() == most();
+      if (!ends_here && running_.size() < count_) running_.push_back(beam);
+      if (!ends_here || i >= count_ || !open_) continue;
+      finished_.push_back(beam);
+      finished_.back().score /= std::pow(length, options_.length_penalty);
+    }
+    const auto better = [](const Beam& a, const Beam& b) { return a.score > b.score; };
+    std::stable_sort(finished_.begin(), finished_.end(), better);
+    if (finished_.size() > count_) finished_.resize(count_);
+    open_ = open_ && !running_.empty();
+    if (open_ && finished_.size() == count_) {
+      const double length = static_cast<double>(running_.front().tokens.size());
+      open_ = running_.front().score / std::pow(length, options_.length_penalty) > finished_.back().score;
+    }
+    // At the last token all beams end.
+    for (std::size_t i = 0; running_.size() < count_; ++i)
+      running_.push_back(candidates[i]);
+  }
+
+ private:
+  static constexpr double unlikely = -1e9;
+  std::size_t most() const { return static_cast<std::size_t>(options_.max_new_tokens); }
+
+  std::vector<Beam> best_continuations(const double* logits, std::size_t vocabulary) const {
+    std::vector<double> scores(count_ * vocabulary);
+    for (std::size_t beam = 0; beam < count_; ++beam) {
+      const double* const x = logits + beam * vocabulary;
+      const double largest = *std::max_element(x, x + vocabulary);
+      double sum = 0;
+      for (std::size_t i = 0; i < vocabulary; ++i) sum += std::exp(x[i] - largest);
+      const double shift = running_[beam].score - largest - std::log(sum);
+      for (std::size_t i = 0; i < vocabulary; ++i) scores[beam * vocabulary + i] = x[i] + shift;
+    }
+    const std::size_t kept = std::max(std::size_t{2}, 1 + options_.eos.size()) * count_;
+    check<UsageError>(kept <= scores.size(), "generate: beam search with ", options_.eos.size(),
+                      " end tokens expected a vocabulary of at least ", kept / count_, ", got ", vocabulary);
+    std::vector<std::size_t> order(scores.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
+                      [&](std::size_t a, std::size_t b) {
+                        return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+                      });
+    std::vector<Beam> best(kept);
+    for (std::size_t i = 0; i < kept; ++i) {
+      const std::size_t beam = order[i] / vocabulary;
+      best[i] = {running_[beam].tokens, scores[order[i]], static_cast<std::int64_t>(beam)};
+      best[i].tokens.push_back(static_cast<std::int64_t>(order[i] % vocabulary));
+    }
+    return best;
+  }
+
+  const GenerateOptions& options_;
+  std::size_t count_;
+  std::vector<Beam> running_, finished_;
+  bool open_ = true;
+};
+
+template <class Next>
+Tensor<std::int64_t, 2> generate_by_beams(Next next, const Tensor<std::int64_t, 2>& prompt,
+                                          const GenerateOptions& options) {
+  const Index batch = prompt.size(0), width = options.beams, begin = prompt.size(1);
+  std::vector<Beams> beams(static_cast<std::size_t>(batch), Beams(options));
+  auto all = Tensor<std::int64_t, 2>::empty({batch * width, begin + options.max_new_tokens});
+  for (Index row = 0; row < batch * width; ++row)
+    for (Index i = 0; i < begin; ++i) all(row, i) = prompt(row / width, i);
+  const auto any_open = [&] { return std::any_of(beams.begin(), beams.end(), [](const auto& b) { return b.open(); }); };
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(batch * width));
+  for (Index length = begin; length < all.size(1) && any_open(); ++length) {
+    if (length > begin) next.reorder(rows);
+    const auto logits = next(all.slice(1, 0, length));
+    const Index vocabulary = logits.size(1);
+    for (Index sample = 0; sample < batch; ++sample) {
+      auto& of_sample = beams[static_cast<std::size_t>(sample)];
+      of_sample.step(logits.data() + sample * width * vocabulary, static_cast<std::size_t>(vocabulary));
+      for (Index beam = 0; beam < width; ++beam) {
+        const Index row = sample * width + beam;
+        const Beam& now = of_sample.running()[static_cast<std::size_t>(beam)];
+        rows[static_cast<std::size_t>(row)] = sample * width + now.row;
+        std::copy(now.tokens.begin(), now.tokens.end(), all.data() + row * all.size(1) + begin);
+      }
+    }
+  }
+  std::size_t longest = 0;
+  for (const auto& of_sample : beams) longest = std::max(longest, of_sample.best().tokens.size());
+  auto out = with_room(prompt, static_cast<Index>(longest), options);
+  for (Index sample = 0; sample < batch; ++sample) {
+    const auto& tokens = beams[static_cast<std::size_t>(sample)].best().tokens;
+    std::copy(tokens.begin(), tokens.end(), out.data() + sample * out.size(1) + begin);
+  }
+  return out;
+}
+
+template <bool cached, class Call>
+Tensor<std::int64_t, 2> generate_by(Call&& call, const Tensor<std::int64_t, 2>& prompt,
+                                    const GenerateOptions& options) {
+  const NoGrad none;
+  NextLogits<cached, std::remove_reference_t<Call>> next(call, prompt.size(1) + options.max_new_tokens);
+  return options.beams > 1 ? generate_by_beams(std::move(next), prompt, options)
+                           : generate_one_by_one(std::move(next), prompt, options);
+}
+
+[[gnu::cold]] inline void check_generates(const Tensor<std::int64_t, 2>& prompt, const GenerateOptions& options) {
+  check<ShapeError>(prompt.defined() && prompt.numel() > 0,
+                    "generate: expected a prompt [batch, length] of at least one token, got shape ", prompt.shape());
+  check<UsageError>(options.max_new_tokens >= 0, "generate: expected max_new_tokens of at least 0, got ",
+                    options.max_new_tokens);
+  check<UsageError>(options.temperature.value_or(1) > 0,
+                    "generate: expected a temperature above 0, or none for the most likely token, got ",
+                    options.temperature.value_or(1));
+  check<UsageError>(options.top_k >= 0, "generate: expected top_k of at least 0, got ", options.top_k);
+  check<UsageError>(options.top_p > 0 && options.top_p <= 1, "generate: expected top_p in (0, 1], got ",
+                    options.top_p);
+  check<UsageError>(options.beams >= 1, "generate: expected at least 1 beam, got ", options.beams);
+  check<UsageError>(options.beams == 1 || !(options.temperature || options.top_k > 0 || options.top_p < 1),
+                    "generate: beam search draws nothing: expected beams without temperature, top_k and top_p");
+}
+
+[[gnu::cold]] inline std::string said(const Tensor<std::int64_t, 2>& prompt, const GenerateOptions& o) {
+  std::string text = cat(prompt.shape(), ' ', o.max_new_tokens, ' ', o.temperature.value_or(-1), ' ', o.top_k, ' ',
+                         o.top_p, ' ', o.beams, ' ', o.length_penalty, ' ', o.seed);
+  for (const auto token : o.eos) text += cat(" eos ", token);
+  for (const auto token : contiguous(prompt).to_vector()) text += cat(' ', token);
+  return text;
+}
+
+}  // namespace detail
+
+/// `prompt`: [batch, length], tokens of sequences of one length -> [batch, at most length + max_new_tokens]: the prompt
+/// and what follows. A sequence ends with the first of its `eos` tokens, and the first one listed fills the row after
+/// it. `model`: a net, a model, or a function of tokens [sequences, length], that returns logits [sequences, length,
+/// vocabulary]; with beams the sequences of a prompt are neighbours. If the second parameter of a model's `forward` is
+/// a KvCache, each step computes the new position only; if not, all of them again.
+///
+/// Draws depend on the seed, the row and the position alone. All ranks call it, each with a prompt of its own if it
+/// likes, and have the result of one device: they gather the model once, so each needs memory for it. Under
+/// TensorParallel they have one prompt, and each computes and caches its own heads. Throws UsageError for a model in
+/// training and for options out of range, ShapeError for an empty prompt.
+template <class Net>
+Tensor<std::int64_t, 2> generate(Net&& model, const Tensor<std::int64_t, 2>& prompt,
+                                 const GenerateOptions& options = {}) {
+  using Model = std::remove_cvref_t<Net>;
+  detail::check_generates(prompt, options);
+  constexpr const char* call_eval = "generate: expected a model in evaluation, got one in training: call eval() first";
+  if constexpr (detail::generates_in_parts<Model>) {
+    check<UsageError>(!nn::detail::any_training(model.module()), call_eval);
+    check<UsageError>(model.same_on_all_ranks(detail::said(prompt, options)),
+                      "generate: expected one prompt and the same options on all ranks of TensorParallel");
+    return detail::generate_by<detail::takes_cache<typename Model::model_type>()>(model, prompt, options);
+  } else if constexpr (requires { model.module(); }) {
+    Tensor<std::int64_t, 2> result;
+    check<UsageError>(!model.training(), call_eval);
+    model.gathered([&](auto& whole) {
+      // eval() of a pipeline's rank has reached the layers of its stages.
+      if constexpr (requires { Model::model_type::pipeline_names; }) whole.eval();
+      result = generate(whole, prompt, options);
+    });
+    return result;
+  } else if constexpr (std::is_base_of_v<nn::Module, Model>) {
+    using D = typename Model::device_type;
+    auto& walked = const_cast<Model&>(std::as_const(model));
+    check<UsageError>(!nn::detail::any_training(walked), call_eval);
+    const auto parameters = nn::named_parameters<D>(walked);
+    const D device = parameters.empty() ? default_device<D>() : parameters.front().parameter->where();
+    return detail::generate_by<detail::takes_cache<Model>()>(
+        [&](const Tensor<std::int64_t, 2>& tokens, const auto&... cache) {
+          return std::as_const(model)(to_device(tokens, device), cache...);
+        },
+        prompt, options);
+  } else {
+    return detail::generate_by<false>(model, prompt, options);
+  }
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_GENERATE_HPP
 
 // <chorus/parallel/hooks/compress.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_COMPRESS_HPP
@@ -20174,7 +27657,12 @@ struct SparseRows {
 // <chorus/parallel/launch_any.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_HPP
-/// Programs that select the policy on the command line.
+/// Programs that select a policy around one model on the command line.
+
+// <chorus/parallel/launch_any_of.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_OF_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_OF_HPP
+/// Programs that select one of several policies on the command line.
 
 namespace chorus {
 
@@ -20219,9 +27707,13 @@ requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Bod
   return status;
 }
 
-/// The same with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
-/// `--policy single` (default), `dp`, `ddp` or `fsdp`, plus `--devices N` and the other options of `launch`. The body
-/// is compiled for each of the four.
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_LAUNCH_ANY_OF_HPP
+
+namespace chorus {
+
+/// `launch_any_of` with the four policies that suit every model: `--policy single` (default), `dp`, `ddp` or `fsdp`,
+/// plus `--devices N` and the other options of `launch`. The body is compiled for each of the four.
 template <class Model, class Body>
 int launch_any(int argc, char** argv, const Body& body) {
   return launch_any_of<SingleDevice<Model>, DataParallel<Model>, DistributedDataParallel<Model>,
@@ -21071,7 +28563,7 @@ class SharedLayers {
     if constexpr (!std::is_same_v<D, Cpu>)
       check<UsageError>(communicator_.takes_device_memory(),
                         "TensorParallel: expected a communicator for the memory of ", D::kind,
-                        ", such as comm::NcclCommunicator, got ", communicator_.backend());
+                        ", such as comm::StagedCommunicator, got ", communicator_.backend());
     for (const auto& named : nn::named_parameters<D>(model))
       check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
                         "' is already split by another policy");
@@ -21374,367 +28866,6 @@ class ScheduleWalk {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
 /// A stage's part of a model's chain: from one cut, whose types are known, to the next.
-
-// <chorus/autograd/activation.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
-#define CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
-/// Type-erased messages between pipeline stages: activations in forward, their gradients in backward.
-
-namespace chorus::pipeline {
-
-/// Precedes each message. Stages know the types at a cut from the model's type, but not the shapes.
-struct Header {
-  std::int32_t micro_batch = 0, stage = 0;  ///< of the input, or of the output whose gradient follows
-  std::uint32_t next_operation = 0;         ///< the counter of random operations so far
-  DType dtype{};
-  std::uint8_t rank = 0;
-  std::uint8_t wants_grad = 0;  ///< whether the sender waits for the gradient
-  std::uint8_t drew = 0;        ///< whether a layer has drawn random numbers
-  std::uint8_t part = 0;        ///< 0: the activation between layers; 1 and more: stashed values
-  std::uint8_t stashed = 0;     ///< in part 0: number of stashed values that follow
-  std::array<char, 22> name{};  ///< of the stashed value
-  std::array<Index, 8> extents{};
-  std::uint64_t batch = 0;  ///< in the first micro-batch: a fingerprint of the whole batch
-
-  std::size_t bytes() const {
-    std::size_t bytes = size_of(dtype);
-    for (std::size_t axis = 0; axis < rank; ++axis) bytes *= static_cast<std::size_t>(extents[axis]);
-    return bytes;
-  }
-};
-static_assert(sizeof(Header) == 112);
-
-/// The input or the output of a stage.
-template <Device D>
-class AnyActivation {
- public:
-  virtual ~AnyActivation() = default;
-  /// Dtype, rank, extents and `wants_grad`.
-  virtual Header header() const = 0;
-  virtual std::size_t bytes() const = 0;
-  /// The values, contiguous.
-  virtual void* numbers() const = 0;
-  /// For an output: memory for its gradient, to be filled before `take_gradient`.
-  virtual void* gradient_buffer() = 0;
-  /// Adds that gradient to the output's node, from which backward continues; null if there is none.
-  virtual Ref<Node> take_gradient() = 0;
-  /// For an input: its gradient, contiguous; zeros if none has arrived.
-  virtual void* gradient() = 0;
-};
-
-template <class X>
-class Activation final : public AnyActivation<typename tensor_of<X>::device_type> {
-  using T = typename tensor_of<X>::value_type;
-  using D = typename tensor_of<X>::device_type;
-  static constexpr int rank = tensor_of<X>::rank;
-
- public:
-  explicit Activation(X x) : value(dense(std::move(x))) {}
-  /// An input with room for values to receive. Throws UsageError if `header` describes another type.
-  Activation(const Header& header, D device) : value(made(header, device)) {}
-
-  Header header() const override {
-    Header header;
-    header.dtype = dtype<T>;
-    header.rank = static_cast<std::uint8_t>(rank);
-    header.wants_grad = wants_grad();
-    std::copy(value_of(value).shape().begin(), value_of(value).shape().end(), header.extents.begin());
-    return header;
-  }
-  std::size_t bytes() const override { return value_of(value).bytes(); }
-  void* numbers() const override { return value_of(value).data(); }
-  void* gradient_buffer() override {
-    gradient_ = tensor_of<X>::empty(value_of(value).shape(), value_of(value).device());
-    return gradient_.data();
-  }
-  Ref<Node> take_gradient() override {
-    if constexpr (AnyVariable<X>) {
-      if (!value.node()) return {};
-      value.node()->add(std::exchange(gradient_, {}));
-      return value.node();
-    } else {
-      return {};
-    }
-  }
-  void* gradient() override {
-    if constexpr (AnyVariable<X>) {
-      const auto found = value.grad();
-      gradient_ =
-          found.defined() ? contiguous(found) : tensor_of<X>::zeros(value_of(value).shape(), value_of(value).device());
-    }
-    return gradient_.data();
-  }
-
-  const X value;
-
- private:
-  // Messages are contiguous. A contiguous copy keeps the node, so its gradient flows back as before.
-  static X dense(X x) {
-    if constexpr (AnyTensor<X>)
-      return contiguous(x);
-    else
-      return X(contiguous(x.value()), x.node());
-  }
-  bool wants_grad() const {
-    if constexpr (AnyVariable<X>)
-      return value.requires_grad();
-    else
-      return false;
-  }
-  static X made(const Header& header, D device) {
-    check<UsageError>(header.dtype == dtype<T> && header.rank == rank, "Pipeline: stage ", header.stage, ": expected ",
-                      dtype<T>, " with ", rank, " axes, got ", header.dtype, " with ", int{header.rank},
-                      ": do all ranks run the same program?");
-    Shape<rank> shape{};
-    std::copy_n(header.extents.begin(), rank, shape.begin());
-    auto numbers = tensor_of<X>::empty(shape, device);
-    if constexpr (AnyTensor<X>)
-      return numbers;
-    else
-      return X(std::move(numbers), header.wants_grad != 0);
-  }
-
-  tensor_of<X> gradient_;
-};
-
-/// A value stashed in an earlier stage. Its type is unknown until this stage pops it, if it does.
-template <Device D>
-class RawActivation final : public AnyActivation<D> {
- public:
-  RawActivation(const Header& header, D device) : header_(header), numbers_(device, header.bytes()) {}
-
-  Header header() const override { return header_; }
-  std::size_t bytes() const override { return header_.bytes(); }
-  void* numbers() const override { return numbers_.data(); }
-  void* gradient_buffer() override {
-    gradient_ = Storage<D>(numbers_.device(), bytes());
-    return gradient_.data();
-  }
-  Ref<Node> take_gradient() override { return {}; }
-  /// The gradient of the popped value; if none was popped here, the one received from the next stage.
-  void* gradient() override { return popped_ ? popped_->gradient() : gradient_.data(); }
-
-  /// The value as a Variable X. Throws UsageError if the types differ.
-  template <class X>
-  const X& pop() {
-    auto typed = std::make_shared<Activation<X>>(header_, numbers_.device());
-    copy_bytes(numbers_.device(), typed->numbers(), numbers_.device(), numbers_.data(), bytes());
-    popped_ = typed;
-    return typed->value;
-  }
-
- private:
-  Header header_;
-  Storage<D> numbers_, gradient_;
-  std::shared_ptr<AnyActivation<D>> popped_;
-};
-
-}  // namespace chorus::pipeline
-#endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_ACTIVATION_HPP
-
-// <chorus/nn/chain.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
-#define CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
-/// CHORUS_PIPELINE: a model whose forward function is a chain of layers, which a pipeline may cut anywhere.
-
-// <chorus/nn/stash.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_NN_STASH_HPP
-#define CHORUS_SINGLE_CHORUS_NN_STASH_HPP
-/// Stash and Pop: skip connections in a chain of layers, over any number of layers and pipeline stages.
-
-namespace chorus::nn {
-
-namespace detail {
-
-/// The stashed values of this thread's pass, in order.
-template <Device D>
-class Stashes {
- public:
-  struct Entry {
-    std::string name;
-    std::shared_ptr<pipeline::AnyActivation<D>> value;
-  };
-  /// Starts a pass with the values stashed in earlier stages, or with none.
-  explicit Stashes(std::vector<Entry> entries = {})
-      : entries_(std::move(entries)), before_(std::exchange(of_thread(), this)) {}
-  ~Stashes() { of_thread() = before_; }
-  Stashes(const Stashes&) = delete;
-  Stashes& operator=(const Stashes&) = delete;
-
-  /// Throws UsageError outside of a model with CHORUS_PIPELINE.
-  static Stashes& current(std::string_view who) {
-    check<UsageError>(of_thread() != nullptr, who, ": expected a layer of a model with CHORUS_PIPELINE");
-    return *of_thread();
-  }
-
-  void stash(std::string_view name, std::shared_ptr<pipeline::AnyActivation<D>> value) {
-    check<UsageError>(find(name) == entries_.end(), "nn::Stash<\"", name,
-                      "\">: the previous value of that name was not popped");
-    entries_.push_back({std::string(name), std::move(value)});
-  }
-  std::shared_ptr<pipeline::AnyActivation<D>> pop(std::string_view name) {
-    const auto entry = find(name);
-    check<UsageError>(entry != entries_.end(), "nn::Pop<\"", name, "\">: nothing was stashed under that name");
-    auto value = std::move(entry->value);
-    entries_.erase(entry);
-    return value;
-  }
-  const std::vector<Entry>& entries() const { return entries_; }
-  /// Returns the pass's result; all stashed values must have been popped.
-  template <class Y>
-  Y checked(Y y) const {
-    check<UsageError>(entries_.empty(), "nn::Stash<\"", entries_.empty() ? "" : entries_.front().name,
-                      "\">: no layer pops it");
-    return y;
-  }
-
- private:
-  static Stashes*& of_thread() {
-    thread_local Stashes* current = nullptr;
-    return current;
-  }
-  auto find(std::string_view name) {
-    return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.name == name; });
-  }
-
-  std::vector<Entry> entries_;
-  Stashes* before_;
-};
-
-/// A string as a template argument.
-template <std::size_t N>
-struct StashName {
-  static_assert(N <= 22, "nn::Stash: a name has at most 21 characters");
-  char text[N];
-  constexpr StashName(const char (&name)[N]) { std::copy_n(name, N, text); }  // NOLINT: converts from text
-};
-
-/// The Variable type of an operand.
-template <Operand X>
-using VariableLike =
-    Variable<typename tensor_of<X>::value_type, tensor_of<X>::rank, typename tensor_of<X>::device_type>;
-
-}  // namespace detail
-
-/// `stash(x)` returns x and keeps it for the `nn::Pop` of that name in a later layer of a model with CHORUS_PIPELINE,
-/// in any stage: `nn::Stash<"skip"> stash;`. Throws UsageError if a value of that name is already stashed, and at the
-/// end of the model if no layer has popped it.
-template <detail::StashName Name>
-struct Stash : Module {
-  template <Operand X>
-  auto operator()(const X& x) const {
-    using V = detail::VariableLike<X>;
-    using D = typename V::device_type;
-    detail::Stashes<D>::current("nn::Stash").stash(Name.text, std::make_shared<pipeline::Activation<V>>(value(x)));
-    return x;
-  }
-  std::string describe() const override { return cat("Stash(", static_cast<const char*>(Name.text), ")"); }
-
- private:
-  template <Operand X>
-  static auto value(const X& x) {
-    if constexpr (AnyTensor<X>)
-      return detail::VariableLike<X>(x);
-    else
-      return chorus::detail::variable_of(x);
-  }
-};
-
-/// `pop(x)` returns x + the stashed value; `pop(x, combine)` returns `combine(x, stashed)`. Throws UsageError if
-/// nothing is stashed under that name, or if its scalar type or rank is not x's.
-template <detail::StashName Name>
-struct Pop : Module {
-  template <Operand X>
-  auto operator()(const X& x) const {
-    return (*this)(x, [](const auto& a, const auto& b) { return a + b; });
-  }
-  template <Operand X, class Combine>
-  auto operator()(const X& x, const Combine& combine) const {
-    using V = detail::VariableLike<X>;
-    using D = typename V::device_type;
-    const auto stashed = detail::Stashes<D>::current("nn::Pop").pop(Name.text);
-    if (auto* const raw = dynamic_cast<pipeline::RawActivation<D>*>(stashed.get()))
-      return combine(x, raw->template pop<V>());
-    const auto* const own = dynamic_cast<const pipeline::Activation<V>*>(stashed.get());
-    check<UsageError>(own != nullptr, "nn::Pop<\"", static_cast<const char*>(Name.text), "\">: expected ",
-                      dtype<typename V::value_type>, " with ", V::rank, " axes, got ", stashed->header().dtype,
-                      " with ", int{stashed->header().rank});
-    return combine(x, own->value);
-  }
-  std::string describe() const override { return cat("Pop(", static_cast<const char*>(Name.text), ")"); }
-};
-
-}  // namespace chorus::nn
-#endif  // CHORUS_SINGLE_CHORUS_NN_STASH_HPP
-
-namespace chorus::nn {
-
-namespace detail {
-
-template <class Link>
-inline constexpr bool is_module_list = false;
-template <class M>
-inline constexpr bool is_module_list<ModuleList<M>> = true;
-
-/// The number of layers in a link; each module of a list is one.
-template <class Link>
-std::size_t layers_of(const Link& link) {
-  if constexpr (is_module_list<Link>)
-    return link.size();
-  else
-    return 1;
-}
-
-/// Applies layers `begin` to `end` - 1 of a link to `x`. Only the last link gets the targets.
-template <class Link, class X, class... Targets>
-auto run_link(const Link& link, std::size_t begin, [[maybe_unused]] std::size_t end, const X& x,
-              const Targets&... targets) {
-  if constexpr (is_module_list<Link>) {
-    static_assert(sizeof...(Targets) == 0,
-                  "CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList: add a layer that "
-                  "computes the loss");
-    using Y = decltype(link[0](x));
-    constexpr bool gives_what_it_takes = std::is_same_v<decltype(link[0](std::declval<const Y&>())), Y>;
-    static_assert(gives_what_it_takes,
-                  "CHORUS_PIPELINE: the output of a ModuleList's blocks must have the rank and type of their input");
-    check<UsageError>(begin < end, "CHORUS_PIPELINE: a ModuleList has no modules");
-    Y y = link[begin](x);
-    if constexpr (gives_what_it_takes)
-      for (std::size_t i = begin + 1; i < end; ++i) y = link[i](y);
-    return y;
-  } else {
-    return link(x, targets...);
-  }
-}
-
-/// Applies link I and all later ones to `x`.
-template <std::size_t I, class Links, class X, class... Targets>
-auto run_chain(const Links& links, const X& x, const Targets&... targets) {
-  const auto& link = std::get<I>(links);
-  if constexpr (I + 1 == std::tuple_size_v<Links>)
-    return run_link(link, 0, layers_of(link), x, targets...);
-  else
-    return run_chain<I + 1>(links, run_link(link, 0, layers_of(link), x), targets...);
-}
-
-}  // namespace detail
-
-}  // namespace chorus::nn
-
-/// Used beside CHORUS_MODULE in a model: lists the links of a chain and defines `forward`, which runs them in order.
-/// Each link takes the result of the previous one, a Variable or a Tensor. The last link also gets the further
-/// arguments, as in a model that returns its loss: `forward(x, targets)` is `head(blocks(embed(x)), targets)`. Links
-/// are layers, modules and ModuleLists; a pipeline may cut between any two modules of a list.
-#define CHORUS_PIPELINE(...)                                                                            \
-  static constexpr ::std::string_view pipeline_names = #__VA_ARGS__;                                    \
-  auto pipeline_links() { return ::std::tie(__VA_ARGS__); }                                             \
-  auto pipeline_links() const { return ::std::tie(__VA_ARGS__); }                                       \
-  template <class X, class... Targets>                                                                  \
-  auto forward(const X& x, const Targets&... targets) const {                                           \
-    const ::chorus::nn::detail::Stashes<device_type> stashes;                                           \
-    return stashes.checked(::chorus::nn::detail::run_chain<0>(pipeline_links(), x, targets...));        \
-  }
-#endif  // CHORUS_SINGLE_CHORUS_NN_CHAIN_HPP
 
 // <chorus/parallel/pipeline/layers.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LAYERS_HPP
@@ -22262,8 +29393,6 @@ class PassGradients {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
 /// The messages between neighbouring stages of a pipeline.
-
-#include <deque>
 
 namespace chorus::pipeline {
 
@@ -32907,32 +40036,6 @@ void run_fastest(const detail::Row<Data...> (&table)[rows], Algorithm asked, con
 #define CHORUS_SINGLE_CHORUS_COMM_ENGINE_FLIGHT_RECORDER_HPP
 /// `FlightRecorder`: the newest calls of an engine with their times, for debugging.
 
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Environment variables.
-
-namespace chorus::detail {
-
-/// The value of an environment variable; null if it is unset or empty.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
-                    printable(value), "'");
-  return value == "1";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-
 namespace chorus::comm {
 
 /// The name of a call in errors and records: `all_reduce #7 (sum of 10 F32), gradient bucket 2`.
@@ -38894,6 +45997,173 @@ CHORUS_INLINE void MetricsLog::flush() {
 #endif  // CHORUS_SINGLE_CHORUS_TRAIN_METRICS_HPP
 
 #if CHORUS_USE_CUDA
+// <chorus/comm/staged.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+/// `StagedCommunicator`: any engine of host memory as a Communicator of GPU memory, for machines without NCCL. Needs
+/// CUDA; link chorus::cuda.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// The calls under way, with their copies in pinned memory. They end in the order of their calls.
+class StagedCalls final : public Progress {
+ public:
+  explicit StagedCalls(Engine& host) : host_(host) {}
+
+  void now(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    host_.now(staged.on_host);
+    copy_out(staged);
+  }
+  std::uint64_t later(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    staged.work = host_.later(staged.on_host);
+    calls_.push_back(std::move(staged));
+    return finished_ + calls_.size();
+  }
+
+  void wait(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket) finish_first();
+  }
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket && !failure_ && calls_.front().work.done()) try {
+        finish_first();
+      } catch (const Error&) {
+        break;  // `wait` throws it
+      }
+    return finished_ >= ticket || failure_;
+  }
+
+ private:
+  using Buffers = std::multimap<std::size_t, cuda::Owned<void*, cudaFreeHost>>;  // by size
+  struct Staged {
+    Call call, on_host;
+    Cuda device;
+    Buffers::node_type buffer;
+    Work work = {};  // destroyed first: it uses the buffer
+  };
+
+  Staged copy_in(const Call& call, Cuda device) {
+    check<UsageError>(!cuda::is_capturing(cuda::current_stream(device)), comm::name(call.op), ": ", host_.name(),
+                      " carries it through the host's memory, which can't be captured; train without Graphed, or build "
+                      "with NCCL");
+    const auto ranks = static_cast<std::size_t>(host_.size);
+    const std::size_t bytes = call.count * call.reduction.element;
+    const std::size_t in = bytes * (call.op == Op::reduce_scatter ? ranks : 1),
+                      out = bytes * (call.op == Op::all_gather ? ranks : 1);
+    // A chunk to gather lies at its own place in the result.
+    const std::size_t out_at = call.op == Op::reduce_scatter ? (in + 63) / 64 * 64 : 0,
+                      in_at = call.op == Op::all_gather ? bytes * static_cast<std::size_t>(host_.rank) : 0;
+    Staged staged{call, call, device, buffer(std::max(in, out_at + out))};
+    auto* const memory = static_cast<std::byte*>(staged.buffer.mapped().get());
+    if (call.in != nullptr) staged.on_host.in = memory + in_at;
+    if (call.out != nullptr) staged.on_host.out = memory + out_at;
+    const bool only_receives = call.op == Op::broadcast && call.peer != host_.rank;
+    if (call.in != nullptr && !only_receives) copy_bytes(Cpu{}, memory + in_at, device, call.in, in);
+    return staged;
+  }
+  void copy_out(Staged& staged) {
+    const Call& call = staged.call;
+    const auto ranks = static_cast<std::size_t>(call.op == Op::all_gather ? host_.size : 1);
+    if (call.out != nullptr && !(call.op == Op::broadcast && call.peer == host_.rank))
+      copy_bytes(staged.device, call.out, Cpu{}, staged.on_host.out, ranks * call.count * call.reduction.element);
+    spare_.insert(std::move(staged.buffer));
+  }
+  void finish_first() {
+    if (failure_) std::rethrow_exception(failure_);
+    try {
+      calls_.front().work.wait();
+      copy_out(calls_.front());
+    } catch (...) {
+      failure_ = std::current_exception();
+      calls_.clear();
+      throw;
+    }
+    calls_.erase(calls_.begin());
+    ++finished_;
+  }
+
+  // The smallest spare one that is large enough, or a new one.
+  Buffers::node_type buffer(std::size_t bytes) {
+    const auto found = spare_.lower_bound(bytes);
+    return spare_.extract(found != spare_.end() ? found : spare_.emplace(bytes, cuda::pinned_memory(bytes)));
+  }
+
+  Engine& host_;
+  std::mutex mutex_;
+  Buffers spare_;
+  std::vector<Staged> calls_;
+  std::uint64_t finished_ = 0;
+  std::exception_ptr failure_;
+};
+
+class StagedEngine final : public Engine {
+ public:
+  explicit StagedEngine(AnyCommunicator& host)
+      : Engine(host.rank(), host.size(), host.engine().members),
+        host_(host.engine()),
+        calls_(std::make_shared<StagedCalls>(host_)) {}
+
+  void now(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.now(call) : calls_->now(call, device);
+  }
+  Work later(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.later(call) : Work(calls_, calls_->later(call, device));
+  }
+  bool takes_device_memory() const override { return true; }
+  void abort(std::string_view why) noexcept override { host_.abort(why); }
+  std::string_view name() const override { return host_.name(); }
+  std::chrono::nanoseconds busy() const override { return host_.busy(); }
+  Clock::time_point time() const override { return host_.time(); }
+  std::string record() const override { return host_.record(); }
+  Algorithm all_reduce() const override { return host_.all_reduce(); }
+  std::string trouble() override { return host_.trouble(); }
+
+ private:
+  // The device with the call's memory; -1: the host.
+  static Cuda device_of(const Call& call) {
+    if (call.count == 0) return Cuda{-1};
+    const Cuda in = device_of(call.in), out = device_of(call.out);
+    check<UsageError>(in == out || call.in == nullptr || call.out == nullptr, comm::name(call.op),
+                      ": expected both arguments in one device's memory");
+    return call.in != nullptr ? in : out;
+  }
+  static Cuda device_of(const void* memory) {
+    if (memory == nullptr) return Cuda{-1};
+    cudaPointerAttributes attributes{};
+    CHORUS_CUDA_CHECK(cudaPointerGetAttributes(&attributes, memory));
+    return Cuda{attributes.type == cudaMemoryTypeDevice ? attributes.device : -1};
+  }
+
+  Engine& host_;
+  std::shared_ptr<StagedCalls> calls_;
+};
+
+}  // namespace detail
+
+/// A Communicator for numbers in GPUs' memory, and in the host's. A call waits for the present work of the calling
+/// thread's stream, copies its numbers to the host, and makes the same call over `host`; waiting for the call copies
+/// the result back. So results, deadlines and failures are those of `host`. Calls of device memory can't be captured
+/// (Graphed): UsageError. Policies on GPUs use it if the program is built without NCCL.
+class StagedCommunicator : public AnyCommunicator {
+ public:
+  /// `host` must outlive this. Each rank may use any of its devices.
+  explicit StagedCommunicator(AnyCommunicator& host) : AnyCommunicator(std::make_shared<detail::StagedEngine>(host)) {}
+};
+
+static_assert(Communicator<StagedCommunicator>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+
 // <chorus/data/cuda/device_loader.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP
 #define CHORUS_SINGLE_CHORUS_DATA_CUDA_DEVICE_LOADER_HPP

@@ -2450,6 +2450,8 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
 
 /// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
+/// A wait asks without a pause for that long. A sleep may end 70 us late, 0.3 % of such a wait.
+inline constexpr std::chrono::milliseconds spin{20};
 
 /// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
@@ -2459,7 +2461,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   while (!done()) {
     const auto waited = Clock::now() - start;
     if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (waited > spin) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
@@ -2477,6 +2479,32 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus {
 
@@ -2510,6 +2538,11 @@ struct Block<Cuda> {
 
 namespace cuda {
 
+/// With CHORUS_CUDA_EXACT_MEMORY=1 in the environment each tensor has memory of its own from the driver, of its exact
+/// size, and no block is used again: for compute-sanitizer, which knows the driver's allocations alone. Slow. Private
+/// pools of captured graphs are as usual.
+inline bool exact_memory() { return chorus::detail::env_switch("CHORUS_CUDA_EXACT_MEMORY", false); }
+
 /// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
@@ -2517,7 +2550,8 @@ class MemoryPool {
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
-  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  /// `exact`: see exact_memory.
+  MemoryPool(Cuda device, cudaStream_t stream, bool exact = false) : device_(device), stream_(stream), exact_(exact) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
@@ -2526,11 +2560,13 @@ class MemoryPool {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
     if (!sealed_) unpark();
+    if (exact_) [[unlikely]]
+      free_unused();
     Block<Cuda>* block = free_[list];
     if (block != nullptr)
       free_[list] = block->next_free;
     else
-      block = fresh(rounded);
+      block = fresh(exact_ ? std::max(bytes, std::size_t{1}) : rounded);
     ++live_;
     return block;
   }
@@ -2651,7 +2687,7 @@ class MemoryPool {
     block->device = device_;
     block->bytes = bytes;
     block->pool = this;
-    block->carved = bytes <= largest_carved;
+    block->carved = bytes <= largest_carved && !exact_;
     if (block->carved) {
       if (slab_left_ < bytes) {
         slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
@@ -2672,6 +2708,7 @@ class MemoryPool {
 
   const Cuda device_;
   const cudaStream_t stream_;
+  const bool exact_;
   std::mutex mutex_;
   std::array<Block<Cuda>*, size_classes> free_{};
   Block<Cuda>* parked_ = nullptr;
@@ -2772,7 +2809,7 @@ class CachingAllocator<Cuda> {
   cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
     cuda::MemoryPool*& pool = pools_[{stream, stay}];
-    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream, cuda::exact_memory());
     return *pool;
   }
 
@@ -3957,6 +3994,8 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
 
 /// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
+/// A wait asks without a pause for that long. A sleep may end 70 us late, 0.3 % of such a wait.
+inline constexpr std::chrono::milliseconds spin{20};
 
 /// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
@@ -3966,7 +4005,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   while (!done()) {
     const auto waited = Clock::now() - start;
     if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (waited > spin) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
@@ -4839,6 +4878,32 @@ void Storage<D>::release(Block<D>* block) noexcept {
 /// The memory of one GPU stream: blocks in size classes, cached and reused in stream order; and the private pools of
 /// captured graphs. `allocator.hpp` has the pools of all streams.
 
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
 namespace chorus {
 
 template <Device D>
@@ -4871,6 +4936,11 @@ struct Block<Cuda> {
 
 namespace cuda {
 
+/// With CHORUS_CUDA_EXACT_MEMORY=1 in the environment each tensor has memory of its own from the driver, of its exact
+/// size, and no block is used again: for compute-sanitizer, which knows the driver's allocations alone. Slow. Private
+/// pools of captured graphs are as usual.
+inline bool exact_memory() { return chorus::detail::env_switch("CHORUS_CUDA_EXACT_MEMORY", false); }
+
 /// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
@@ -4878,7 +4948,8 @@ class MemoryPool {
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
-  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  /// `exact`: see exact_memory.
+  MemoryPool(Cuda device, cudaStream_t stream, bool exact = false) : device_(device), stream_(stream), exact_(exact) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
@@ -4887,11 +4958,13 @@ class MemoryPool {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
     if (!sealed_) unpark();
+    if (exact_) [[unlikely]]
+      free_unused();
     Block<Cuda>* block = free_[list];
     if (block != nullptr)
       free_[list] = block->next_free;
     else
-      block = fresh(rounded);
+      block = fresh(exact_ ? std::max(bytes, std::size_t{1}) : rounded);
     ++live_;
     return block;
   }
@@ -5012,7 +5085,7 @@ class MemoryPool {
     block->device = device_;
     block->bytes = bytes;
     block->pool = this;
-    block->carved = bytes <= largest_carved;
+    block->carved = bytes <= largest_carved && !exact_;
     if (block->carved) {
       if (slab_left_ < bytes) {
         slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
@@ -5033,6 +5106,7 @@ class MemoryPool {
 
   const Cuda device_;
   const cudaStream_t stream_;
+  const bool exact_;
   std::mutex mutex_;
   std::array<Block<Cuda>*, size_classes> free_{};
   Block<Cuda>* parked_ = nullptr;
@@ -5133,7 +5207,7 @@ class CachingAllocator<Cuda> {
   cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
     cuda::MemoryPool*& pool = pools_[{stream, stay}];
-    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream, cuda::exact_memory());
     return *pool;
   }
 
@@ -5241,19 +5315,24 @@ inline constexpr int block_threads = 256;
 /// Bytes of a vector access, for pointers aligned to it.
 inline constexpr int access_bytes = 16;
 
+// The project's tests replace it, so that small grids loop.
+#ifndef CHORUS_MOST_BLOCKS
+#define CHORUS_MOST_BLOCKS 8192
+#endif
+
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
 /// The number of blocks for `items`, one per thread at a time. Above the limit, threads continue in grid strides. At
 /// least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
-  constexpr Index most = 8192;
-  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
+  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, Index{CHORUS_MOST_BLOCKS}));
 }
 
-/// The largest power of two, at most `most`, that divides the address.
-inline int alignment_of(const void* pointer, int most = 256) {
+/// The largest power of two, at most `access_bytes`, that divides the address. More makes no access faster, and would
+/// only tell apart plans (see plan_key.hpp) of operands that lie elsewhere in the next step.
+inline int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
+  return address % access_bytes == 0 ? access_bytes : 1 << std::countr_zero(address);
 }
 /// Whether all pointers, except null ones, allow 16-byte accesses.
 template <class... T>
@@ -5305,21 +5384,45 @@ constexpr ReducePlan plan_reduce(Index outputs, Index length, bool neighbours) {
   return plan;
 }
 
+/// Division of numbers below `most` by a number that the host knows: up to 2^31 by one multiplication, where a GPU's
+/// division takes some 70 instructions (Granlund and Montgomery, "Division by invariant integers using multiplication",
+/// 1994).
+class Divider {
+ public:
+  explicit Divider(Index by, Index most = std::numeric_limits<Index>::max()) : by_(by) {
+    if (by < 1 || most > Index{1} << 31) return;
+    shift_ = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(by) - 1));
+    const std::uint64_t power = std::uint64_t{1} << shift_, divisor = static_cast<std::uint64_t>(by);
+    factor_ = static_cast<std::uint32_t>(((power - divisor) << 32) / divisor + 1);
+    fast_ = by < Index{1} << 31;
+  }
+  CHORUS_HD Index operator()(Index i) const {
+    if (!fast_) return i / by_;
+    const auto n = static_cast<std::uint32_t>(i);
+    const auto high = static_cast<std::uint32_t>(std::uint64_t{n} * factor_ >> 32);
+    return static_cast<Index>((high + n) >> shift_);
+  }
+
+ private:
+  Index by_;
+  int shift_ = 0;
+  std::uint32_t factor_ = 0;
+  bool fast_ = false;
+};
+
 inline constexpr int most_axes = 8;
 
 /// The offsets of element i, in row-major order of a shape, in `N` strided arrays.
 template <int N>
 struct StridedMap {
-  int axes = 0;  ///< after merging; innermost first
+  int axes = 0;         ///< after merging; innermost first
   bool narrow = false;  ///< whether 32-bit divisions suffice, which take a quarter of the time
   Index size[most_axes] = {}, stride[N][most_axes] = {};
 
   struct Offsets {
     Index at[N];
   };
-  CHORUS_HD Offsets operator()(Index i) const {
-    return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i);
-  }
+  CHORUS_HD Offsets operator()(Index i) const { return narrow ? offsets(static_cast<std::uint32_t>(i)) : offsets(i); }
 
  private:
   template <class Number>
@@ -5815,12 +5918,33 @@ __global__ void lines(AxisShape shape, LinePlan plan, const __grid_constant__ Bo
 
 /// Calls `body(line)` for all lines along the axis, on the device.
 template <class Body>
-void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body) {
+void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body, const LinePlan& plan) {
   static_assert(std::is_trivially_copyable_v<Body>);
   const Index count = shape.outer * shape.inner;
   if (count == 0) return;
-  const LinePlan plan = plan_lines(shape.axis, shape.inner);
   launch(device, name, blocks_for(count, plan.lines), detail::lines<Body>, shape, plan, body);
+}
+template <class Body>
+void for_lines(Cuda device, const char* name, AxisShape shape, const Body& body) {
+  for_lines(device, name, shape, body, plan_lines(shape.axis, shape.inner));
+}
+
+/// Calls `f(i, n)` for this thread's vectors of a contiguous line of `x`: the `n` numbers at indices i to i + n - 1.
+/// With `vector`, whole ones begin where a 16-byte access may; the first and the last of a line may be short.
+template <class T, class F>
+__device__ void each_place(const Line& line, const T* x, bool vector, const F& f) {
+  constexpr int width = Vector<T>::width;
+  const auto address = reinterpret_cast<std::uintptr_t>(x + line.at);
+  const Index skipped = vector ? static_cast<Index>(address % access_bytes / sizeof(T)) : 0;
+  for (Index i = Index{width} * line.lane - skipped; i < line.length; i += Index{width} * line.plan.lanes) {
+    const Index begin = i < 0 ? 0 : i, end = i + width < line.length ? i + width : line.length;
+    if (begin < end) f(begin, static_cast<int>(end - begin));
+  }
+}
+/// Calls `f(i, n, numbers)` likewise.
+template <class T, class F>
+__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
+  each_place(line, x, vector, [&](Index i, int n) { f(i, n, load_vector(x + line.at + i, n, vector)); });
 }
 
 namespace detail {
@@ -6914,6 +7038,8 @@ inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
 
 /// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
 inline constexpr std::chrono::milliseconds default_wait{600'000};
+/// A wait asks without a pause for that long. A sleep may end 70 us late, 0.3 % of such a wait.
+inline constexpr std::chrono::milliseconds spin{20};
 
 /// Waits until `done()` is true. Throws TimeoutError after `limit`.
 template <class Done>
@@ -6923,7 +7049,7 @@ void wait_until(const Done& done, const char* what, std::chrono::milliseconds li
   while (!done()) {
     const auto waited = Clock::now() - start;
     if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (waited > spin) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
@@ -6941,6 +7067,32 @@ inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = d
 
 }  // namespace chorus::cuda
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus {
 
@@ -6974,6 +7126,11 @@ struct Block<Cuda> {
 
 namespace cuda {
 
+/// With CHORUS_CUDA_EXACT_MEMORY=1 in the environment each tensor has memory of its own from the driver, of its exact
+/// size, and no block is used again: for compute-sanitizer, which knows the driver's allocations alone. Slow. Private
+/// pools of captured graphs are as usual.
+inline bool exact_memory() { return chorus::detail::env_switch("CHORUS_CUDA_EXACT_MEMORY", false); }
+
 /// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
@@ -6981,7 +7138,8 @@ class MemoryPool {
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
-  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  /// `exact`: see exact_memory.
+  MemoryPool(Cuda device, cudaStream_t stream, bool exact = false) : device_(device), stream_(stream), exact_(exact) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
@@ -6990,11 +7148,13 @@ class MemoryPool {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
     if (!sealed_) unpark();
+    if (exact_) [[unlikely]]
+      free_unused();
     Block<Cuda>* block = free_[list];
     if (block != nullptr)
       free_[list] = block->next_free;
     else
-      block = fresh(rounded);
+      block = fresh(exact_ ? std::max(bytes, std::size_t{1}) : rounded);
     ++live_;
     return block;
   }
@@ -7115,7 +7275,7 @@ class MemoryPool {
     block->device = device_;
     block->bytes = bytes;
     block->pool = this;
-    block->carved = bytes <= largest_carved;
+    block->carved = bytes <= largest_carved && !exact_;
     if (block->carved) {
       if (slab_left_ < bytes) {
         slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
@@ -7136,6 +7296,7 @@ class MemoryPool {
 
   const Cuda device_;
   const cudaStream_t stream_;
+  const bool exact_;
   std::mutex mutex_;
   std::array<Block<Cuda>*, size_classes> free_{};
   Block<Cuda>* parked_ = nullptr;
@@ -7236,7 +7397,7 @@ class CachingAllocator<Cuda> {
   cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
     cuda::MemoryPool*& pool = pools_[{stream, stay}];
-    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream, cuda::exact_memory());
     return *pool;
   }
 
@@ -9597,6 +9758,8 @@ class ParameterOn : public detail::AtHome<D> {
   }
   /// Valid until the gradient is cleared.
   void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
+  /// The gradient's home, for policies that move it.
+  virtual const Storage<D>& grad_storage() const = 0;
   /// The memory block of the gradient; null if unknown.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since it was last cleared.
@@ -9737,7 +9900,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     const auto* const writes = value_.storage().writes();
     return writes == nullptr ? "" : writes->name.c_str();
   }
-  void* grad_place() const override { return this->grad_memory().data(); }
+  void* grad_place() const override { return grad_storage().touch(), this->grad_memory().data(); }
+  const Storage<D>& grad_storage() const override { return this->grad_memory().storage(); }
   const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override {
@@ -10028,6 +10192,7 @@ Stream& operator<<(Stream& stream, const Parameter<T, Rank, D>& parameter) {
 
 namespace chorus {
 
+/// A counter, or what it becomes.
 using PhiloxWords = std::array<std::uint32_t, 4>;
 
 /// Four random words for a counter under a key.
@@ -21942,7 +22107,9 @@ inline constexpr const char* launch_variables =
     "  CHORUS_HOST_ID          name of the machine; ranks with different names talk like different machines\n"
     "  CHORUS_FLIGHT_RECORDER  file, or stderr, for the newest calls of each rank after a failure\n"
     "  CHORUS_COMPARE_CALLS=0  no comparison of ranks' calls over MPI and gloo\n"
+    "  CHORUS_CUDA_EXACT_MEMORY=1  separate memory for each tensor on a GPU, for compute-sanitizer\n"
     "  CHORUS_CUDA_PLANS=1     prints the algorithms of products and convolutions\n"
+    "  CHORUS_CUDA_ATTENTION_MIB  most memory for attention's scores, 256 if unset\n"
     "  CHORUS_ALLOW_UNOPTIMIZED=1  no warning about a program without optimization\n";
 
 }  // namespace chorus::detail
@@ -25406,16 +25573,58 @@ void dropout_columns(Cpu, Index samples, Index rows, const ColumnsOfRow& columns
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DROPOUT_PART_HPP
 
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/dropout_part.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_PART_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_PART_HPP
+/// Dropout of a range of columns on GPUs, with the same mask as on the CPU.
+
 namespace chorus::kernels {
 
-#if CHORUS_USE_CUDA
+namespace cuda {
+
+/// The columns among four elements of a sample's whole value, which share a Philox counter.
 template <class T>
-void dropout_columns(Cuda, Index, Index, const ColumnsOfRow&, const T*, T*, double, const RandomKey&, bool) {
-  fail<UsageError>("dropout: columns that are split over ranks need the CPU");
+struct DropoutColumns {
+  Index rows, quads;  // of a sample; at most, of a row's columns
+  ColumnsOfRow columns;
+  const T* in;
+  T* out;
+  RandomKey key;
+  std::uint32_t threshold;
+  compute_type<T> scale;
+  bool accumulate;
+  __device__ void operator()(Index i) const {
+    using C = compute_type<T>;
+    const Index line = i / quads, sample = line / rows;
+    const Index begin = (line - sample * rows) * columns.width + columns.begin, quad = begin / 4 + (i - line * quads);
+    const PhiloxWords words = philox(key.seed, dropout_counter(key, key.first_sample + sample, quad));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const Index column = 4 * quad + k - begin;
+      if (column < 0 || column >= columns.count) continue;
+      const bool keeps = dropout_keeps(words[static_cast<std::size_t>(k)], threshold);
+      const Index at = line * columns.count + column;
+      put(out, at, get(in, at) * (keeps ? scale : C(0)), accumulate);
+    }
+  }
+};
+
+}  // namespace cuda
+
+template <class T>
+void dropout_columns(Cuda device, Index samples, Index rows, const ColumnsOfRow& columns, const T* in, T* out, double p,
+                     const RandomKey& key, bool accumulate) {
+  const Index quads = cuda::divide_up(columns.count, 4) + 1;  // the first may begin in the middle
+  cuda::for_each(device, "dropout of columns", samples * rows * quads,
+                 cuda::DropoutColumns<T>{rows, quads, columns, in, out, key, dropout_threshold(p),
+                                         static_cast<compute_type<T>>(dropout_scale(p)), accumulate});
 }
-#endif
 
 }  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_DROPOUT_PART_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_PART_HPP
 
 // <chorus/ops/shape.hpp>
@@ -25685,6 +25894,11 @@ template <Operand X, std::size_t NewRank>
 auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
   return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
 }
+/// The same for a shape in braces: `reshape(x, {x.size(0), -1})`.
+template <class X, std::size_t NewRank>
+auto reshape(const X& x, const Index (&shape)[NewRank]) {
+  return reshape(x, std::to_array(shape));
+}
 
 /// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
 template <int StartAxis = 1, Operand X>
@@ -25693,27 +25907,19 @@ auto flatten(const X& x) {
   static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis does not exist");
   const auto& old = value_of(x).shape();
   Shape<StartAxis + 1> shape{};
-  shape.back() = 1;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
-    if (axis < static_cast<std::size_t>(StartAxis))
-      shape[axis] = old[axis];
-    else
-      shape.back() *= old[axis];
-  }
+  std::copy_n(old.begin(), StartAxis, shape.begin());
+  shape.back() = std::accumulate(old.begin() + StartAxis, old.end(), Index{1}, std::multiplies<>());
   return reshape(x, shape);
 }
 
 /// Axis i of the result is axis `axes[i]` of x.
 template <Operand X>
 auto permute(const X& x, const Shape<tensor_of<X>::rank>& axes) {
-  const auto& input = value_of(x);
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  auto out = contiguous(input.permute(axes));
-  Shape<tensor_of<X>::rank> inverse{};
-  for (std::size_t i = 0; i < rank; ++i)
-    inverse[normalize_axis("permute", axes[i], tensor_of<X>::rank)] = static_cast<Index>(i);
+  constexpr int rank = tensor_of<X>::rank;
+  Shape<rank> inverse{};
+  for (Index i = 0; const Index axis : axes) inverse[normalize_axis("permute", axis, rank)] = i++;
   return record(
-      operations::Permute<tensor_of<X>::rank>{inverse}, std::move(out),
+      operations::Permute<rank>{inverse}, contiguous(value_of(x).permute(axes)),
       [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
 }
 
@@ -25732,9 +25938,8 @@ template <Operand X, std::size_t NewRank>
 auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
   detail::check_defined(operations::Expand::name, input);
-  auto out = contiguous(input.expand(shape));
   return record(
-      operations::Expand{}, std::move(out),
+      operations::Expand{}, contiguous(input.expand(shape)),
       [shape](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
@@ -25742,15 +25947,18 @@ auto expand(const X& x, const std::array<Index, NewRank>& shape) {
       },
       x);
 }
+template <class X, std::size_t NewRank>
+auto expand(const X& x, const Index (&shape)[NewRank]) {
+  return expand(x, std::to_array(shape));
+}
 
 /// Indices `start` to `stop - 1` of an axis.
 template <Operand X>
 auto slice(const X& x, Index axis, Index start, Index stop) {
   const auto& input = value_of(x);
   const auto whole = detail::around_axis(input.shape(), normalize_axis("slice", axis, tensor_of<X>::rank));
-  auto out = contiguous(input.slice(axis, start, stop));
   return record(
-      operations::Slice{axis, start}, std::move(out),
+      operations::Slice{axis, start}, contiguous(input.slice(axis, start, stop)),
       [whole, start, count = stop - start](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (accumulate)
@@ -25765,7 +25973,6 @@ namespace detail {
 /// concat without the interceptor.
 template <Operand First, Operand... Rest>
 auto plain_concat(Index axis, const First& first, const Rest&... rest) {
-  using T = typename tensor_of<First>::value_type;
   constexpr int rank = tensor_of<First>::rank;
   static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
   const auto a = normalize_axis("concat", axis, rank);
@@ -25783,7 +25990,7 @@ auto plain_concat(Index axis, const First& first, const Rest&... rest) {
   }
   const auto device = parts[0].device();
   const auto whole = detail::around_axis(shape, a);
-  auto out = Tensor<T, rank, typename tensor_of<First>::device_type>::empty(shape, device);
+  auto out = tensor_of<First>::empty(shape, device);
   for (std::size_t i = 0; i < count; ++i)
     kernels::put_block(device, whole, starts[i], parts[i].shape()[a], parts[i].data(), out.data());
   return record(
@@ -25810,9 +26017,8 @@ X plain_concat(Index axis, std::span<const X> list) {
 /// Joins operands along an axis; their other sizes are equal. Throws ShapeError if they are not.
 template <Operand First, Operand... Rest>
 auto concat(Index axis, const First& first, const Rest&... rest) {
-  return detail::joined(
-      Interceptor::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
-      first, rest...);
+  const auto plain = [axis](const auto&... x) { return detail::plain_concat(axis, x...); };
+  return detail::joined(Interceptor::Joint::concatenation, plain, first, rest...);
 }
 
 /// Joins the operands of a list. Throws UsageError for an empty one.
@@ -25821,6 +26027,13 @@ X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: expected at least one tensor, got none");
   return detail::joined_list([axis](std::span<const X> xs) { return detail::plain_concat(axis, xs); }, list);
 }
+
+template <class X>
+struct JoinedList;  // concat and stack of a std::vector need #include <chorus/ops/lists.hpp>
+template <Operand X>
+JoinedList<X> concat(Index axis, const std::vector<X>& list);
+template <Operand X>
+JoinedList<X> stack(Index axis, const std::vector<X>& list);
 
 /// Joins operands of one shape along a new axis.
 template <Operand First, Operand... Rest>
@@ -27174,6 +27387,40 @@ __device__ LogSumBelowMaximum<compute_type<T>> log_sum_below_maximum(const Line&
   const double total = line.sum([&](Index i) { return std::exp(get(x, i) - maximum); });
   return {maximum, static_cast<C>(std::log(total))};
 }
+
+/// A maximum, and the sum of exp(x - maximum), of numbers that are read once (Milakov and Gimelshein, "Online
+/// normalizer calculation for softmax", 2018). No initialiser, since shared memory does not allow one.
+template <class C>
+struct SumBelow {
+  C largest;
+  double sum;
+
+  static __device__ SumBelow none() { return {-std::numeric_limits<C>::infinity(), 0}; }
+  /// Adds the numbers `value(l)` for l below `n`, which is at most `width`. Those of -inf add nothing.
+  template <int width, class Value>
+  __device__ void add(int n, const Value& value) {
+    C top = largest, more = 0;
+#pragma unroll
+    for (int l = 0; l < width; ++l)
+      if (l < n) top = Larger{}(top, value(l));
+    if (top != largest) *this = {top, sum * static_cast<double>(std::exp(largest - top))};
+    if (top == none().largest) return;
+#pragma unroll
+    for (int l = 0; l < width; ++l)
+      if (l < n) more += std::exp(value(l) - top);
+    sum += static_cast<double>(more);
+  }
+};
+template <class C>
+struct JoinSums {
+  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
+    const C largest = Larger{}(a.largest, b.largest);
+    const auto part = [&](const SumBelow<C>& x) {
+      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
+    };
+    return {largest, part(a) + part(b)};
+  }
+};
 
 template <class T>
 struct LogSumExp {
@@ -29290,11 +29537,12 @@ namespace cuda {
 struct ChannelReduction {
   ChannelShape shape;
   double* sums;
-  __device__ Index offset(Index channel, Index i) const {
-    const Index sample = i / shape.inner;
-    return (sample * shape.channels + channel) * shape.inner + (i - sample * shape.inner);
+  Divider inner{shape.inner, shape.per_channel()};
+  __device__ Index start(Index channel) const { return channel * shape.inner; }
+  /// Where the channel's element i is, whose first is at `start`.
+  __device__ Index offset(Index start, Index i) const {
+    return start + i + inner(i) * (shape.channels - 1) * shape.inner;
   }
-  __device__ Index start(Index channel) const { return channel; }
   __device__ void finish(Index channel, const Pair& sum) const {
     sums[channel] = sum.a;
     sums[shape.channels + channel] = sum.b;
@@ -29304,8 +29552,8 @@ struct ChannelReduction {
 template <class T>
 struct ChannelSums : ChannelReduction {
   const T* x;
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const auto value = static_cast<double>(get(x, offset(channel, i)));
+  __device__ Pair value(Index start, Index i, Index) const {
+    const auto value = static_cast<double>(get(x, offset(start, i)));
     return {value, value * value};
   }
 };
@@ -29315,8 +29563,8 @@ struct ChannelGradientSums : ChannelReduction {
   const T *x, *dy, *y;
   const S* mean;
   T* masked;
-  __device__ Pair value(Index channel, Index i, Index) const {
-    const Index at = offset(channel, i);
+  __device__ Pair value(Index start, Index i, Index channel) const {
+    const Index at = offset(start, i);
     auto g = get(dy, at);
     if (y != nullptr) {
       if (get(y, at) <= 0) g = 0;
@@ -29363,11 +29611,21 @@ struct InverseStd {
 };
 
 /// The channel of element i; the same for `n` adjacent elements if `inner` is a multiple of n.
-inline __device__ Index channel_of(const ChannelShape& shape, Index i) { return i / shape.inner % shape.channels; }
+struct ChannelOf {
+  Index channels;
+  Divider inner, all;
+  explicit ChannelOf(const ChannelShape& shape)
+      : channels(shape.channels), inner(shape.inner, shape.numel()), all(shape.channels, shape.numel()) {}
+  __device__ Index operator()(Index i) const {
+    const Index row = inner(i);
+    return row - all(row) * channels;
+  }
+};
 
 template <class T, class S>
-__global__ void normalise(ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
-                          const S* invstd, T* y, const T* residual, bool relu, bool vector, bool one_channel) {
+__global__ void normalise(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x, const S* weight,
+                          const S* bias, const S* mean, const S* invstd, T* y, const T* residual, bool relu,
+                          bool vector, bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     auto value = load_vector(x + first, n, vector);
@@ -29378,7 +29636,7 @@ __global__ void normalise(ChannelShape shape, const T* x, const S* weight, const
     for (int l = 0; l < Vector<T>::width; ++l) {
       if (l >= n) break;
       if (l == 0 || !one_channel) {
-        const Index c = channel_of(shape, first + l);
+        const Index c = channel_of(first + l);
         centre = get(mean, c);
         scale = weight != nullptr ? get(invstd, c) * get(weight, c) : get(invstd, c);
         shift = bias != nullptr ? get(bias, c) : C(0);
@@ -29392,9 +29650,10 @@ __global__ void normalise(ChannelShape shape, const T* x, const S* weight, const
 }
 
 template <class T, class S>
-__global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, const T* y, const S* weight,
-                                   const S* mean, const S* invstd, double count, const double* sums, T* dx,
-                                   bool accumulate, bool vector, bool one_channel) {
+__global__ void normalise_gradient(ChannelShape shape, const __grid_constant__ ChannelOf channel_of, const T* x,
+                                   const T* dy, const T* y, const S* weight, const S* mean, const S* invstd,
+                                   double count, const double* sums, T* dx, bool accumulate, bool vector,
+                                   bool one_channel) {
   using C = compute_type<T>;
   for_vectors<Vector<T>::width>(shape.numel(), [&](Index first, int n) {
     const auto value = load_vector(x + first, n, vector);
@@ -29407,7 +29666,7 @@ __global__ void normalise_gradient(ChannelShape shape, const T* x, const T* dy, 
     for (int l = 0; l < Vector<T>::width; ++l) {
       if (l >= n) break;
       if (l == 0 || !one_channel) {
-        const Index c = channel_of(shape, first + l);
+        const Index c = channel_of(first + l);
         const C inverse = get(invstd, c);
         m = get(mean, c);
         scale = weight != nullptr ? inverse * get(weight, c) : inverse;
@@ -29466,8 +29725,8 @@ template <class T, class S>
 void batch_norm_normalise(Cuda device, ChannelShape shape, const T* x, const S* weight, const S* bias, const S* mean,
                           const S* invstd, T* y, const T* residual = nullptr, bool relu = false) {
   if (shape.numel() == 0) return;
-  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape, x, weight,
-               bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
+  cuda::launch(device, "batch_norm", cuda::vector_blocks<T>(shape.numel()), cuda::normalise<T, S>, shape,
+               cuda::ChannelOf(shape), x, weight, bias, mean, invstd, y, residual, relu, cuda::aligned(x, y, residual),
                shape.inner % cuda::Vector<T>::width == 0);
 }
 
@@ -29514,8 +29773,8 @@ void batch_norm_backward_input(Cuda device, ChannelShape shape, const T* x, cons
                                const T* y = nullptr) {
   if (shape.numel() == 0) return;
   cuda::launch(device, "batch_norm gradient", cuda::vector_blocks<T>(shape.numel()), cuda::normalise_gradient<T, S>,
-               shape, x, dy, y, weight, mean, invstd, count, sums, dx, accumulate, cuda::aligned(x, dy, y, dx),
-               shape.inner % cuda::Vector<T>::width == 0);
+               shape, cuda::ChannelOf(shape), x, dy, y, weight, mean, invstd, count, sums, dx, accumulate,
+               cuda::aligned(x, dy, y, dx), shape.inner % cuda::Vector<T>::width == 0);
 }
 
 template <class T, class S>
@@ -31124,8 +31383,9 @@ void gemm_stack(Cpu device, const GemmStack& stack, Trans ta, Trans tb, Index m,
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
-/// product or convolution. Always warns if a convolution uses a direct kernel.
+/// Plans in words. Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new
+/// shape of a matrix product or convolution. Always warns if a convolution uses a direct kernel. Refuses new plans in a
+/// capture.
 
 // <chorus/kernels/cuda/plan_key.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_KEY_HPP
@@ -31241,6 +31501,16 @@ template <class Problem, class Choice>
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
 }
 
+/// Before a new plan: asking a library for one may do what a capture forbids. Throws UsageError if this thread's stream
+/// is captured.
+template <class Problem>
+[[gnu::cold]] void require_eager(Cuda device, const Problem& problem) {
+  check<UsageError>(!chorus::cuda::is_capturing(chorus::cuda::current_stream(device)),
+                    "captured graph: expected only plans that eager steps have made, got a new one on ", device,
+                    " for ", text_of(problem), "; warm up more: run the step eagerly until it has met this shape and "
+                    "alignment (Graphed: GraphedOptions::warm_up)");
+}
+
 namespace detail {
 inline std::atomic<bool>& direct_convolution_logged() {
   static std::atomic<bool> said = false;
@@ -31301,6 +31571,7 @@ class GemmPlan {
     if (problem.epilogue != Epilogue::none) {
       const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      if (!sums && out != type) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);  // else that of the result
       set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
@@ -31412,12 +31683,13 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
@@ -31511,7 +31783,8 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
 /// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
-                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias,
+                  const char* name = "matrix product") {
   // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
@@ -31544,7 +31817,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
       return;
     }
   }
-  for_each(device, "matrix product", rows * n,
+  for_each(device, name, rows * n,
            PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
                              lda, b, ldb, c, ldc, accumulate, bias});
 }
@@ -31575,10 +31848,12 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`; `name` is for errors. At most 65,535 matrices per launch, the limit of a grid's
+/// last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1,
+                const char* name = "matrix product") {
   constexpr Index most = 65535;
   if (m == 0 || n == 0) return;
   for (Index i = 0; i < stack.count; i += most) {
@@ -31586,7 +31861,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
     some.count = std::min(most, stack.count - i);
     if (some.count == 1) some = {};
     cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
-                          c + i * stack.c, ldc, accumulate, nullptr);
+                          c + i * stack.c, ldc, accumulate, nullptr, name);
   }
 }
 
@@ -33597,8 +33872,9 @@ struct ChannelBiasGradient {
 // <chorus/kernels/cuda/plan_log.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_PLAN_LOG_HPP
-/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
-/// product or convolution. Always warns if a convolution uses a direct kernel.
+/// Plans in words. Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new
+/// shape of a matrix product or convolution. Always warns if a convolution uses a direct kernel. Refuses new plans in a
+/// capture.
 
 // <chorus/core/environment.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
@@ -33751,6 +34027,16 @@ template <class Problem, class Choice>
 [[gnu::cold]] void log_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
+}
+
+/// Before a new plan: asking a library for one may do what a capture forbids. Throws UsageError if this thread's stream
+/// is captured.
+template <class Problem>
+[[gnu::cold]] void require_eager(Cuda device, const Problem& problem) {
+  check<UsageError>(!chorus::cuda::is_capturing(chorus::cuda::current_stream(device)),
+                    "captured graph: expected only plans that eager steps have made, got a new one on ", device,
+                    " for ", text_of(problem), "; warm up more: run the step eagerly until it has met this shape and "
+                    "alignment (Graphed: GraphedOptions::warm_up)");
 }
 
 namespace detail {
@@ -34085,11 +34371,12 @@ struct CudnnContext {
     static auto& all = *new std::array<CudnnContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   ConvolutionPlan& plan(Cuda device, const ConvolutionProblem& problem) {
     if (handle == nullptr) CHORUS_CUDNN_CHECK(cudnnCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<ConvolutionPlan>(handle, problem);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
@@ -34996,8 +35283,8 @@ struct Pick {
   }
 };
 
-/// One block for each position that is the first with its index: it finds the later ones and sums all their rows. The
-/// list is read block_threads indices at a time.
+/// For lists of at most block_threads indices: one block for each position that is the first with its index, which
+/// finds the later ones and sums all their rows.
 template <class T>
 __global__ void index_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx) {
   using C = compute_type<T>;
@@ -35007,45 +35294,88 @@ __global__ void index_select_gradient(AxisShape whole, Index count, const std::i
     const Index o = block / count, place = block - o * count;
     const std::int64_t wanted = index[place];
     if (wanted < 0 || wanted >= whole.axis) continue;
-    bool earlier = false;
-    for (Index begin = 0; begin < place && !earlier; begin += block_threads) {
-      const Index i = begin + thread;
-      earlier = __syncthreads_or(i < place && index[i] == wanted) != 0;
-    }
-    if (earlier) continue;
-    const T* from = dy + o * count * whole.inner;
-    T* to = dx + (o * whole.axis + wanted) * whole.inner;
-    for (Index begin = place; begin < count; begin += block_threads) {
-      const Index i = begin + thread;
-      const bool mine = i < count && index[i] == wanted;
-      same[thread] = mine;
-      if (__syncthreads_or(mine) == 0) continue;
-      const int n = count - begin < block_threads ? static_cast<int>(count - begin) : block_threads;
+    same[thread] = thread < count && index[thread] == wanted;
+    if (__syncthreads_or(same[thread] && thread < place) == 0)
       for (Index j = thread; j < whole.inner; j += block_threads) {
-        C sum = get(to, j);
-        for (int k = 0; k < n; ++k)
-          if (same[k]) sum += get(from, (begin + k) * whole.inner + j);
-        put(to, j, sum);
+        C sum = 0;
+        for (Index k = place; k < count; ++k)
+          if (same[k]) sum += get(dy, (o * count + k) * whole.inner + j);
+        put(dx, (o * whole.axis + wanted) * whole.inner + j, sum, /*accumulate=*/true);
       }
-      __syncthreads();  // before the next piece overwrites `same`
+    __syncthreads();  // before the next position overwrites `same`
+  }
+}
+
+/// Positions of a sorted list that one block sums.
+inline constexpr int index_run = 64;
+
+/// A long list, sorted by index and cut into runs: sums over the rows of each index in a run. An index that goes on in
+/// another run has its sum in `parts`: [outer, runs, 2, inner], first if it began in an earlier run.
+template <class T>
+__global__ void run_sums(AxisShape whole, Index count, const std::int64_t* index, const Index* order, const T* dy,
+                         T* dx, compute_type<T>* parts) {
+  using C = compute_type<T>;
+  constexpr int ahead = 8;  // numbers that are read at once
+  __shared__ Index rows[index_run];
+  __shared__ std::int64_t keys[index_run];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Index runs = divide_up(count, index_run);
+  for (Index block = blockIdx.x; block < whole.outer * runs; block += gridDim.x) {
+    const Index o = block / runs, begin = (block - o * runs) * index_run;
+    const int n = count - begin < index_run ? static_cast<int>(count - begin) : index_run;
+    __syncthreads();  // the previous run's keys may still be read
+    if (thread < n) {
+      rows[thread] = order[begin + thread];
+      keys[thread] = index[rows[thread]];
+    }
+    __syncthreads();
+    const bool began = begin > 0 && index[order[begin - 1]] == keys[0];
+    const bool goes_on = begin + n < count && index[order[begin + n]] == keys[n - 1];
+    for (Index j = thread; j < whole.inner; j += block_threads) {
+      C sum = 0;
+      bool first = true;
+      for (int i = 0; i < n; i += ahead) {
+        C x[ahead];
+#pragma unroll
+        for (int l = 0; l < ahead; ++l) x[l] = i + l < n ? get(dy, (o * count + rows[i + l]) * whole.inner + j) : C(0);
+#pragma unroll
+        for (int l = 0; l < ahead; ++l) {
+          if (i + l >= n) continue;
+          const std::int64_t key = keys[i + l];
+          const bool last = i + l + 1 == n;
+          sum += x[l];
+          if (!last && keys[i + l + 1] == key) continue;
+          const bool from_before = first && began;
+          if (from_before || (last && goes_on))
+            parts[(2 * block + !from_before) * whole.inner + j] = sum;
+          else if (key >= 0 && key < whole.axis)
+            put(dx, (o * whole.axis + key) * whole.inner + j, sum, /*accumulate=*/true);
+          sum = 0;
+          first = false;
+        }
+      }
     }
   }
 }
 
-/// The same for a long list sorted by index: one block for the first position of each index.
+/// Adds the parts of each index that several runs have, in their order: one block for the run where it begins.
 template <class T>
-__global__ void ordered_select_gradient(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
-                                        const T* dy, T* dx) {
-  for (Index block = blockIdx.x; block < whole.outer * count; block += gridDim.x) {
-    const Index o = block / count, first = block - o * count;
-    const std::int64_t wanted = index[order[first]];
-    if (wanted < 0 || wanted >= whole.axis || (first > 0 && index[order[first - 1]] == wanted)) continue;
-    const T* from = dy + o * count * whole.inner;
-    T* to = dx + (o * whole.axis + wanted) * whole.inner;
+__global__ void join_runs(AxisShape whole, Index count, const std::int64_t* index, const Index* order,
+                          const compute_type<T>* parts, T* dx) {
+  const Index runs = divide_up(count, index_run);
+  const auto key_at = [&](Index place) { return index[order[place]]; };
+  for (Index block = blockIdx.x; block < whole.outer * runs; block += gridDim.x) {
+    const Index o = block / runs, run = block - o * runs, begin = run * index_run;
+    if (run + 1 == runs) continue;
+    const std::int64_t key = key_at(begin + index_run - 1);
+    const bool goes_on = key_at(begin + index_run) == key, began = begin > 0 && key_at(begin - 1) == key;
+    if (!goes_on || began || key < 0 || key >= whole.axis) continue;
+    Index end = run + 2;  // behind the last run that has it
+    while (end < runs && key_at(end * index_run - 1) == key && key_at(end * index_run) == key) ++end;
     for (Index j = threadIdx.x; j < whole.inner; j += block_threads) {
-      compute_type<T> sum = get(to, j);
-      for (Index i = first; i < count && index[order[i]] == wanted; ++i) sum += get(from, order[i] * whole.inner + j);
-      put(to, j, sum);
+      compute_type<T> sum = parts[(2 * block + 1) * whole.inner + j];
+      for (Index other = o * runs + run + 1; other < o * runs + end; ++other) sum += parts[2 * other * whole.inner + j];
+      put(dx, (o * whole.axis + key) * whole.inner + j, sum, /*accumulate=*/true);
     }
   }
 }
@@ -35086,14 +35416,17 @@ void index_select_backward(Cuda device, AxisShape whole, Index count, const std:
                            bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
   if (whole.outer * count * whole.inner == 0) return;
-  const unsigned blocks = cuda::blocks_for(whole.outer * count, 1);
-  constexpr Index short_list = 2048;  // searching such lists is faster than sorting them
-  if (count <= short_list)
-    return cuda::launch(device, "index_select gradient", blocks, cuda::index_select_gradient<T>, whole, count, index,
-                        dy, dx);
+  constexpr const char* name = "index_select gradient";
+  if (count <= cuda::block_threads)
+    return cuda::launch(device, name, cuda::blocks_for(whole.outer * count, 1), cuda::index_select_gradient<T>, whole,
+                        count, index, dy, dx);
   const auto order = cuda::index_order(device, whole.axis, count, index);
-  cuda::launch(device, "index_select gradient", blocks, cuda::ordered_select_gradient<T>, whole, count, index,
-               order.data(), dy, dx);
+  const Index runs = whole.outer * cuda::divide_up(count, cuda::index_run);
+  const cuda::Scratch<compute_type<T>> parts(device, 2 * runs * whole.inner);
+  cuda::launch(device, name, cuda::blocks_for(runs, 1), cuda::run_sums<T>, whole, count, index, order.data(), dy, dx,
+               parts.data());
+  cuda::launch(device, name, cuda::blocks_for(runs, 1), cuda::join_runs<T>, whole, count, index, order.data(),
+               parts.data(), dx);
 }
 
 template <class T>
@@ -35106,9 +35439,9 @@ template <class T>
 void gather_backward(Cuda device, AxisShape whole, Index count, const std::int64_t* index, const T* dy, T* dx,
                      bool accumulate) {
   if (!accumulate) zero_bytes(device, dx, static_cast<std::size_t>(whole.numel()) * sizeof(T));
-  cuda::for_each(device, "gather gradient", whole.outer * whole.inner,
-                 cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true,
-                                  cuda::fault_note(device, "gather", "index")});
+  cuda::for_each(
+      device, "gather gradient", whole.outer * whole.inner,
+      cuda::PutEach<T>{whole, count, index, dy, dx, /*add=*/true, cuda::fault_note(device, "gather", "index")});
 }
 
 template <class T>
@@ -36274,6 +36607,7 @@ class GemmPlan {
     if (problem.epilogue != Epilogue::none) {
       const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      if (!sums && out != type) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);  // else that of the result
       set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
@@ -36385,12 +36719,13 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;
@@ -36462,7 +36797,8 @@ bool cublas_gemm(Cuda device, const GemmProblem& problem, double scale, const T*
 /// All products of a stack in one call, each with the bias unless it is null.
 template <class T, class Out>
 void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, Trans tb, Index m, Index n, Index k,
-                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias) {
+                  const T* a, Index lda, const T* b, Index ldb, Out* c, Index ldc, bool accumulate, const T* bias,
+                  const char* name = "matrix product") {
   // The common alignment of a stack's matrices.
   const auto alignment = [&stack](const auto* first, Index stride) {
     return std::min(alignment_of(first), stack.count > 1 ? alignment_of(first + stride) : alignment_of(nullptr));
@@ -36495,7 +36831,7 @@ void gemm_at_once(Cuda device, const GemmStack& stack, double scale, Trans ta, T
       return;
     }
   }
-  for_each(device, "matrix product", rows * n,
+  for_each(device, name, rows * n,
            PlainGemm<T, Out>{stack, static_cast<compute_type<T>>(scale), ta == Trans::yes, tb == Trans::yes, m, n, k, a,
                              lda, b, ldb, c, ldc, accumulate, bias});
 }
@@ -36526,10 +36862,12 @@ bool gemm_with_sums(Cuda device, Trans ta, Trans tb, Index m, Index n, Index k, 
   return true;
 }
 
-/// A stack's products, times `scale`. At most 65,535 matrices per launch, the limit of a grid's last axes.
+/// A stack's products, times `scale`; `name` is for errors. At most 65,535 matrices per launch, the limit of a grid's
+/// last axes.
 template <Real T>
 void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m, Index n, Index k, const T* a,
-                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1) {
+                Index lda, const T* b, Index ldb, T* c, Index ldc, bool accumulate, double scale = 1,
+                const char* name = "matrix product") {
   constexpr Index most = 65535;
   if (m == 0 || n == 0) return;
   for (Index i = 0; i < stack.count; i += most) {
@@ -36537,7 +36875,7 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
     some.count = std::min(most, stack.count - i);
     if (some.count == 1) some = {};
     cuda::gemm_at_once<T, T>(device, some, scale, ta, tb, m, n, k, a + i * stack.a, lda, b + i * stack.b, ldb,
-                          c + i * stack.c, ldc, accumulate, nullptr);
+                          c + i * stack.c, ldc, accumulate, nullptr, name);
   }
 }
 
@@ -37549,36 +37887,7 @@ struct Labels {
   }
 };
 
-/// Calls `f(i, n, numbers)` for this thread's vectors of a line of `x`: the `n` numbers at indices i to i + n - 1.
-/// `vector`: all lines allow 16-byte accesses.
-template <class T, class F>
-__device__ void each_vector(const Line& line, const T* x, bool vector, const F& f) {
-  constexpr int width = Vector<T>::width;
-  for (Index i = Index{width} * line.lane; i < line.length; i += Index{width} * line.plan.lanes) {
-    const int n = line.length - i < width ? static_cast<int>(line.length - i) : width;
-    f(i, n, load_vector(x + line.at + i, n, vector));
-  }
-}
-
-/// A maximum, and the sum of exp(x - maximum). No initialiser, since shared memory does not allow one.
-template <class C>
-struct SumBelow {
-  C largest;
-  double sum;
-};
-template <class C>
-struct JoinSums {
-  __device__ SumBelow<C> operator()(const SumBelow<C>& a, const SumBelow<C>& b) const {
-    const C largest = Larger{}(a.largest, b.largest);
-    const auto part = [&](const SumBelow<C>& x) {
-      return x.largest == largest ? x.sum : x.sum * static_cast<double>(std::exp(x.largest - largest));
-    };
-    return {largest, part(a) + part(b)};
-  }
-};
-
-/// Reads each line once: sums are relative to the current maximum (Milakov and Gimelshein, "Online normalizer
-/// calculation for softmax", 2018).
+/// Reads each line once.
 template <class T>
 struct CrossEntropy {
   using C = compute_type<T>;
@@ -37591,22 +37900,15 @@ struct CrossEntropy {
   C *log_sum_exp, *largest;
   __device__ void operator()(const Line& line) const {
     const C lowest = -std::numeric_limits<C>::infinity();
-    SumBelow<C> mine{lowest, 0};
+    auto mine = SumBelow<C>::none();
     double total = 0;
     each_vector(line, logits, vector, [&](Index, int n, const Vector<T>& x) {
-      C top = mine.largest, sum = 0, plain = 0;
+      mine.template add<Vector<T>::width>(n, [&](int l) { return static_cast<C>(x.v[l]); });
+      if (smoothing == C(0) || mine.largest == lowest) return;  // masked numbers add nothing
+      C plain = 0;
 #pragma unroll
       for (int l = 0; l < Vector<T>::width; ++l)
-        if (l < n) top = Larger{}(top, static_cast<C>(x.v[l]));
-      if (top != mine.largest) mine = {top, mine.sum * static_cast<double>(std::exp(mine.largest - top))};
-      if (top == lowest) return;  // masked numbers add nothing
-#pragma unroll
-      for (int l = 0; l < Vector<T>::width; ++l) {
-        if (l >= n) continue;
-        sum += std::exp(static_cast<C>(x.v[l]) - top);
-        plain += static_cast<C>(x.v[l]);
-      }
-      mine.sum += static_cast<double>(sum);
+        if (l < n) plain += static_cast<C>(x.v[l]);
       total += static_cast<double>(plain);
     });
     const auto below = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
@@ -37749,12 +38051,6 @@ inline Scratch<double> count_labels(Cuda device, Index batch, const Labels& labe
   return count;
 }
 
-/// Whether all lines of `classes` numbers in these arrays allow 16-byte accesses.
-template <class... T>
-bool lines_aligned(Index classes, const T*... arrays) {
-  return aligned(arrays...) && ((classes % Vector<T>::width == 0) && ...);
-}
-
 }  // namespace cuda
 
 template <class T>
@@ -37765,11 +38061,10 @@ void cross_entropy_forward(Cuda device, Index batch, Index classes, const T* log
   using C = compute_type<T>;
   const cuda::Labels targets{labels, options.ignore_index, classes};
   const cuda::Scratch<C> losses(device, batch);
-  cuda::for_lines(device, "cross_entropy", AxisShape{batch, classes, 1},
-                  cuda::CrossEntropy<T>{logits, cuda::lines_aligned(classes, logits), targets,
-                                        cuda::fault_note(device, "cross_entropy", "label"),
-                                        static_cast<C>(options.label_smoothing), losses.data(), statistics,
-                                        statistics + batch});
+  cuda::for_lines(
+      device, "cross_entropy", AxisShape{batch, classes, 1},
+      cuda::CrossEntropy<T>{logits, cuda::aligned(logits), targets, cuda::fault_note(device, "cross_entropy", "label"),
+                            static_cast<C>(options.label_smoothing), losses.data(), statistics, statistics + batch});
   cuda::finish_losses<C>(device, batch, targets, options.reduction, losses.data(), loss);
 }
 
@@ -37781,7 +38076,7 @@ void cross_entropy_backward(Cuda device, Index batch, Index classes, const T* lo
   const auto counted = cuda::count_labels(device, batch, targets);
   cuda::for_lines(device, "cross_entropy gradient", AxisShape{batch, classes, 1},
                   cuda::CrossEntropyGradient<T>{logits,
-                                                cuda::lines_aligned(classes, logits, dlogits),
+                                                cuda::aligned(logits, dlogits),
                                                 targets,
                                                 static_cast<compute_type<T>>(options.label_smoothing),
                                                 statistics,
@@ -39697,8 +39992,13 @@ class FlatParameters {
   /// The first parameter that another FlatParameters has moved away; null if there is none.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
-      if (entry.parameter().place() != groups_[entry.group].value(entry.begin)) return &entry;
+      if (const Group& group = groups_[entry.group]; group.values)
+        if (entry.parameter().place() != group.value(entry.begin)) return &entry;
     return nullptr;
+  }
+  /// Drops the buffers: their user has moved the parameters elsewhere.
+  void leave_memory() {
+    for (Group& group : groups_) group.values = group.grads = {};
   }
 
   /// Changes with the layout, and with data that depends on it, such as buckets. Users of cached addresses compare it.
@@ -40490,7 +40790,7 @@ class Optimizer : public HasLearningRate {
     for (std::size_t i = 0; i < entries_.size(); ++i)
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
     auto order = places;
-    std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
+    std::stable_sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {  // a rank's empty parts
       return std::less<>()(entries_[a].named.parameter->place(), entries_[b].named.parameter->place());
     });
     std::vector<Entry> sorted;
@@ -41088,11 +41388,14 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   const auto ranks = detail::ranks_of(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    check<UsageError>(ranks.empty(), "clip_grad_norm: parameters that are split over ranks need the CPU");
-    if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
-    return detail::clip_grad_norm_on_device(parameters, max_norm,
-                                            [&](double norm) { detail::check_finite(parameters, norm); });
-  } else
+    if (ranks.empty() && !options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
+    if (ranks.empty())
+      return detail::clip_grad_norm_on_device(parameters, max_norm,
+                                              [&](double norm) { detail::check_finite(parameters, norm); });
+    for (const auto& named : parameters)
+      check<UsageError>(!cuda::is_capturing(cuda::current_stream(named.parameter->where())),
+                        "clip_grad_norm: parameters that are split over ranks can't be clipped in a captured step");
+  }
 #endif
   {
     double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
@@ -44873,7 +45176,7 @@ class PolicyOn {
     if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
   /// The device of the parameters; under DataParallel the first device.
-  device_type model_device() const { return flat_.groups().front().values.device(); }
+  device_type model_device() const { return flat_.entries().front().parameter().where(); }
   /// Ranks have agreed on a number for the current pass.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;
@@ -46111,6 +46414,8 @@ class StepInBackward;  // needs #include <chorus/parallel/ddp/step_in_backward.h
 template <class Hook, Device D, class Communicator>
 struct HookTraits {
   using View = GradBucket<double, D>;
+  static constexpr bool starts =
+      requires(Hook& hook, const View& bucket, Communicator& communicator) { hook.start(bucket, communicator); };
   static constexpr bool resumes =
       requires(Hook& hook, const View& bucket, Communicator& communicator) { hook.resume(bucket, communicator, 0); };
   static constexpr bool several_rounds = requires { Hook::several_rounds; };
@@ -46461,7 +46766,9 @@ class Core {
   /// A parameter's number stays the same when its entry moves.
   std::size_t entry_of(std::size_t number) const { return entry_of_[number]; }
   std::size_t number_of(std::size_t i) const { return number_of_[i]; }
-  std::byte* gradients(const Bucket& bucket) const { return flat.groups()[bucket.group].grad(bucket.begin); }
+  std::byte* gradients(const Bucket& bucket) const {
+    return static_cast<std::byte*>(parameter(bucket.parameters.front()).grad_place());
+  }
   DType dtype(const Bucket& bucket) const { return flat.groups()[bucket.group].dtype; }
   std::size_t bytes(const Bucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
 
@@ -47203,7 +47510,8 @@ struct HookCalls {
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
     if (core.sums) return core.sums->start(bucket);
-    as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
+    if constexpr (HookTraits<Hook, D, Communicator>::starts)  // else DistributedDataParallel has said so
+      as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
   /// Waits for buckets, and for the hook's later rounds, round by round for all buckets.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
@@ -48438,6 +48746,15 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
   bool operators_send_ = false;   // forward passes have had collectives; so will backward
 
+  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
+  bool in_captured_step() const {
+#if CHORUS_USE_CUDA
+    if constexpr (!std::is_same_v<D, Cpu>)
+      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
+#endif
+    return false;
+  }
+
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
   struct Group final : BatchGroup {
@@ -48455,6 +48772,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
+    std::vector<std::any> exchange(const std::any& own) override {
+      auto& net = of_living();
+      check<UsageError>(!net.joining_, net.title_, "::join: a rank without batches calls no collectives of a model");
+      net.operators_send_ = true;
+      const auto texts = comm::all_gather_object(net.communicator_, std::any_cast<const std::string&>(own));
+      return std::vector<std::any>(texts.begin(), texts.end());
+    }
+    std::size_t member() const override { return static_cast<std::size_t>(policy->communicator_.rank()); }
     PolicyOfRanks& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
       return *policy;
@@ -48494,14 +48819,6 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       scale_in_backward(node, scales[i]);
     }
   }
-  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
-  bool in_captured_step() const {
-#if CHORUS_USE_CUDA
-    if constexpr (!std::is_same_v<D, Cpu>)
-      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
-#endif
-    return false;
-  }
   std::uint64_t count_buffer_writes() const;
   [[gnu::cold]] void check_evaluates_rank_0s();
   struct Recorded {
@@ -48534,8 +48851,8 @@ PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string
       buffers_(nn::named_buffers<D>(model)),
       handles_(model) {
   if constexpr (!std::is_same_v<D, Cpu>)
-    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ",
-                      D::kind, ", such as comm::NcclCommunicator, got ", communicator.backend());
+    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ", D::kind,
+                      ", such as comm::StagedCommunicator, got ", communicator.backend());
   check<UsageError>(dim >= 0, title, ": expected dim of at least 0, got ", dim);
   shares_.compare(program_);
   program_.listen(this->flat_.parameters(), buffers_, {.contents = true});
@@ -48926,6 +49243,12 @@ class Access<DistributedDataParallel<Model, Hook, Communicator>> {
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
 /// The device of a distributed policy's rank, and its communicator.
+
+#if CHORUS_USE_CUDA
+// <chorus/parallel/ddp/gpu_rank.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GPU_RANK_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GPU_RANK_HPP
+/// A distributed policy's rank on a GPU, and its communicators: NCCL's, or without NCCL through the host's memory.
 
 #if CHORUS_USE_NCCL
 // <chorus/comm/nccl.hpp>
@@ -49655,32 +49978,6 @@ class Acceptor {
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-
-// <chorus/core/environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
-/// Environment variables.
-
-namespace chorus::detail {
-
-/// The value of an environment variable; null if it is unset or empty.
-inline const char* env(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? nullptr : value;
-}
-
-/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
-[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
-  const char* text = env(name);
-  if (text == nullptr) return unset;
-  const std::string_view value(text);
-  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
-                    printable(value), "'");
-  return value == "1";
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
 
 namespace chorus::comm::detail {
 
@@ -50980,268 +51277,6 @@ class NcclCommunicator : public AnyCommunicator {
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_NCCL_ENGINE_HPP
 
-// <chorus/core/cuda/stream.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-/// Streams and events. All threads share one compute stream per device, so that tensors may be passed between threads
-/// as on the CPU: a thread's work runs after all earlier work. A thread that needs its own stream (communication,
-/// copies, graph capture) sets one with StreamScope and orders it with `order`.
-
-// <chorus/core/cuda/runtime.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-/// The CUDA runtime with chorus's errors: checked calls, the available devices, and a thread's current device.
-
-#include <cuda_runtime_api.h>
-
-namespace chorus::cuda {
-
-namespace detail {
-/// Source paths from "chorus/" on, so that messages don't depend on the project's location.
-constexpr std::string_view short_path(std::string_view path) {
-  const auto at = path.rfind("chorus/");
-  return at == std::string_view::npos ? path : path.substr(at);
-}
-
-[[noreturn, gnu::noinline, gnu::cold]] inline void throw_error(cudaError_t status, const char* call, const char* file,
-                                                               int line) {
-  static_cast<void>(cudaGetLastError());  // so that the next call does not report it again
-  fail<DeviceError>("CUDA: ", call, " failed: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), "), at ",
-                    short_path(file), ":", line);
-}
-}  // namespace detail
-
-/// Throws DeviceError with the call, its error and the source location, unless `status` is success.
-inline void check(cudaError_t status, const char* call, const char* file, int line) {
-  if (status != cudaSuccess) [[unlikely]]
-    detail::throw_error(status, call, file, line);
-}
-#define CHORUS_CUDA_CHECK(...) ::chorus::cuda::check(__VA_ARGS__, #__VA_ARGS__, __FILE__, __LINE__)
-
-/// Clears an expected error, so that the next call does not report it.
-inline void forget_error() { static_cast<void>(cudaGetLastError()); }
-/// After a library's successful call: clears an error that one of its probes left in the runtime, which the next kernel
-/// would report. Throws DeviceError if the error persists, as a broken device's does. A missing GPU or driver is
-/// reported when a GPU is requested.
-inline void check_left_over(const char* call, const char* file, int line) {
-  if (cudaPeekAtLastError() == cudaSuccess) return;
-  forget_error();
-  const auto status = cudaPeekAtLastError();
-  if (status != cudaErrorNoDevice && status != cudaErrorInsufficientDriver) check(status, call, file, line);
-}
-
-namespace detail {
-struct Devices {
-  int count = 0;
-  cudaError_t status = cudaSuccess;
-};
-inline const Devices& devices() {
-  static const Devices found = [] {
-    Devices d;
-    d.status = cudaGetDeviceCount(&d.count);
-    if (d.status != cudaSuccess) d.count = 0;
-    static_cast<void>(cudaGetLastError());
-    return d;
-  }();
-  return found;
-}
-}  // namespace detail
-
-/// The number of GPUs that this process can use; 0 without GPU or driver.
-inline int device_count() { return detail::devices().count; }
-
-/// Throws DeviceError, with a list of the machine's devices, unless `device` exists.
-inline void require(Cuda device) {
-  const auto& found = detail::devices();
-  if (device.index >= 0 && device.index < found.count) [[likely]]
-    return;
-  if (found.count == 0)
-    fail<DeviceError>("device ", device, " does not exist: this machine has no CUDA device (",
-                      found.status == cudaSuccess ? "none was found" : cudaGetErrorString(found.status), ")");
-  fail<DeviceError>("device ", device, " does not exist: this machine has ", found.count,
-                    " CUDA devices, numbered from 0");
-}
-
-/// While it lives, `device` is this thread's current device. Throws DeviceError if it doesn't exist.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(Cuda device) {
-    require(device);
-    CHORUS_CUDA_CHECK(cudaGetDevice(&before_));
-    if (before_ == device.index)
-      before_ = -1;
-    else
-      CHORUS_CUDA_CHECK(cudaSetDevice(device.index));
-  }
-  ~DeviceGuard() {
-    if (before_ >= 0) static_cast<void>(cudaSetDevice(before_));
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int before_ = -1;
-};
-
-/// Deletes a CUDA object with `free`.
-template <auto free>
-struct GiveBack {
-  template <class Handle>
-  void operator()(Handle handle) const {
-    static_cast<void>(free(handle));
-  }
-};
-template <class Handle, auto free>
-using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, GiveBack<free>>;
-
-/// Pinned host memory, for copies from and to devices without staging.
-inline Owned<void*, cudaFreeHost> pinned_memory(std::size_t bytes) {
-  void* data = nullptr;
-  CHORUS_CUDA_CHECK(cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
-  return Owned<void*, cudaFreeHost>(data);
-}
-
-}  // namespace chorus::cuda
-#endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_RUNTIME_HPP
-
-namespace chorus::cuda {
-
-/// Owns a stream that does not synchronise with the legacy default stream. Wait for its work before you destroy it: its
-/// memory pool belongs to the handle's value, which a new stream may get.
-class Stream {
- public:
-  explicit Stream(Cuda device) : device_(device) {
-    require(device);
-    const DeviceGuard guard(device);
-    cudaStream_t stream = nullptr;
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    stream_.reset(stream);
-  }
-
-  Cuda device() const { return device_; }
-  cudaStream_t get() const { return stream_.get(); }
-  operator cudaStream_t() const { return get(); }  // NOLINT: converts to the handle
-
- private:
-  Cuda device_;
-  Owned<cudaStream_t, cudaStreamDestroy> stream_;
-};
-
-namespace detail {
-inline cudaStream_t& stream_of_thread(Cuda device) {
-  require(device);
-  thread_local std::array<cudaStream_t, Cuda::max_devices> streams{};
-  return streams[static_cast<std::size_t>(device.index)];
-}
-}  // namespace detail
-
-/// The compute stream that all threads share. Throws DeviceError if the device does not exist.
-inline cudaStream_t compute_stream(Cuda device) {
-  require(device);
-  static std::array<std::once_flag, Cuda::max_devices> once;
-  static std::array<cudaStream_t, Cuda::max_devices> streams{};  // never destroyed: tensors may outlive everything
-  const auto i = static_cast<std::size_t>(device.index);
-  std::call_once(once[i], [&] {
-    const DeviceGuard guard(device);
-    CHORUS_CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
-  });
-  return streams[i];
-}
-
-/// This thread's stream on `device`: that of its StreamScope, else the compute stream.
-inline cudaStream_t current_stream(Cuda device) {
-  const cudaStream_t own = detail::stream_of_thread(device);
-  return own != nullptr ? own : compute_stream(device);
-}
-
-/// While it lives, this thread's work and allocations on `device` use `stream`.
-struct StreamScope : chorus::detail::Replaced<cudaStream_t> {
-  StreamScope(Cuda device, cudaStream_t stream) : Replaced(detail::stream_of_thread(device), stream) {}
-  explicit StreamScope(const Stream& stream) : StreamScope(stream.device(), stream.get()) {}
-};
-
-/// Whether work on `stream` is being captured into a graph.
-inline bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  CHORUS_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
-namespace detail {
-/// Returns false, and clears the runtime's "not ready" error for the next call.
-inline bool not_ready() {
-  static_cast<void>(cudaGetLastError());
-  return false;
-}
-}  // namespace detail
-
-/// A point in a stream's work that other streams can wait for.
-class Event {
- public:
-  explicit Event(Cuda device) {
-    require(device);
-    const DeviceGuard guard(device);
-    cudaEvent_t event = nullptr;
-    CHORUS_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    event_.reset(event);
-  }
-
-  /// Marks the current end of the work on `stream`, a stream of the event's device.
-  void record(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaEventRecord(get(), stream)); }
-  /// Makes later work on `stream`, of any device, wait for the mark.
-  void hold(cudaStream_t stream) const { CHORUS_CUDA_CHECK(cudaStreamWaitEvent(stream, get(), 0)); }
-  /// Whether the marked work is done; true if nothing was marked.
-  bool done() const {
-    const cudaError_t status = cudaEventQuery(get());
-    if (status == cudaErrorNotReady) return detail::not_ready();
-    CHORUS_CUDA_CHECK(status);
-    return true;
-  }
-  cudaEvent_t get() const { return event_.get(); }
-
- private:
-  Owned<cudaEvent_t, cudaEventDestroy> event_;
-};
-
-/// Makes later work on `later` wait for the current work on `earlier`, a stream of `device`. In a graph capture `later`
-/// joins the capture.
-inline void order(Cuda device, cudaStream_t earlier, cudaStream_t later) {
-  if (earlier == later) return;
-  const Event event(device);
-  event.record(earlier);
-  event.hold(later);
-}
-
-/// The default timeout of `synchronize`: far longer than any kernel, but it ends a wait for lost peers.
-inline constexpr std::chrono::milliseconds default_wait{600'000};
-
-/// Waits until `done()` is true. Throws TimeoutError after `limit`.
-template <class Done>
-void wait_until(const Done& done, const char* what, std::chrono::milliseconds limit = default_wait) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  while (!done()) {
-    const auto waited = Clock::now() - start;
-    if (waited > limit) fail<TimeoutError>("CUDA: ", what, " was not done after ", limit.count(), " ms");
-    if (waited > std::chrono::milliseconds(1)) std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
-
-/// Waits until `stream` is idle. Throws DeviceError for errors of its work, and TimeoutError.
-inline void synchronize(cudaStream_t stream, std::chrono::milliseconds limit = default_wait) {
-  wait_until(
-      [stream] {
-        const cudaError_t status = cudaStreamQuery(stream);
-        if (status == cudaErrorNotReady) return detail::not_ready();
-        CHORUS_CUDA_CHECK(status);
-        return true;
-      },
-      "a stream's work", limit);
-}
-
-}  // namespace chorus::cuda
-#endif  // CHORUS_SINGLE_CHORUS_CORE_CUDA_STREAM_HPP
-
 namespace chorus::comm {
 
 /// The calls of NCCL and of the CUDA runtime that NcclCommunicator makes; each returns the library's code. Streams and
@@ -51427,6 +51462,219 @@ inline const bool nccl_registered =
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_NCCL_HPP
 
+#else
+// <chorus/comm/staged.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+/// `StagedCommunicator`: any engine of host memory as a Communicator of GPU memory, for machines without NCCL. Needs
+/// CUDA; link chorus::cuda.
+
+namespace chorus::comm {
+
+namespace detail {
+
+/// The calls under way, with their copies in pinned memory. They end in the order of their calls.
+class StagedCalls final : public Progress {
+ public:
+  explicit StagedCalls(Engine& host) : host_(host) {}
+
+  void now(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    host_.now(staged.on_host);
+    copy_out(staged);
+  }
+  std::uint64_t later(const Call& call, Cuda device) {
+    const std::lock_guard lock(mutex_);
+    Staged staged = copy_in(call, device);
+    staged.work = host_.later(staged.on_host);
+    calls_.push_back(std::move(staged));
+    return finished_ + calls_.size();
+  }
+
+  void wait(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket) finish_first();
+  }
+  bool done(std::uint64_t ticket) override {
+    const std::lock_guard lock(mutex_);
+    while (finished_ < ticket && !failure_ && calls_.front().work.done()) try {
+        finish_first();
+      } catch (const Error&) {
+        break;  // `wait` throws it
+      }
+    return finished_ >= ticket || failure_;
+  }
+
+ private:
+  using Buffers = std::multimap<std::size_t, cuda::Owned<void*, cudaFreeHost>>;  // by size
+  struct Staged {
+    Call call, on_host;
+    Cuda device;
+    Buffers::node_type buffer;
+    Work work = {};  // destroyed first: it uses the buffer
+  };
+
+  Staged copy_in(const Call& call, Cuda device) {
+    check<UsageError>(!cuda::is_capturing(cuda::current_stream(device)), comm::name(call.op), ": ", host_.name(),
+                      " carries it through the host's memory, which can't be captured; train without Graphed, or build "
+                      "with NCCL");
+    const auto ranks = static_cast<std::size_t>(host_.size);
+    const std::size_t bytes = call.count * call.reduction.element;
+    const std::size_t in = bytes * (call.op == Op::reduce_scatter ? ranks : 1),
+                      out = bytes * (call.op == Op::all_gather ? ranks : 1);
+    // A chunk to gather lies at its own place in the result.
+    const std::size_t out_at = call.op == Op::reduce_scatter ? (in + 63) / 64 * 64 : 0,
+                      in_at = call.op == Op::all_gather ? bytes * static_cast<std::size_t>(host_.rank) : 0;
+    Staged staged{call, call, device, buffer(std::max(in, out_at + out))};
+    auto* const memory = static_cast<std::byte*>(staged.buffer.mapped().get());
+    if (call.in != nullptr) staged.on_host.in = memory + in_at;
+    if (call.out != nullptr) staged.on_host.out = memory + out_at;
+    const bool only_receives = call.op == Op::broadcast && call.peer != host_.rank;
+    if (call.in != nullptr && !only_receives) copy_bytes(Cpu{}, memory + in_at, device, call.in, in);
+    return staged;
+  }
+  void copy_out(Staged& staged) {
+    const Call& call = staged.call;
+    const auto ranks = static_cast<std::size_t>(call.op == Op::all_gather ? host_.size : 1);
+    if (call.out != nullptr && !(call.op == Op::broadcast && call.peer == host_.rank))
+      copy_bytes(staged.device, call.out, Cpu{}, staged.on_host.out, ranks * call.count * call.reduction.element);
+    spare_.insert(std::move(staged.buffer));
+  }
+  void finish_first() {
+    if (failure_) std::rethrow_exception(failure_);
+    try {
+      calls_.front().work.wait();
+      copy_out(calls_.front());
+    } catch (...) {
+      failure_ = std::current_exception();
+      calls_.clear();
+      throw;
+    }
+    calls_.erase(calls_.begin());
+    ++finished_;
+  }
+
+  // The smallest spare one that is large enough, or a new one.
+  Buffers::node_type buffer(std::size_t bytes) {
+    const auto found = spare_.lower_bound(bytes);
+    return spare_.extract(found != spare_.end() ? found : spare_.emplace(bytes, cuda::pinned_memory(bytes)));
+  }
+
+  Engine& host_;
+  std::mutex mutex_;
+  Buffers spare_;
+  std::vector<Staged> calls_;
+  std::uint64_t finished_ = 0;
+  std::exception_ptr failure_;
+};
+
+class StagedEngine final : public Engine {
+ public:
+  explicit StagedEngine(AnyCommunicator& host)
+      : Engine(host.rank(), host.size(), host.engine().members),
+        host_(host.engine()),
+        calls_(std::make_shared<StagedCalls>(host_)) {}
+
+  void now(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.now(call) : calls_->now(call, device);
+  }
+  Work later(const Call& call) override {
+    const auto device = device_of(call);
+    return device.index < 0 ? host_.later(call) : Work(calls_, calls_->later(call, device));
+  }
+  bool takes_device_memory() const override { return true; }
+  void abort(std::string_view why) noexcept override { host_.abort(why); }
+  std::string_view name() const override { return host_.name(); }
+  std::chrono::nanoseconds busy() const override { return host_.busy(); }
+  Clock::time_point time() const override { return host_.time(); }
+  std::string record() const override { return host_.record(); }
+  Algorithm all_reduce() const override { return host_.all_reduce(); }
+  std::string trouble() override { return host_.trouble(); }
+
+ private:
+  // The device with the call's memory; -1: the host.
+  static Cuda device_of(const Call& call) {
+    if (call.count == 0) return Cuda{-1};
+    const Cuda in = device_of(call.in), out = device_of(call.out);
+    check<UsageError>(in == out || call.in == nullptr || call.out == nullptr, comm::name(call.op),
+                      ": expected both arguments in one device's memory");
+    return call.in != nullptr ? in : out;
+  }
+  static Cuda device_of(const void* memory) {
+    if (memory == nullptr) return Cuda{-1};
+    cudaPointerAttributes attributes{};
+    CHORUS_CUDA_CHECK(cudaPointerGetAttributes(&attributes, memory));
+    return Cuda{attributes.type == cudaMemoryTypeDevice ? attributes.device : -1};
+  }
+
+  Engine& host_;
+  std::shared_ptr<StagedCalls> calls_;
+};
+
+}  // namespace detail
+
+/// A Communicator for numbers in GPUs' memory, and in the host's. A call waits for the present work of the calling
+/// thread's stream, copies its numbers to the host, and makes the same call over `host`; waiting for the call copies
+/// the result back. So results, deadlines and failures are those of `host`. Calls of device memory can't be captured
+/// (Graphed): UsageError. Policies on GPUs use it if the program is built without NCCL.
+class StagedCommunicator : public AnyCommunicator {
+ public:
+  /// `host` must outlive this. Each rank may use any of its devices.
+  explicit StagedCommunicator(AnyCommunicator& host) : AnyCommunicator(std::make_shared<detail::StagedEngine>(host)) {}
+};
+
+static_assert(Communicator<StagedCommunicator>);
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_STAGED_HPP
+
+#endif
+
+namespace chorus::detail {
+
+template <Device D>
+class RankDevice;
+
+/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
+/// share it (see comm::settle_gpus), which is for tests. In a program without NCCL, numbers go through the host's
+/// memory.
+template <>
+class RankDevice<Cuda> {
+ public:
+  template <class Run>
+  explicit RankDevice(Run& run) {
+    cuda::require(Cuda{0});
+    device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
+    over(run.communicator(), device_, run.world().timeout, communicator_);
+  }
+  template <class Model>
+  Model place(Model model) const {
+    return moved_to(std::move(model), device_);
+  }
+  comm::AnyCommunicator& communicator() { return *communicator_; }
+
+  /// Puts a communicator over `host` for the memory of `device` into `made`.
+  static comm::AnyCommunicator& over(comm::AnyCommunicator& host, [[maybe_unused]] Cuda device,
+                                     [[maybe_unused]] std::chrono::milliseconds timeout,
+                                     std::optional<comm::AnyCommunicator>& made) {
+#if CHORUS_USE_NCCL
+    comm::settle_gpus(host, device.index);
+    return made.emplace(comm::NcclCommunicator<>(host, device.index, timeout));
+#else
+    return made.emplace(comm::StagedCommunicator(host));
+#endif
+  }
+
+ private:
+  Cuda device_;
+  std::optional<comm::AnyCommunicator> communicator_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_GPU_RANK_HPP
+
 #endif
 
 namespace chorus::detail {
@@ -51447,31 +51695,6 @@ class RankDevice {
   comm::AnyCommunicator* communicator_;
   std::optional<int> named_;
 };
-
-#if CHORUS_USE_NCCL
-/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
-/// share it (see comm::settle_gpus), which is for tests.
-template <>
-class RankDevice<Cuda> {
- public:
-  template <class Run>
-  explicit RankDevice(Run& run) {
-    cuda::require(Cuda{0});
-    device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
-    comm::settle_gpus(run.communicator(), device_.index);
-    communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
-  }
-  template <class Model>
-  Model place(Model model) const {
-    return moved_to(std::move(model), device_);
-  }
-  comm::AnyCommunicator& communicator() const { return *communicator_; }
-
- private:
-  Cuda device_;
-  std::unique_ptr<comm::NcclCommunicator<>> communicator_;
-};
-#endif
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_RANK_DEVICE_HPP
@@ -51660,6 +51883,9 @@ class DistributedDataParallel
   using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
+  static_assert(
+      ddp::HookTraits<Hook, D, Communicator>::starts,
+      "DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)");
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = DistributedDataParallel<Other, Hook, Communicator>;
@@ -51673,7 +51899,7 @@ class DistributedDataParallel
       : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     this->begin();
   }
-  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU and uses NCCL.
+  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU (see RankDevice).
   template <detail::LaunchedRun Run>
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),
@@ -54827,6 +55053,793 @@ CHORUS_REDUCTION(double)
 // Part of the library chorus::compiled: datasets, loaders and model files.
 
 #define CHORUS_BUILDS_LIBRARY
+// <chorus/data/tokenizer.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+/// Byte-level BPE tokenizers from Hugging Face's `tokenizer.json`, as GPT-2 has them (Radford et al. 2019;
+/// Sennrich, Haddow, Birch 2016).
+
+// <chorus/data/text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+/// Text files and their lines, and windows of a token sequence for language models.
+
+// <chorus/data/file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+/// Dataset files: opened once, sized, read in order. Errors name the path.
+
+namespace chorus::data {
+
+bool file_exists(const std::string& path);
+
+bool is_folder(const std::string& path);
+
+/// Throws FileError unless `path` is a folder.
+void require_folder(std::string_view reader, const std::string& path);
+
+/// For messages about a missing file: `; it holds a, b/ and 3 more`, or nothing if the folder is empty.
+[[gnu::cold]] std::string list_folder(const std::string& folder);
+
+/// A regular file, open for reading.
+class InputFile {
+ public:
+  /// Throws FileError if the file can't be opened, or is not a regular file.
+  explicit InputFile(std::string path);
+  ~InputFile() { std::fclose(file_); }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+
+  /// Fills `to` up to the end of the file; returns the number of bytes.
+  std::size_t read(std::span<std::uint8_t> to);
+
+ private:
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_DATA_FILE_HPP
+
+namespace chorus::data {
+
+/// Reads a whole file. Throws FileError with the path if it can't be read.
+inline std::string read_text(const std::string& path) {
+  InputFile file(path);
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  text.resize(file.read({reinterpret_cast<std::uint8_t*>(text.data()), text.size()}));
+  return text;
+}
+
+/// The lines of a file, without "\n" or "\r\n", for `VectorDataset{read_lines(path)}`. Throws FileError.
+inline std::vector<std::string> read_lines(const std::string& path) {
+  const std::string text = read_text(path);
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::size_t cut = end > begin && end < text.size() && text[end - 1] == '\r' ? end - 1 : end;
+    lines.push_back(text.substr(begin, cut - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+/// Non-overlapping windows of `window` tokens. A sample is the pair of a window and of each token's successor; in a
+/// batch both are [samples, window].
+class TokenWindows {
+ public:
+  /// Throws UsageError if the window is below 1.
+  TokenWindows(std::vector<std::int64_t> tokens, Index window) : tokens_(std::move(tokens)), window_(window) {
+    check<UsageError>(window >= 1, "TokenWindows: expected a window of at least 1, got ", window);
+  }
+  Index size() const { return tokens_.empty() ? 0 : (static_cast<Index>(tokens_.size()) - 1) / window_; }
+  std::pair<std::span<const std::int64_t>, std::span<const std::int64_t>> get(Index i) const {
+    detail::check_place("TokenWindows", i, size());
+    const auto count = static_cast<std::size_t>(window_);
+    const auto from = std::span(tokens_).subspan(static_cast<std::size_t>(i) * count);
+    return {from.first(count), from.subspan(1, count)};
+  }
+
+ private:
+  std::vector<std::int64_t> tokens_;
+  Index window_;
+};
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TEXT_HPP
+
+namespace chorus::data {
+
+/// Turns text into tokens and back, with the numbers of Hugging Face's `tokenizers`. Several threads may use it.
+class Tokenizer {
+ public:
+  /// Reads a file. Throws FileError if it can't be read, is damaged, or describes a tokenizer of another kind: the
+  /// message names what is not supported.
+  explicit Tokenizer(const std::string& path) : Tokenizer(read_text(path), cat("loading ", printable(path, 4096))) {}
+  /// The same from the file's text; `who` begins the messages.
+  Tokenizer(const std::string& json, const std::string& who);
+
+  /// The tokens of a text. Added tokens, such as "<|endoftext|>", are found in it. Bytes that are not UTF-8 are kept.
+  /// Throws UsageError if the vocabulary lacks a byte of the text.
+  std::vector<std::int64_t> encode(std::string_view text) const;
+
+  /// The text of tokens; bytes that are not UTF-8 become U+FFFD. Special tokens are left out unless
+  /// `skip_special_tokens` is false (`transformers` keeps them, `tokenizers` does not). Throws UsageError for a number
+  /// that is not in the vocabulary.
+  std::string decode(std::span<const std::int64_t> tokens, bool skip_special_tokens = true) const;
+
+  /// One more than the largest token.
+  Index vocab_size() const { return static_cast<Index>(tokens_.size()); }
+  /// The number of a token as the file has it ("Ġthe"), if there is one.
+  std::optional<std::int64_t> token_to_id(std::string_view token) const;
+  /// A token as the file has it. Throws UsageError for a number that is not in the vocabulary.
+  const std::string& id_to_token(std::int64_t id) const { return at(id).text; }
+
+ private:
+  friend class TokenStream;
+  struct Token {
+    std::string text, bytes;
+    bool known = false, special = false;
+  };
+  struct Merge {
+    std::uint32_t rank = 0;
+    std::int32_t token = 0;
+  };
+  /// Added tokens by their first byte, long ones first.
+  using Added = std::map<char, std::vector<std::pair<std::string, std::int64_t>>>;
+  using Pieces = std::unordered_map<std::string_view, std::vector<std::int64_t>>;
+
+  const Token& at(std::int64_t id) const;
+  void encode_plain(std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const;
+  void encode_piece(std::string_view piece, std::vector<std::int64_t>& out) const;
+  void encode_from(std::size_t pass, std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const;
+
+  std::vector<Token> tokens_;
+  std::unordered_map<std::string, std::int64_t> ids_;
+  std::unordered_map<std::uint64_t, Merge> merges_;
+  std::int32_t of_byte_[256];  // -1: the vocabulary lacks it
+  Added added_[2];             // found first, and in the rest
+  bool add_prefix_space_ = false;
+};
+
+/// Decodes tokens as they arrive: an unfinished character waits for its other bytes.
+class TokenStream {
+ public:
+  /// The tokenizer must outlive it.
+  explicit TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens = true)
+      : tokenizer_(tokenizer), skips_(skip_special_tokens) {}
+  /// The text that this token completes; often a word, "" within a character. Throws UsageError as `decode` does.
+  std::string push(std::int64_t token);
+  /// The rest: U+FFFD if a character is unfinished.
+  std::string finish();
+
+ private:
+  const Tokenizer& tokenizer_;
+  bool skips_;
+  std::string rest_;
+};
+
+}  // namespace chorus::data
+
+#if !CHORUS_COMPILED
+// <chorus/data/tokenizer_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+/// How a byte-level BPE tokenizer reads its file, splits text and merges pieces.
+
+// <chorus/data/unicode_classes.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+#define CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+/// Letters and numbers beyond ASCII, as tokenizers 0.23.3 has them. Made by tests/tokenizer/unicode_classes.py.
+
+namespace chorus::data::detail {
+
+/// Code points from `first` to `last`.
+struct CodePoints {
+  std::uint32_t first, last;
+};
+
+/// Those of category L.
+inline constexpr CodePoints unicode_letters[] = {
+    {0xAA, 0xAA}, {0xB5, 0xB5}, {0xBA, 0xBA}, {0xC0, 0xD6}, {0xD8, 0xF6}, {0xF8, 0x2C1}, {0x2C6, 0x2D1}, {0x2E0, 0x2E4},
+    {0x2EC, 0x2EC}, {0x2EE, 0x2EE}, {0x370, 0x374}, {0x376, 0x377}, {0x37A, 0x37D}, {0x37F, 0x37F}, {0x386, 0x386},
+    {0x388, 0x38A}, {0x38C, 0x38C}, {0x38E, 0x3A1}, {0x3A3, 0x3F5}, {0x3F7, 0x481}, {0x48A, 0x52F}, {0x531, 0x556},
+    {0x559, 0x559}, {0x560, 0x588}, {0x5D0, 0x5EA}, {0x5EF, 0x5F2}, {0x620, 0x64A}, {0x66E, 0x66F}, {0x671, 0x6D3},
+    {0x6D5, 0x6D5}, {0x6E5, 0x6E6}, {0x6EE, 0x6EF}, {0x6FA, 0x6FC}, {0x6FF, 0x6FF}, {0x710, 0x710}, {0x712, 0x72F},
+    {0x74D, 0x7A5}, {0x7B1, 0x7B1}, {0x7CA, 0x7EA}, {0x7F4, 0x7F5}, {0x7FA, 0x7FA}, {0x800, 0x815}, {0x81A, 0x81A},
+    {0x824, 0x824}, {0x828, 0x828}, {0x840, 0x858}, {0x860, 0x86A}, {0x870, 0x887}, {0x889, 0x88E}, {0x8A0, 0x8C9},
+    {0x904, 0x939}, {0x93D, 0x93D}, {0x950, 0x950}, {0x958, 0x961}, {0x971, 0x980}, {0x985, 0x98C}, {0x98F, 0x990},
+    {0x993, 0x9A8}, {0x9AA, 0x9B0}, {0x9B2, 0x9B2}, {0x9B6, 0x9B9}, {0x9BD, 0x9BD}, {0x9CE, 0x9CE}, {0x9DC, 0x9DD},
+    {0x9DF, 0x9E1}, {0x9F0, 0x9F1}, {0x9FC, 0x9FC}, {0xA05, 0xA0A}, {0xA0F, 0xA10}, {0xA13, 0xA28}, {0xA2A, 0xA30},
+    {0xA32, 0xA33}, {0xA35, 0xA36}, {0xA38, 0xA39}, {0xA59, 0xA5C}, {0xA5E, 0xA5E}, {0xA72, 0xA74}, {0xA85, 0xA8D},
+    {0xA8F, 0xA91}, {0xA93, 0xAA8}, {0xAAA, 0xAB0}, {0xAB2, 0xAB3}, {0xAB5, 0xAB9}, {0xABD, 0xABD}, {0xAD0, 0xAD0},
+    {0xAE0, 0xAE1}, {0xAF9, 0xAF9}, {0xB05, 0xB0C}, {0xB0F, 0xB10}, {0xB13, 0xB28}, {0xB2A, 0xB30}, {0xB32, 0xB33},
+    {0xB35, 0xB39}, {0xB3D, 0xB3D}, {0xB5C, 0xB5D}, {0xB5F, 0xB61}, {0xB71, 0xB71}, {0xB83, 0xB83}, {0xB85, 0xB8A},
+    {0xB8E, 0xB90}, {0xB92, 0xB95}, {0xB99, 0xB9A}, {0xB9C, 0xB9C}, {0xB9E, 0xB9F}, {0xBA3, 0xBA4}, {0xBA8, 0xBAA},
+    {0xBAE, 0xBB9}, {0xBD0, 0xBD0}, {0xC05, 0xC0C}, {0xC0E, 0xC10}, {0xC12, 0xC28}, {0xC2A, 0xC39}, {0xC3D, 0xC3D},
+    {0xC58, 0xC5A}, {0xC5D, 0xC5D}, {0xC60, 0xC61}, {0xC80, 0xC80}, {0xC85, 0xC8C}, {0xC8E, 0xC90}, {0xC92, 0xCA8},
+    {0xCAA, 0xCB3}, {0xCB5, 0xCB9}, {0xCBD, 0xCBD}, {0xCDD, 0xCDE}, {0xCE0, 0xCE1}, {0xCF1, 0xCF2}, {0xD04, 0xD0C},
+    {0xD0E, 0xD10}, {0xD12, 0xD3A}, {0xD3D, 0xD3D}, {0xD4E, 0xD4E}, {0xD54, 0xD56}, {0xD5F, 0xD61}, {0xD7A, 0xD7F},
+    {0xD85, 0xD96}, {0xD9A, 0xDB1}, {0xDB3, 0xDBB}, {0xDBD, 0xDBD}, {0xDC0, 0xDC6}, {0xE01, 0xE30}, {0xE32, 0xE33},
+    {0xE40, 0xE46}, {0xE81, 0xE82}, {0xE84, 0xE84}, {0xE86, 0xE8A}, {0xE8C, 0xEA3}, {0xEA5, 0xEA5}, {0xEA7, 0xEB0},
+    {0xEB2, 0xEB3}, {0xEBD, 0xEBD}, {0xEC0, 0xEC4}, {0xEC6, 0xEC6}, {0xEDC, 0xEDF}, {0xF00, 0xF00}, {0xF40, 0xF47},
+    {0xF49, 0xF6C}, {0xF88, 0xF8C}, {0x1000, 0x102A}, {0x103F, 0x103F}, {0x1050, 0x1055}, {0x105A, 0x105D},
+    {0x1061, 0x1061}, {0x1065, 0x1066}, {0x106E, 0x1070}, {0x1075, 0x1081}, {0x108E, 0x108E}, {0x10A0, 0x10C5},
+    {0x10C7, 0x10C7}, {0x10CD, 0x10CD}, {0x10D0, 0x10FA}, {0x10FC, 0x1248}, {0x124A, 0x124D}, {0x1250, 0x1256},
+    {0x1258, 0x1258}, {0x125A, 0x125D}, {0x1260, 0x1288}, {0x128A, 0x128D}, {0x1290, 0x12B0}, {0x12B2, 0x12B5},
+    {0x12B8, 0x12BE}, {0x12C0, 0x12C0}, {0x12C2, 0x12C5}, {0x12C8, 0x12D6}, {0x12D8, 0x1310}, {0x1312, 0x1315},
+    {0x1318, 0x135A}, {0x1380, 0x138F}, {0x13A0, 0x13F5}, {0x13F8, 0x13FD}, {0x1401, 0x166C}, {0x166F, 0x167F},
+    {0x1681, 0x169A}, {0x16A0, 0x16EA}, {0x16F1, 0x16F8}, {0x1700, 0x1711}, {0x171F, 0x1731}, {0x1740, 0x1751},
+    {0x1760, 0x176C}, {0x176E, 0x1770}, {0x1780, 0x17B3}, {0x17D7, 0x17D7}, {0x17DC, 0x17DC}, {0x1820, 0x1878},
+    {0x1880, 0x1884}, {0x1887, 0x18A8}, {0x18AA, 0x18AA}, {0x18B0, 0x18F5}, {0x1900, 0x191E}, {0x1950, 0x196D},
+    {0x1970, 0x1974}, {0x1980, 0x19AB}, {0x19B0, 0x19C9}, {0x1A00, 0x1A16}, {0x1A20, 0x1A54}, {0x1AA7, 0x1AA7},
+    {0x1B05, 0x1B33}, {0x1B45, 0x1B4C}, {0x1B83, 0x1BA0}, {0x1BAE, 0x1BAF}, {0x1BBA, 0x1BE5}, {0x1C00, 0x1C23},
+    {0x1C4D, 0x1C4F}, {0x1C5A, 0x1C7D}, {0x1C80, 0x1C8A}, {0x1C90, 0x1CBA}, {0x1CBD, 0x1CBF}, {0x1CE9, 0x1CEC},
+    {0x1CEE, 0x1CF3}, {0x1CF5, 0x1CF6}, {0x1CFA, 0x1CFA}, {0x1D00, 0x1DBF}, {0x1E00, 0x1F15}, {0x1F18, 0x1F1D},
+    {0x1F20, 0x1F45}, {0x1F48, 0x1F4D}, {0x1F50, 0x1F57}, {0x1F59, 0x1F59}, {0x1F5B, 0x1F5B}, {0x1F5D, 0x1F5D},
+    {0x1F5F, 0x1F7D}, {0x1F80, 0x1FB4}, {0x1FB6, 0x1FBC}, {0x1FBE, 0x1FBE}, {0x1FC2, 0x1FC4}, {0x1FC6, 0x1FCC},
+    {0x1FD0, 0x1FD3}, {0x1FD6, 0x1FDB}, {0x1FE0, 0x1FEC}, {0x1FF2, 0x1FF4}, {0x1FF6, 0x1FFC}, {0x2071, 0x2071},
+    {0x207F, 0x207F}, {0x2090, 0x209C}, {0x2102, 0x2102}, {0x2107, 0x2107}, {0x210A, 0x2113}, {0x2115, 0x2115},
+    {0x2119, 0x211D}, {0x2124, 0x2124}, {0x2126, 0x2126}, {0x2128, 0x2128}, {0x212A, 0x212D}, {0x212F, 0x2139},
+    {0x213C, 0x213F}, {0x2145, 0x2149}, {0x214E, 0x214E}, {0x2183, 0x2184}, {0x2C00, 0x2CE4}, {0x2CEB, 0x2CEE},
+    {0x2CF2, 0x2CF3}, {0x2D00, 0x2D25}, {0x2D27, 0x2D27}, {0x2D2D, 0x2D2D}, {0x2D30, 0x2D67}, {0x2D6F, 0x2D6F},
+    {0x2D80, 0x2D96}, {0x2DA0, 0x2DA6}, {0x2DA8, 0x2DAE}, {0x2DB0, 0x2DB6}, {0x2DB8, 0x2DBE}, {0x2DC0, 0x2DC6},
+    {0x2DC8, 0x2DCE}, {0x2DD0, 0x2DD6}, {0x2DD8, 0x2DDE}, {0x2E2F, 0x2E2F}, {0x3005, 0x3006}, {0x3031, 0x3035},
+    {0x303B, 0x303C}, {0x3041, 0x3096}, {0x309D, 0x309F}, {0x30A1, 0x30FA}, {0x30FC, 0x30FF}, {0x3105, 0x312F},
+    {0x3131, 0x318E}, {0x31A0, 0x31BF}, {0x31F0, 0x31FF}, {0x3400, 0x4DBF}, {0x4E00, 0xA48C}, {0xA4D0, 0xA4FD},
+    {0xA500, 0xA60C}, {0xA610, 0xA61F}, {0xA62A, 0xA62B}, {0xA640, 0xA66E}, {0xA67F, 0xA69D}, {0xA6A0, 0xA6E5},
+    {0xA717, 0xA71F}, {0xA722, 0xA788}, {0xA78B, 0xA7CD}, {0xA7D0, 0xA7D1}, {0xA7D3, 0xA7D3}, {0xA7D5, 0xA7DC},
+    {0xA7F2, 0xA801}, {0xA803, 0xA805}, {0xA807, 0xA80A}, {0xA80C, 0xA822}, {0xA840, 0xA873}, {0xA882, 0xA8B3},
+    {0xA8F2, 0xA8F7}, {0xA8FB, 0xA8FB}, {0xA8FD, 0xA8FE}, {0xA90A, 0xA925}, {0xA930, 0xA946}, {0xA960, 0xA97C},
+    {0xA984, 0xA9B2}, {0xA9CF, 0xA9CF}, {0xA9E0, 0xA9E4}, {0xA9E6, 0xA9EF}, {0xA9FA, 0xA9FE}, {0xAA00, 0xAA28},
+    {0xAA40, 0xAA42}, {0xAA44, 0xAA4B}, {0xAA60, 0xAA76}, {0xAA7A, 0xAA7A}, {0xAA7E, 0xAAAF}, {0xAAB1, 0xAAB1},
+    {0xAAB5, 0xAAB6}, {0xAAB9, 0xAABD}, {0xAAC0, 0xAAC0}, {0xAAC2, 0xAAC2}, {0xAADB, 0xAADD}, {0xAAE0, 0xAAEA},
+    {0xAAF2, 0xAAF4}, {0xAB01, 0xAB06}, {0xAB09, 0xAB0E}, {0xAB11, 0xAB16}, {0xAB20, 0xAB26}, {0xAB28, 0xAB2E},
+    {0xAB30, 0xAB5A}, {0xAB5C, 0xAB69}, {0xAB70, 0xABE2}, {0xAC00, 0xD7A3}, {0xD7B0, 0xD7C6}, {0xD7CB, 0xD7FB},
+    {0xF900, 0xFA6D}, {0xFA70, 0xFAD9}, {0xFB00, 0xFB06}, {0xFB13, 0xFB17}, {0xFB1D, 0xFB1D}, {0xFB1F, 0xFB28},
+    {0xFB2A, 0xFB36}, {0xFB38, 0xFB3C}, {0xFB3E, 0xFB3E}, {0xFB40, 0xFB41}, {0xFB43, 0xFB44}, {0xFB46, 0xFBB1},
+    {0xFBD3, 0xFD3D}, {0xFD50, 0xFD8F}, {0xFD92, 0xFDC7}, {0xFDF0, 0xFDFB}, {0xFE70, 0xFE74}, {0xFE76, 0xFEFC},
+    {0xFF21, 0xFF3A}, {0xFF41, 0xFF5A}, {0xFF66, 0xFFBE}, {0xFFC2, 0xFFC7}, {0xFFCA, 0xFFCF}, {0xFFD2, 0xFFD7},
+    {0xFFDA, 0xFFDC}, {0x10000, 0x1000B}, {0x1000D, 0x10026}, {0x10028, 0x1003A}, {0x1003C, 0x1003D},
+    {0x1003F, 0x1004D}, {0x10050, 0x1005D}, {0x10080, 0x100FA}, {0x10280, 0x1029C}, {0x102A0, 0x102D0},
+    {0x10300, 0x1031F}, {0x1032D, 0x10340}, {0x10342, 0x10349}, {0x10350, 0x10375}, {0x10380, 0x1039D},
+    {0x103A0, 0x103C3}, {0x103C8, 0x103CF}, {0x10400, 0x1049D}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB},
+    {0x10500, 0x10527}, {0x10530, 0x10563}, {0x10570, 0x1057A}, {0x1057C, 0x1058A}, {0x1058C, 0x10592},
+    {0x10594, 0x10595}, {0x10597, 0x105A1}, {0x105A3, 0x105B1}, {0x105B3, 0x105B9}, {0x105BB, 0x105BC},
+    {0x105C0, 0x105F3}, {0x10600, 0x10736}, {0x10740, 0x10755}, {0x10760, 0x10767}, {0x10780, 0x10785},
+    {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x10800, 0x10805}, {0x10808, 0x10808}, {0x1080A, 0x10835},
+    {0x10837, 0x10838}, {0x1083C, 0x1083C}, {0x1083F, 0x10855}, {0x10860, 0x10876}, {0x10880, 0x1089E},
+    {0x108E0, 0x108F2}, {0x108F4, 0x108F5}, {0x10900, 0x10915}, {0x10920, 0x10939}, {0x10980, 0x109B7},
+    {0x109BE, 0x109BF}, {0x10A00, 0x10A00}, {0x10A10, 0x10A13}, {0x10A15, 0x10A17}, {0x10A19, 0x10A35},
+    {0x10A60, 0x10A7C}, {0x10A80, 0x10A9C}, {0x10AC0, 0x10AC7}, {0x10AC9, 0x10AE4}, {0x10B00, 0x10B35},
+    {0x10B40, 0x10B55}, {0x10B60, 0x10B72}, {0x10B80, 0x10B91}, {0x10C00, 0x10C48}, {0x10C80, 0x10CB2},
+    {0x10CC0, 0x10CF2}, {0x10D00, 0x10D23}, {0x10D4A, 0x10D65}, {0x10D6F, 0x10D85}, {0x10E80, 0x10EA9},
+    {0x10EB0, 0x10EB1}, {0x10EC2, 0x10EC4}, {0x10F00, 0x10F1C}, {0x10F27, 0x10F27}, {0x10F30, 0x10F45},
+    {0x10F70, 0x10F81}, {0x10FB0, 0x10FC4}, {0x10FE0, 0x10FF6}, {0x11003, 0x11037}, {0x11071, 0x11072},
+    {0x11075, 0x11075}, {0x11083, 0x110AF}, {0x110D0, 0x110E8}, {0x11103, 0x11126}, {0x11144, 0x11144},
+    {0x11147, 0x11147}, {0x11150, 0x11172}, {0x11176, 0x11176}, {0x11183, 0x111B2}, {0x111C1, 0x111C4},
+    {0x111DA, 0x111DA}, {0x111DC, 0x111DC}, {0x11200, 0x11211}, {0x11213, 0x1122B}, {0x1123F, 0x11240},
+    {0x11280, 0x11286}, {0x11288, 0x11288}, {0x1128A, 0x1128D}, {0x1128F, 0x1129D}, {0x1129F, 0x112A8},
+    {0x112B0, 0x112DE}, {0x11305, 0x1130C}, {0x1130F, 0x11310}, {0x11313, 0x11328}, {0x1132A, 0x11330},
+    {0x11332, 0x11333}, {0x11335, 0x11339}, {0x1133D, 0x1133D}, {0x11350, 0x11350}, {0x1135D, 0x11361},
+    {0x11380, 0x11389}, {0x1138B, 0x1138B}, {0x1138E, 0x1138E}, {0x11390, 0x113B5}, {0x113B7, 0x113B7},
+    {0x113D1, 0x113D1}, {0x113D3, 0x113D3}, {0x11400, 0x11434}, {0x11447, 0x1144A}, {0x1145F, 0x11461},
+    {0x11480, 0x114AF}, {0x114C4, 0x114C5}, {0x114C7, 0x114C7}, {0x11580, 0x115AE}, {0x115D8, 0x115DB},
+    {0x11600, 0x1162F}, {0x11644, 0x11644}, {0x11680, 0x116AA}, {0x116B8, 0x116B8}, {0x11700, 0x1171A},
+    {0x11740, 0x11746}, {0x11800, 0x1182B}, {0x118A0, 0x118DF}, {0x118FF, 0x11906}, {0x11909, 0x11909},
+    {0x1190C, 0x11913}, {0x11915, 0x11916}, {0x11918, 0x1192F}, {0x1193F, 0x1193F}, {0x11941, 0x11941},
+    {0x119A0, 0x119A7}, {0x119AA, 0x119D0}, {0x119E1, 0x119E1}, {0x119E3, 0x119E3}, {0x11A00, 0x11A00},
+    {0x11A0B, 0x11A32}, {0x11A3A, 0x11A3A}, {0x11A50, 0x11A50}, {0x11A5C, 0x11A89}, {0x11A9D, 0x11A9D},
+    {0x11AB0, 0x11AF8}, {0x11BC0, 0x11BE0}, {0x11C00, 0x11C08}, {0x11C0A, 0x11C2E}, {0x11C40, 0x11C40},
+    {0x11C72, 0x11C8F}, {0x11D00, 0x11D06}, {0x11D08, 0x11D09}, {0x11D0B, 0x11D30}, {0x11D46, 0x11D46},
+    {0x11D60, 0x11D65}, {0x11D67, 0x11D68}, {0x11D6A, 0x11D89}, {0x11D98, 0x11D98}, {0x11EE0, 0x11EF2},
+    {0x11F02, 0x11F02}, {0x11F04, 0x11F10}, {0x11F12, 0x11F33}, {0x11FB0, 0x11FB0}, {0x12000, 0x12399},
+    {0x12480, 0x12543}, {0x12F90, 0x12FF0}, {0x13000, 0x1342F}, {0x13441, 0x13446}, {0x13460, 0x143FA},
+    {0x14400, 0x14646}, {0x16100, 0x1611D}, {0x16800, 0x16A38}, {0x16A40, 0x16A5E}, {0x16A70, 0x16ABE},
+    {0x16AD0, 0x16AED}, {0x16B00, 0x16B2F}, {0x16B40, 0x16B43}, {0x16B63, 0x16B77}, {0x16B7D, 0x16B8F},
+    {0x16D40, 0x16D6C}, {0x16E40, 0x16E7F}, {0x16F00, 0x16F4A}, {0x16F50, 0x16F50}, {0x16F93, 0x16F9F},
+    {0x16FE0, 0x16FE1}, {0x16FE3, 0x16FE3}, {0x17000, 0x187F7}, {0x18800, 0x18CD5}, {0x18CFF, 0x18D08},
+    {0x1AFF0, 0x1AFF3}, {0x1AFF5, 0x1AFFB}, {0x1AFFD, 0x1AFFE}, {0x1B000, 0x1B122}, {0x1B132, 0x1B132},
+    {0x1B150, 0x1B152}, {0x1B155, 0x1B155}, {0x1B164, 0x1B167}, {0x1B170, 0x1B2FB}, {0x1BC00, 0x1BC6A},
+    {0x1BC70, 0x1BC7C}, {0x1BC80, 0x1BC88}, {0x1BC90, 0x1BC99}, {0x1D400, 0x1D454}, {0x1D456, 0x1D49C},
+    {0x1D49E, 0x1D49F}, {0x1D4A2, 0x1D4A2}, {0x1D4A5, 0x1D4A6}, {0x1D4A9, 0x1D4AC}, {0x1D4AE, 0x1D4B9},
+    {0x1D4BB, 0x1D4BB}, {0x1D4BD, 0x1D4C3}, {0x1D4C5, 0x1D505}, {0x1D507, 0x1D50A}, {0x1D50D, 0x1D514},
+    {0x1D516, 0x1D51C}, {0x1D51E, 0x1D539}, {0x1D53B, 0x1D53E}, {0x1D540, 0x1D544}, {0x1D546, 0x1D546},
+    {0x1D54A, 0x1D550}, {0x1D552, 0x1D6A5}, {0x1D6A8, 0x1D6C0}, {0x1D6C2, 0x1D6DA}, {0x1D6DC, 0x1D6FA},
+    {0x1D6FC, 0x1D714}, {0x1D716, 0x1D734}, {0x1D736, 0x1D74E}, {0x1D750, 0x1D76E}, {0x1D770, 0x1D788},
+    {0x1D78A, 0x1D7A8}, {0x1D7AA, 0x1D7C2}, {0x1D7C4, 0x1D7CB}, {0x1DF00, 0x1DF1E}, {0x1DF25, 0x1DF2A},
+    {0x1E030, 0x1E06D}, {0x1E100, 0x1E12C}, {0x1E137, 0x1E13D}, {0x1E14E, 0x1E14E}, {0x1E290, 0x1E2AD},
+    {0x1E2C0, 0x1E2EB}, {0x1E4D0, 0x1E4EB}, {0x1E5D0, 0x1E5ED}, {0x1E5F0, 0x1E5F0}, {0x1E7E0, 0x1E7E6},
+    {0x1E7E8, 0x1E7EB}, {0x1E7ED, 0x1E7EE}, {0x1E7F0, 0x1E7FE}, {0x1E800, 0x1E8C4}, {0x1E900, 0x1E943},
+    {0x1E94B, 0x1E94B}, {0x1EE00, 0x1EE03}, {0x1EE05, 0x1EE1F}, {0x1EE21, 0x1EE22}, {0x1EE24, 0x1EE24},
+    {0x1EE27, 0x1EE27}, {0x1EE29, 0x1EE32}, {0x1EE34, 0x1EE37}, {0x1EE39, 0x1EE39}, {0x1EE3B, 0x1EE3B},
+    {0x1EE42, 0x1EE42}, {0x1EE47, 0x1EE47}, {0x1EE49, 0x1EE49}, {0x1EE4B, 0x1EE4B}, {0x1EE4D, 0x1EE4F},
+    {0x1EE51, 0x1EE52}, {0x1EE54, 0x1EE54}, {0x1EE57, 0x1EE57}, {0x1EE59, 0x1EE59}, {0x1EE5B, 0x1EE5B},
+    {0x1EE5D, 0x1EE5D}, {0x1EE5F, 0x1EE5F}, {0x1EE61, 0x1EE62}, {0x1EE64, 0x1EE64}, {0x1EE67, 0x1EE6A},
+    {0x1EE6C, 0x1EE72}, {0x1EE74, 0x1EE77}, {0x1EE79, 0x1EE7C}, {0x1EE7E, 0x1EE7E}, {0x1EE80, 0x1EE89},
+    {0x1EE8B, 0x1EE9B}, {0x1EEA1, 0x1EEA3}, {0x1EEA5, 0x1EEA9}, {0x1EEAB, 0x1EEBB}, {0x20000, 0x2A6DF},
+    {0x2A700, 0x2B739}, {0x2B740, 0x2B81D}, {0x2B820, 0x2CEA1}, {0x2CEB0, 0x2EBE0}, {0x2EBF0, 0x2EE5D},
+    {0x2F800, 0x2FA1D}, {0x30000, 0x3134A}, {0x31350, 0x323AF},
+};
+
+/// Those of category N.
+inline constexpr CodePoints unicode_numbers[] = {
+    {0xB2, 0xB3}, {0xB9, 0xB9}, {0xBC, 0xBE}, {0x660, 0x669}, {0x6F0, 0x6F9}, {0x7C0, 0x7C9}, {0x966, 0x96F},
+    {0x9E6, 0x9EF}, {0x9F4, 0x9F9}, {0xA66, 0xA6F}, {0xAE6, 0xAEF}, {0xB66, 0xB6F}, {0xB72, 0xB77}, {0xBE6, 0xBF2},
+    {0xC66, 0xC6F}, {0xC78, 0xC7E}, {0xCE6, 0xCEF}, {0xD58, 0xD5E}, {0xD66, 0xD78}, {0xDE6, 0xDEF}, {0xE50, 0xE59},
+    {0xED0, 0xED9}, {0xF20, 0xF33}, {0x1040, 0x1049}, {0x1090, 0x1099}, {0x1369, 0x137C}, {0x16EE, 0x16F0},
+    {0x17E0, 0x17E9}, {0x17F0, 0x17F9}, {0x1810, 0x1819}, {0x1946, 0x194F}, {0x19D0, 0x19DA}, {0x1A80, 0x1A89},
+    {0x1A90, 0x1A99}, {0x1B50, 0x1B59}, {0x1BB0, 0x1BB9}, {0x1C40, 0x1C49}, {0x1C50, 0x1C59}, {0x2070, 0x2070},
+    {0x2074, 0x2079}, {0x2080, 0x2089}, {0x2150, 0x2182}, {0x2185, 0x2189}, {0x2460, 0x249B}, {0x24EA, 0x24FF},
+    {0x2776, 0x2793}, {0x2CFD, 0x2CFD}, {0x3007, 0x3007}, {0x3021, 0x3029}, {0x3038, 0x303A}, {0x3192, 0x3195},
+    {0x3220, 0x3229}, {0x3248, 0x324F}, {0x3251, 0x325F}, {0x3280, 0x3289}, {0x32B1, 0x32BF}, {0xA620, 0xA629},
+    {0xA6E6, 0xA6EF}, {0xA830, 0xA835}, {0xA8D0, 0xA8D9}, {0xA900, 0xA909}, {0xA9D0, 0xA9D9}, {0xA9F0, 0xA9F9},
+    {0xAA50, 0xAA59}, {0xABF0, 0xABF9}, {0xFF10, 0xFF19}, {0x10107, 0x10133}, {0x10140, 0x10178}, {0x1018A, 0x1018B},
+    {0x102E1, 0x102FB}, {0x10320, 0x10323}, {0x10341, 0x10341}, {0x1034A, 0x1034A}, {0x103D1, 0x103D5},
+    {0x104A0, 0x104A9}, {0x10858, 0x1085F}, {0x10879, 0x1087F}, {0x108A7, 0x108AF}, {0x108FB, 0x108FF},
+    {0x10916, 0x1091B}, {0x109BC, 0x109BD}, {0x109C0, 0x109CF}, {0x109D2, 0x109FF}, {0x10A40, 0x10A48},
+    {0x10A7D, 0x10A7E}, {0x10A9D, 0x10A9F}, {0x10AEB, 0x10AEF}, {0x10B58, 0x10B5F}, {0x10B78, 0x10B7F},
+    {0x10BA9, 0x10BAF}, {0x10CFA, 0x10CFF}, {0x10D30, 0x10D39}, {0x10D40, 0x10D49}, {0x10E60, 0x10E7E},
+    {0x10F1D, 0x10F26}, {0x10F51, 0x10F54}, {0x10FC5, 0x10FCB}, {0x11052, 0x1106F}, {0x110F0, 0x110F9},
+    {0x11136, 0x1113F}, {0x111D0, 0x111D9}, {0x111E1, 0x111F4}, {0x112F0, 0x112F9}, {0x11450, 0x11459},
+    {0x114D0, 0x114D9}, {0x11650, 0x11659}, {0x116C0, 0x116C9}, {0x116D0, 0x116E3}, {0x11730, 0x1173B},
+    {0x118E0, 0x118F2}, {0x11950, 0x11959}, {0x11BF0, 0x11BF9}, {0x11C50, 0x11C6C}, {0x11D50, 0x11D59},
+    {0x11DA0, 0x11DA9}, {0x11F50, 0x11F59}, {0x11FC0, 0x11FD4}, {0x12400, 0x1246E}, {0x16130, 0x16139},
+    {0x16A60, 0x16A69}, {0x16AC0, 0x16AC9}, {0x16B50, 0x16B59}, {0x16B5B, 0x16B61}, {0x16D70, 0x16D79},
+    {0x16E80, 0x16E96}, {0x1CCF0, 0x1CCF9}, {0x1D2C0, 0x1D2D3}, {0x1D2E0, 0x1D2F3}, {0x1D360, 0x1D378},
+    {0x1D7CE, 0x1D7FF}, {0x1E140, 0x1E149}, {0x1E2F0, 0x1E2F9}, {0x1E4F0, 0x1E4F9}, {0x1E5F1, 0x1E5FA},
+    {0x1E8C7, 0x1E8CF}, {0x1E950, 0x1E959}, {0x1EC71, 0x1ECAB}, {0x1ECAD, 0x1ECAF}, {0x1ECB1, 0x1ECB4},
+    {0x1ED01, 0x1ED2D}, {0x1ED2F, 0x1ED3D}, {0x1F100, 0x1F10C}, {0x1FBF0, 0x1FBF9},
+};
+
+}  // namespace chorus::data::detail
+#endif  // CHORUS_SINGLE_CHORUS_DATA_UNICODE_CLASSES_HPP
+
+#include <nlohmann/json.hpp>
+#include <queue>
+
+namespace chorus::data {
+
+namespace detail {
+
+/// The letter of each byte in the file's tokens: printable ones represent themselves, the others, in their order, are
+/// U+0100 and those after it. Space is U+0120.
+inline const std::array<std::string, 256>& letters_of_bytes() {
+  static const auto letters = [] {
+    std::array<std::string, 256> out;
+    unsigned next = 0x100;
+    for (unsigned byte = 0; byte < 256; ++byte) {
+      const bool itself = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+      const unsigned code = itself ? byte : next++;
+      if (code < 0x80)
+        out[byte] = {static_cast<char>(code)};
+      else
+        out[byte] = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+    }
+    return out;
+  }();
+  return letters;
+}
+
+/// The bytes of a token; a token with letters of no byte is its own text.
+inline std::string bytes_of_token(std::string_view token) {
+  static const auto bytes = [] {
+    std::unordered_map<std::string_view, char> out;
+    for (unsigned byte = 0; byte < 256; ++byte) out.emplace(letters_of_bytes()[byte], static_cast<char>(byte));
+    return out;
+  }();
+  std::string out;
+  for (std::size_t at = 0, length = 0; at < token.size(); at += length) {
+    length = std::max<std::size_t>(utf8_length(token.substr(at)), 1);
+    const auto found = bytes.find(token.substr(at, length));
+    if (found == bytes.end()) return std::string(token);
+    out += found->second;
+  }
+  return out;
+}
+
+enum class CharacterClass : std::uint8_t { letter, number, blank, other };
+
+struct Character {
+  std::size_t bytes = 1;
+  CharacterClass kind = CharacterClass::other;
+};
+
+/// The first character of a text that is not empty. A byte that is not UTF-8 is a character of no class.
+inline Character first_character(std::string_view text) {
+  using enum CharacterClass;
+  const auto lead = static_cast<unsigned char>(text[0]);
+  if (lead < 0x80) {
+    if ((lead | 0x20) >= 'a' && (lead | 0x20) <= 'z') return {1, letter};
+    if (lead >= '0' && lead <= '9') return {1, number};
+    return {1, lead == ' ' || (lead >= 9 && lead <= 13) ? blank : other};
+  }
+  const std::size_t length = utf8_length(text);
+  if (length == 0) return {1, other};
+  std::uint32_t code = lead & (0xFFu >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) code = code << 6 | (static_cast<unsigned char>(text[i]) & 0x3Fu);
+  const auto is_in = [code](const auto& ranges) {
+    const auto after =
+        std::upper_bound(ranges.begin(), ranges.end(), code,
+                         [](std::uint32_t value, const CodePoints& range) { return value < range.first; });
+    return after != ranges.begin() && code <= std::prev(after)->last;
+  };
+  if (is_in(std::span(unicode_letters))) return {length, letter};
+  if (is_in(std::span(unicode_numbers))) return {length, number};
+  const bool is_blank = code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) ||
+                        code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+  return {length, is_blank ? blank : other};
+}
+
+/// The bytes of the first piece of a text that is not empty. Pieces are GPT-2's:
+/// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+inline std::size_t first_piece(std::string_view text) {
+  if (text[0] == '\'')
+    for (const std::string_view end : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"})
+      if (text.starts_with(end)) return end.size();
+  const auto run_from = [&](std::size_t at, CharacterClass kind, std::size_t& last) {
+    while (at < text.size()) {
+      const auto next = first_character(text.substr(at));
+      if (next.kind != kind) break;
+      last = next.bytes;
+      at += next.bytes;
+    }
+    return at;
+  };
+  std::size_t last = 0;
+  const std::size_t begin = text[0] == ' ' && text.size() > 1 ? 1 : 0;
+  if (const auto kind = first_character(text.substr(begin)).kind; kind != CharacterClass::blank)
+    return run_from(begin, kind, last);
+  // Blanks: the last one before other text is a piece of its own, or belongs to that text.
+  const std::size_t end = run_from(0, CharacterClass::blank, last);
+  return end < text.size() && end > last ? end - last : end;
+}
+
+/// The first character of a text that is not empty, or what replaces it.
+struct DecodedCharacter {
+  std::size_t bytes = 1;  ///< of the character; if it is not UTF-8, of its well-formed beginning
+  bool valid = false;
+  bool unfinished = false;  ///< more bytes may make it valid
+};
+inline DecodedCharacter decoded_character(std::string_view text) {
+  if (const auto length = utf8_length(text); length > 0) return {length, true, false};
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned lead = byte(0);
+  const std::size_t length = lead < 0xC2 || lead > 0xF4 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  std::size_t good = 1;
+  if (length > 2 && text.size() > 1) {
+    const unsigned least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    const unsigned most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    if (byte(1) >= least && byte(1) <= most) good = 2;
+    if (good == 2 && length == 4 && text.size() > 2 && (byte(2) & 0xC0) == 0x80) good = 3;
+  }
+  return {good, false, length > 1 && good == text.size()};
+}
+
+/// Appends `bytes` as UTF-8, with U+FFFD for what is not. Returns the bytes that it took: with `keeps_unfinished` all
+/// but an unfinished character at the end.
+inline std::size_t append_utf8(std::string& out, std::string_view bytes, bool keeps_unfinished) {
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const auto next = decoded_character(bytes.substr(at));
+    if (next.unfinished && keeps_unfinished) break;
+    out += next.valid ? bytes.substr(at, next.bytes) : std::string_view("\xEF\xBF\xBD");
+    at += next.bytes;
+  }
+  return at;
+}
+
+/// Reads the parts of a tokenizer.json that a byte-level BPE has, and refuses others by name.
+class TokenizerFile {
+ public:
+  using json = nlohmann::json;
+
+  TokenizerFile(const std::string& text, const std::string& who) : who_(who), bytes_(text.size()), root_(parsed(text)) {
+    refuse_unless_null(root_, "normalizer", "tokenizers without a normalizer");
+    refuse_unless_null(root_, "truncation", "tokenizers without truncation: shorten texts after encode()");
+    refuse_unless_null(root_, "padding", "tokenizers without padding: pad with data::pad_to_longest");
+    const auto* const after = part(root_, "post_processor");
+    check<FileError>(after == nullptr || type_of(*after) == "ByteLevel", who_,
+                     ": post_processor: expected ByteLevel or null, got ", got(after));
+    for (const char* name : {"pre_tokenizer", "decoder"})
+      check<FileError>(part(root_, name) != nullptr && type_of(*part(root_, name)) == "ByteLevel", who_, ": ", name,
+                       ": expected ByteLevel, got ", got(part(root_, name)),
+                       "; chorus reads byte-level BPE tokenizers, such as those of GPT-2 and RoBERTa");
+    check<FileError>(flag(*part(root_, "pre_tokenizer"), "use_regex", true), who_,
+                     ": pre_tokenizer.use_regex: expected true, got false");
+    const auto* const model = part(root_, "model");
+    check<FileError>(model != nullptr, who_, ": expected a model, got none");
+    const auto type = type_of(*model);
+    check<FileError>(type == "BPE" || (type.empty() && model->contains("merges")), who_,
+                     ": model.type: expected BPE, got ", got(model));
+    model_ = model;
+    for (const char* name : {"byte_fallback", "ignore_merges"})
+      check<FileError>(!flag(*model, name, false), who_, ": model.", name, ": expected false, got true");
+    for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"})
+      check<FileError>(text_of(*model, name).empty(), who_, ": model.", name, ": expected none, got ",
+                       Quoted{text_of(*model, name)});
+    const auto* const dropout = part(*model, "dropout");
+    check<FileError>(dropout == nullptr || (dropout->is_number() && dropout->get<double>() == 0), who_,
+                     ": model.dropout: expected null, got ", dropout != nullptr ? dropout->dump() : "");
+  }
+
+  bool add_prefix_space() const { return flag(*part(root_, "pre_tokenizer"), "add_prefix_space", true); }
+
+  /// Calls `f(token, id)` for each entry of the vocabulary.
+  template <class F>
+  void for_each_token(const F& f) const {
+    const auto* const vocab = part(*model_, "vocab");
+    check<FileError>(vocab != nullptr && vocab->is_object(), who_, ": model.vocab: expected an object");
+    for (const auto& [token, id] : vocab->items()) f(token, id_of(id, token));
+  }
+  /// Calls `f(left, right)` for each merge, in their order.
+  template <class F>
+  void for_each_merge(const F& f) const {
+    const auto* const merges = part(*model_, "merges");
+    check<FileError>(merges != nullptr && merges->is_array(), who_, ": model.merges: expected an array");
+    for (const auto& merge : *merges) {
+      if (merge.is_string()) {
+        const auto& both = merge.get_ref<const std::string&>();
+        const auto space = both.find(' ');
+        check<FileError>(space != both.npos && both.find(' ', space + 1) == both.npos, who_,
+                         ": model.merges: expected two tokens, got ", Quoted{both});
+        f(both.substr(0, space), both.substr(space + 1));
+      } else {
+        check<FileError>(merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string(), who_,
+                         ": model.merges: expected two tokens, got ", Quoted{merge.dump()});
+        f(merge[0].get<std::string>(), merge[1].get<std::string>());
+      }
+    }
+  }
+  /// Calls `f(content, id, special, normalized)` for each added token.
+  template <class F>
+  void for_each_added(const F& f) const {
+    const auto* const added = part(root_, "added_tokens");
+    if (added == nullptr) return;
+    check<FileError>(added->is_array(), who_, ": added_tokens: expected an array");
+    for (const auto& token : *added) {
+      check<FileError>(token.is_object() && token.contains("id"), who_, ": added_tokens: expected objects with an id");
+      const auto content = text_of(token, "content");
+      for (const char* name : {"single_word", "lstrip", "rstrip"})
+        check<FileError>(!flag(token, name, false), who_, ": added token ", Quoted{content}, ": ", name,
+                         ": expected false, got true");
+      f(content, id_of(token.at("id"), content), flag(token, "special", false), flag(token, "normalized", true));
+    }
+  }
+
+  const std::string& who() const { return who_; }
+
+ private:
+  json parsed(const std::string& text) const {
+    try {
+      auto out = json::parse(text);
+      check<FileError>(out.is_object(), who_, ": expected a JSON object, as in Hugging Face's tokenizer.json");
+      return out;
+    } catch (const json::exception& error) {
+      fail<FileError>(who_, ": not valid JSON: ", std::string_view(error.what()).substr(0, 200));
+    }
+  }
+  /// The member of that name; nullptr if there is none, or null.
+  static const json* part(const json& of, const char* name) {
+    const auto found = of.find(name);
+    return of.is_object() && found != of.end() && !found->is_null() ? &*found : nullptr;
+  }
+  static std::string type_of(const json& of) {
+    const auto* const type = part(of, "type");
+    return type != nullptr && type->is_string() ? type->get<std::string>() : "";
+  }
+  static std::string got(const json* of) {
+    return of == nullptr ? "null" : type_of(*of).empty() ? "an object without a type" : printable(type_of(*of));
+  }
+  bool flag(const json& of, const char* name, bool otherwise) const {
+    const auto* const value = part(of, name);
+    check<FileError>(value == nullptr || value->is_boolean(), who_, ": ", name, ": expected true or false");
+    return value == nullptr ? otherwise : value->get<bool>();
+  }
+  std::string text_of(const json& of, const char* name) const {
+    const auto* const value = part(of, name);
+    check<FileError>(value == nullptr || value->is_string(), who_, ": ", name, ": expected a string");
+    return value == nullptr ? "" : value->get<std::string>();
+  }
+  void refuse_unless_null(const json& of, const char* name, const char* expected) const {
+    check<FileError>(part(of, name) == nullptr, who_, ": ", name, ": expected null, got ", got(part(of, name)),
+                     "; chorus reads ", expected);
+  }
+  std::int64_t id_of(const json& value, const std::string& token) const {
+    // Each token takes some bytes of the file, so a damaged number does not take memory.
+    check<FileError>(value.is_number_unsigned() && value.get<std::uint64_t>() < bytes_, who_, ": token ", Quoted{token},
+                     ": expected a number below ", bytes_, ", got ", printable(value.dump()));
+    return value.get<std::int64_t>();
+  }
+
+  std::string who_;
+  std::uint64_t bytes_;
+  json root_;
+  const json* model_ = nullptr;
+};
+
+}  // namespace detail
+
+CHORUS_INLINE Tokenizer::Tokenizer(const std::string& json, const std::string& who) {
+  const detail::TokenizerFile file(json, who);
+  add_prefix_space_ = file.add_prefix_space();
+  const auto add = [&](const std::string& text, std::int64_t id, bool special) {
+    const auto at = static_cast<std::size_t>(id);
+    if (at >= tokens_.size()) tokens_.resize(at + 1);
+    check<FileError>(!tokens_[at].known || tokens_[at].text == text, who, ": the tokens ", Quoted{tokens_[at].text},
+                     " and ", Quoted{text}, " have one number, ", id);
+    tokens_[at] = {text, detail::bytes_of_token(text), true, special};
+    const auto [there, is_new] = ids_.emplace(text, id);
+    check<FileError>(is_new || there->second == id, who, ": the token ", Quoted{text}, " has two numbers, ",
+                     there->second, " and ", id);
+  };
+  file.for_each_token([&](const std::string& text, std::int64_t id) { add(text, id, false); });
+  for (std::size_t byte = 0; byte < 256; ++byte)
+    of_byte_[byte] = static_cast<std::int32_t>(token_to_id(detail::letters_of_bytes()[byte]).value_or(-1));
+
+  std::uint32_t rank = 0;
+  file.for_each_merge([&](const std::string& left, const std::string& right) {
+    const auto number = [&](const std::string& token) {
+      const auto id = token_to_id(token);
+      check<FileError>(id.has_value(), who, ": merge ", rank, " of ", Quoted{left}, " and ", Quoted{right}, ": ",
+                       Quoted{token}, " is not in the vocabulary");
+      return *id;
+    };
+    const auto pair = static_cast<std::uint64_t>(number(left)) << 32 | static_cast<std::uint64_t>(number(right));
+    merges_.insert_or_assign(pair, Merge{rank, static_cast<std::int32_t>(number(left + right))});
+    ++rank;
+  });
+  file.for_each_added([&](const std::string& content, std::int64_t id, bool special, bool normalized) {
+    add(content, id, special);
+    if (content.empty()) return;
+    auto& of_first = added_[normalized ? 1 : 0][content[0]];
+    of_first.emplace_back(content, id);
+    std::stable_sort(of_first.begin(), of_first.end(),
+                     [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  });
+}
+
+CHORUS_INLINE std::optional<std::int64_t> Tokenizer::token_to_id(std::string_view token) const {
+  const auto found = ids_.find(std::string(token));
+  return found != ids_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+CHORUS_INLINE const Tokenizer::Token& Tokenizer::at(std::int64_t id) const {
+  check<UsageError>(id >= 0 && id < vocab_size() && tokens_[static_cast<std::size_t>(id)].known,
+                    "Tokenizer: expected a token of the vocabulary, 0 to ", vocab_size() - 1, ", got ", id);
+  return tokens_[static_cast<std::size_t>(id)];
+}
+
+CHORUS_INLINE std::vector<std::int64_t> Tokenizer::encode(std::string_view text) const {
+  std::vector<std::int64_t> out;
+  Pieces known;
+  encode_from(0, text, known, out);
+  return out;
+}
+
+/// Cuts out the added tokens of this pass, leftmost and longest first; the next pass reads what lies between.
+CHORUS_INLINE void Tokenizer::encode_from(std::size_t pass, std::string_view text, Pieces& known,
+                                          std::vector<std::int64_t>& out) const {
+  if (text.empty()) return;
+  if (pass == std::size(added_)) return encode_plain(text, known, out);
+  const auto& added = added_[pass];
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < text.size() && !added.empty();) {
+    const auto of_first = added.find(text[i]);
+    const std::pair<std::string, std::int64_t>* found = nullptr;
+    if (of_first != added.end())
+      for (const auto& token : of_first->second)
+        if (found == nullptr && text.substr(i).starts_with(token.first)) found = &token;
+    if (found == nullptr) {
+      ++i;
+      continue;
+    }
+    encode_from(pass + 1, text.substr(begin, i - begin), known, out);
+    out.push_back(found->second);
+    begin = i += found->first.size();
+  }
+  encode_from(pass + 1, text.substr(begin), known, out);
+}
+
+CHORUS_INLINE void Tokenizer::encode_plain(std::string_view text, Pieces& known, std::vector<std::int64_t>& out) const {
+  if (add_prefix_space_ && text[0] != ' ') {
+    Pieces own;  // the longer text does not outlive this call
+    return encode_plain(" " + std::string(text), own, out);
+  }
+  constexpr std::size_t longest_known = 32, most_known = 1 << 16;
+  while (!text.empty()) {
+    const auto piece = text.substr(0, detail::first_piece(text));
+    text.remove_prefix(piece.size());
+    if (const auto found = known.find(piece); found != known.end()) {
+      out.insert(out.end(), found->second.begin(), found->second.end());
+      continue;
+    }
+    const auto before = static_cast<std::ptrdiff_t>(out.size());
+    encode_piece(piece, out);
+    if (piece.size() <= longest_known && known.size() < most_known)
+      known.emplace(piece, std::vector<std::int64_t>(out.begin() + before, out.end()));
+  }
+}
+
+/// Merges the pair of the lowest rank, the leftmost of equal ones, until none is left.
+CHORUS_INLINE void Tokenizer::encode_piece(std::string_view piece, std::vector<std::int64_t>& out) const {
+  struct Symbol {
+    std::int32_t token;
+    std::size_t before, after;
+  };
+  constexpr auto none = static_cast<std::size_t>(-1);
+  std::vector<Symbol> symbols(piece.size());
+  for (std::size_t i = 0; i < piece.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(piece[i]);
+    check<UsageError>(of_byte_[byte] >= 0, "Tokenizer: the vocabulary lacks byte ", static_cast<int>(byte),
+                      " of the text ", Quoted{piece});
+    symbols[i] = {of_byte_[byte], i == 0 ? none : i - 1, i + 1 < piece.size() ? i + 1 : none};
+  }
+  using Candidate = std::tuple<std::uint32_t, std::size_t, std::int32_t>;  // rank, place, the merged token
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
+  const auto merge_at = [&](std::size_t place) -> const Merge* {
+    if (place == none || symbols[place].token < 0 || symbols[place].after == none) return nullptr;
+    const auto found = merges_.find(static_cast<std::uint64_t>(symbols[place].token) << 32 |
+                                    static_cast<std::uint64_t>(symbols[symbols[place].after].token));
+    return found != merges_.end() ? &found->second : nullptr;
+  };
+  const auto offer = [&](std::size_t place) {
+    if (const auto* const merge = merge_at(place)) queue.emplace(merge->rank, place, merge->token);
+  };
+  for (std::size_t i = 0; i + 1 < piece.size(); ++i) offer(i);
+  while (!queue.empty()) {
+    const auto [rank, place, token] = queue.top();
+    queue.pop();
+    const auto* const merge = merge_at(place);
+    if (merge == nullptr || merge->token != token) continue;  // one of the two was merged meanwhile
+    auto& left = symbols[place];
+    auto& right = symbols[left.after];
+    left.token = token;
+    left.after = right.after;
+    right.token = -1;
+    if (left.after != none) symbols[left.after].before = place;
+    offer(left.before);
+    offer(place);
+  }
+  for (std::size_t i = 0; i != none && !symbols.empty(); i = symbols[i].after) out.push_back(symbols[i].token);
+}
+
+CHORUS_INLINE std::string Tokenizer::decode(std::span<const std::int64_t> tokens, bool skip_special_tokens) const {
+  std::string bytes, out;
+  for (const auto id : tokens)
+    if (const auto& token = at(id); !token.special || !skip_special_tokens) bytes += token.bytes;
+  detail::append_utf8(out, bytes, false);
+  return out;
+}
+
+CHORUS_INLINE std::string TokenStream::push(std::int64_t id) {
+  std::string out;
+  const auto& token = tokenizer_.at(id);
+  if (token.special && skips_) return out;
+  rest_ += token.bytes;
+  rest_.erase(0, detail::append_utf8(out, rest_, true));
+  return out;
+}
+
+CHORUS_INLINE std::string TokenStream::finish() {
+  std::string out;
+  detail::append_utf8(out, std::exchange(rest_, {}), false);
+  return out;
+}
+
+}  // namespace chorus::data
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_IMPL_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_DATA_TOKENIZER_HPP
+
 // <chorus/io/write_in_parts.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
 #define CHORUS_SINGLE_CHORUS_IO_WRITE_IN_PARTS_HPP
@@ -55380,6 +56393,1497 @@ Erased erased(Kernel* kernel) {
 #ifndef CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_NN_ATTENTION_HPP
 /// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
+
+// <chorus/nn/kv_cache.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+#define CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
+/// KvCache: the keys and values of the tokens that a model has seen, so that a new token costs one position's work.
+
+// <chorus/ops/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+/// Scaled dot-product attention (Vaswani et al. 2017).
+
+// <chorus/kernels/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
+/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
+
+// <chorus/core/environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+/// Environment variables.
+
+namespace chorus::detail {
+
+/// The value of an environment variable; null if it is unset or empty.
+inline const char* env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+/// A variable with the value 0 or 1; `unset` is the default. Throws UsageError for other values.
+[[gnu::cold]] inline bool env_switch(const char* name, bool unset) {
+  const char* text = env(name);
+  if (text == nullptr) return unset;
+  const std::string_view value(text);
+  check<UsageError>(value == "0" || value == "1", "environment variable ", name, " must be 0 or 1, got '",
+                    printable(value), "'");
+  return value == "1";
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_CORE_ENVIRONMENT_HPP
+
+namespace chorus::kernels {
+
+/// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
+struct AttentionShape {
+  Index samples, heads, queries, keys, features, values;
+  /// The factor of the scores.
+  double scale;
+  /// Query i attends to keys 0 to i only.
+  bool causal = false;
+  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
+  double dropout = 0;
+  RandomKey key = {};
+  /// The distance between the matrices of an additive mask; 0: one matrix for all.
+  Index mask_pitch = 0;
+
+  Index batch() const { return samples * heads; }
+};
+
+/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
+struct AttentionPitch {
+  Index sample, head, row;
+  static AttentionPitch dense(Index heads, Index rows, Index features) {
+    return {heads * rows * features, rows * features, features};
+  }
+};
+/// The strides of q, k, v and y. Each gradient has the strides of its variable.
+struct AttentionPitches {
+  AttentionPitch q, k, v, y;
+  static AttentionPitches dense(const AttentionShape& s) {
+    return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
+            AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
+  }
+  /// For arrays [samples, places, heads, features].
+  static AttentionPitches heads_inside(const AttentionShape& s) {
+    const auto of = [&s](Index rows, Index features) {
+      return AttentionPitch{rows * s.heads * features, features, s.heads * features};
+    };
+    return {of(s.queries, s.features), of(s.keys, s.features), of(s.keys, s.values), of(s.queries, s.values)};
+  }
+};
+
+/// Which gradients are added to old values; the others are overwritten.
+struct AttentionAdds {
+  bool q, k, v;
+};
+
+/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
+/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
+/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums);
+
+/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
+
+namespace detail {
+[[gnu::cold]] inline std::size_t scores_limit_at_first() {
+  const char* name = "CHORUS_CUDA_ATTENTION_MIB";
+  const char* const text = chorus::detail::env(name);
+  if (text == nullptr) return std::size_t{256} << 20;
+  constexpr std::size_t most = std::size_t{1} << 20;
+  const std::string_view value(text);
+  std::size_t mebibytes = 0;
+  const auto [stop, error] = std::from_chars(text, text + value.size(), mebibytes);
+  check<UsageError>(error == std::errc{} && stop == text + value.size() && mebibytes <= most, "environment variable ",
+                    name, ": expected a number of MiB from 0 to ", most, ", got '", printable(value), "'");
+  return mebibytes << 20;
+}
+}  // namespace detail
+
+/// The most scores, in bytes, that attention on GPUs stores: where all heads' take more, only a few heads' are in
+/// memory at once, and are computed again in backward, which takes twice their memory. Where one head's take more,
+/// blockwise kernels compute without scores in memory, and without tensor cores. At first CHORUS_CUDA_ATTENTION_MIB of
+/// the environment, or 256 MiB; it may be changed between steps. Throws UsageError for a value that is no number of
+/// MiB.
+inline std::atomic<std::size_t>& attention_scores_limit() {
+  static std::atomic<std::size_t> bytes{detail::scores_limit_at_first()};
+  return bytes;
+}
+/// Whether that many scores of type T need blockwise kernels.
+template <class T>
+bool above_scores_limit(Index scores) {
+  return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
+}
+
+}  // namespace chorus::kernels
+
+#if !CHORUS_COMPILED
+// <chorus/kernels/cpu/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
+
+namespace chorus::kernels {
+
+namespace detail {
+
+inline constexpr Index attention_block = 64;
+
+/// A block of the scores: queries [query, query + rows), keys [key, key + columns) of matrix `matrix` of the batch.
+struct AttentionBlock {
+  Index matrix, query, rows, key, columns;
+};
+
+/// The number of the block's keys that query `i` may attend to.
+inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
+  return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
+}
+
+/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
+template <class T>
+void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
+                      T* scores) {
+  gemm_alone<T>(Trans::no, Trans::yes, b.rows, b.columns, s.features, q + (b.matrix * s.queries + b.query) * s.features,
+                s.features, k + (b.matrix * s.keys + b.key) * s.features, s.features, scores, attention_block, false,
+                nullptr);
+  const auto scale = splat(static_cast<T>(s.scale));
+  for (Index i = 0; i < b.rows; ++i) {
+    T* row = scores + i * attention_block;
+    const T* added = mask == nullptr ? nullptr : mask + b.matrix * s.mask_pitch + (b.query + i) * s.keys + b.key;
+    for_packets<T>(b.columns, [&](Index j, auto n) {
+      const auto score = pmul(load(row + j, n), scale);
+      store(row + j, added == nullptr ? score : padd(score, load(added + j, n)), n);
+    });
+    std::fill(row + seen_keys(s, b, i), row + b.columns, -std::numeric_limits<T>::infinity());
+  }
+}
+
+/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
+/// elements of [samples, heads, queries, keys].
+template <class T>
+void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
+  const std::uint32_t threshold = dropout_threshold(s.dropout);
+  const T scale = static_cast<T>(dropout_scale(s.dropout));
+  constexpr auto at_once = static_cast<Index>(philox_block);
+  std::array<PhiloxWords, philox_block> counters;
+  std::array<std::uint32_t, 4 * philox_block> words;
+  const Index sample = b.matrix / s.heads, head = b.matrix % s.heads;
+  for (Index i = 0; i < b.rows; ++i) {
+    const Index first = (head * s.queries + b.query + i) * s.keys + b.key, last = first + b.columns;
+    for (Index quad = first / 4; quad * 4 < last; quad += at_once) {
+      for (Index c = 0; c < at_once; ++c)
+        counters[static_cast<std::size_t>(c)] = dropout_counter(s.key, s.key.first_sample + sample, quad + c);
+      philox_words(s.key.seed, counters.data(), words.data());
+      const Index end = std::min(last, (quad + at_once) * 4);
+      for (Index e = std::max(first, quad * 4); e < end; ++e)
+        factors[i * attention_block + e - first] =
+            dropout_keeps(words[static_cast<std::size_t>(e - quad * 4)], threshold) ? scale : T{0};
+    }
+  }
+}
+
+/// Calls f(first, count) for each block of [0, n).
+template <class F>
+void for_attention_blocks(Index n, F f) {
+  for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
+}
+
+/// The result of one block of queries.
+template <class T>
+void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
+                    const T* v, const T* mask, T* y, T* log_sums) {
+  constexpr Index block = attention_block;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const Scratch<T> memory(device, 2 * block * block);
+  T *scores = memory.data(), *factors = scores + block * block;
+  T largest[block], total[block];
+  std::fill_n(largest, block, lowest);
+  std::fill_n(total, block, T{0});
+  T* out = y + (matrix * s.queries + query) * s.values;
+  std::fill_n(out, rows * s.values, T{0});
+  const Index keys = s.causal ? std::min(s.keys, query + rows) : s.keys;
+  for_attention_blocks(keys, [&](Index key, Index columns) {
+    const AttentionBlock b{matrix, query, rows, key, columns};
+    attention_scores(s, b, q, k, mask, scores);
+    if (s.dropout > 0) attention_dropout(s, b, factors);
+    for (Index i = 0; i < rows; ++i) {
+      T* row = scores + i * block;
+      const Row<T> line{i * block, i, columns};
+      const T now =
+          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
+      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
+      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
+      largest[i] = high;
+      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
+        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
+        return weight;
+      });
+      total[i] = total[i] * kept + Sum<T>::fold(sum);
+      if (kept != T{1})
+        for_packets<T>(s.values, [&](Index j, auto n) {
+          T* place = out + i * s.values + j;
+          store(place, pmul(load(place, n), splat(kept)), n);
+        });
+    }
+    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
+                  s.values, out, s.values, true, nullptr);
+  });
+  for (Index i = 0; i < rows; ++i) {
+    const bool sees_nothing = total[i] == T{0};
+    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
+    for_packets<T>(s.values, [&](Index j, auto n) {
+      T* place = out + i * s.values + j;
+      store(place, pmul(load(place, n), inverse), n);
+    });
+    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
+  }
+}
+
+/// The gradients of one matrix of the batch.
+template <class T>
+void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix, const T* q, const T* k, const T* v,
+                               const T* mask, const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index block = attention_block;
+  const Scratch<T> memory(device, 3 * block * block + s.queries);
+  T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
+  T* dots = factors + block * block;
+  const Index queries = matrix * s.queries, keys = matrix * s.keys;
+  for (Index i = 0; i < s.queries; ++i) {
+    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
+    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      return pmul(load(result + j, n), load(gradient + j, n));
+    }));
+  }
+  for_attention_blocks(s.keys, [&](Index key, Index columns) {
+    for_attention_blocks(s.queries, [&](Index query, Index rows) {
+      if (s.causal && query + rows <= key) return;
+      const AttentionBlock b{matrix, query, rows, key, columns};
+      const T* dy_rows = dy + (queries + query) * s.values;
+      attention_scores(s, b, q, k, mask, weights);
+      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
+                    s.values, gradients, block, false, nullptr);
+      if (s.dropout > 0) attention_dropout(s, b, factors);
+      for (Index i = 0; i < rows; ++i) {
+        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
+        const auto scale = splat(static_cast<T>(s.scale));
+        for_packets<T>(columns, [&](Index j, auto n) {
+          const Index at = i * block + j;
+          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
+          auto gradient = load(gradients + at, n), used = weight;
+          if (s.dropout > 0) {
+            const auto factor = load(factors + at, n);
+            gradient = pmul(gradient, factor);
+            used = pmul(used, factor);
+          }
+          store(weights + at, used, n);
+          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
+        });
+      }
+      if (dv != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
+                      dv + (keys + key) * s.values, s.values, true, nullptr);
+      if (dk != nullptr)
+        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
+                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
+                      nullptr);
+      if (dq != nullptr)
+        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
+                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
+    });
+  });
+}
+
+}  // namespace detail
+
+template <std::floating_point T>
+void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       T* log_sums) {
+  constexpr Index block = detail::attention_block;
+  const Index blocks = (s.queries + block - 1) / block;
+  parallel_for(s.batch() * blocks, [&](Index task) {
+    const Index query = task % blocks * block;
+    detail::attention_rows(device, s, task / blocks, query, std::min(block, s.queries - query), q, k, v, mask, y,
+                           log_sums);
+  });
+}
+
+template <std::floating_point T>
+void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  parallel_for(s.batch(), [&](Index matrix) {
+    detail::attention_matrix_backward(device, s, matrix, q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+  });
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
+
+#endif
+#if CHORUS_USE_CUDA && defined(__CUDACC__)
+// <chorus/kernels/cuda/attention.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+/// Attention on GPUs: by stacks of products with cuBLASLt, or, where one head's scores are above the limit, blockwise,
+/// with sums in float: the score matrix is never in memory. Blocks use no tensor cores. cuDNN's attention graphs are
+/// not used: whether cuDNN accepts one can only be tested on a GPU.
+
+// <chorus/kernels/cuda/attention_stacks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+/// Attention on GPUs by stacks of matrix products, a few heads at a time, whose scores stay in the GPU's cache.
+/// Queries, keys and values are read where they lie; scores are computed again in backward.
+
+// <chorus/kernels/cuda/attention_tiles.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+/// Tile products in shared memory, for blockwise attention.
+
+namespace chorus::kernels::cuda {
+
+/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
+template <class C>
+inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
+/// The number of terms of a sum that are in shared memory at once.
+inline constexpr int attention_depth = 16;
+/// The side of the square that a block's threads form.
+inline constexpr int attention_side = 16;
+static_assert(attention_side * attention_side == block_threads);
+
+/// Rows are padded by one element, so that a column uses all banks.
+template <class C>
+struct TileMemory {
+  C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
+  C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
+};
+
+/// A thread's elements of a tile.
+template <class C>
+struct TileSums {
+  static constexpr int count = attention_tile<C> / attention_side;
+  C at[count][count] = {};
+
+  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / attention_side + i * attention_side; }
+  static __device__ int column(int j) { return static_cast<int>(threadIdx.x) % attention_side + j * attention_side; }
+  /// Calls f(row, column, number).
+  template <class F>
+  __device__ void each(const F& f) {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+#pragma unroll
+      for (int j = 0; j < count; ++j) f(row(i), column(j), at[i][j]);
+  }
+};
+
+/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
+/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
+template <bool right_by_columns, class C, class Left, class Right>
+__device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
+  constexpr int tile = attention_tile<C>, depth = attention_depth;
+  for (Index begin = 0; begin < length; begin += depth) {
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < tile * depth; e += block_threads) {
+      const int r = e / depth, p = e % depth;
+      m.left[r][p] = begin + p < length ? left(r, begin + p) : C(0);
+      const int c = right_by_columns ? e % tile : r, from = right_by_columns ? e / tile : p;
+      m.right[c][from] = begin + from < length ? right(c, begin + from) : C(0);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < depth; ++p)
+#pragma unroll
+      for (int i = 0; i < TileSums<C>::count; ++i)
+#pragma unroll
+        for (int j = 0; j < TileSums<C>::count; ++j)
+          sums.at[i][j] += m.left[sums.row(i)][p] * m.right[sums.column(j)][p];
+  }
+}
+
+/// The inputs of an attention.
+template <class T>
+struct AttentionInputs {
+  const T *q, *k, *v, *mask;
+  AttentionPitches pitches;
+};
+/// The offset of a row of a matrix.
+inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
+  const Index sample = matrix / s.heads;
+  return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
+}
+
+/// The task of a block: a tile of rows and columns of one matrix's result.
+struct AttentionTask {
+  Index matrix, first, column;
+};
+/// Tasks for matrices of [rows, columns].
+struct AttentionTasks {
+  Index row_tiles, column_tiles, count;
+
+  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
+    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
+    return {down, across, matrices * down * across};
+  }
+  __device__ AttentionTask operator()(Index task, Index tile) const {
+    const Index row = task / column_tiles, matrix = row / row_tiles;
+    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
+  }
+};
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
+
+namespace chorus::kernels::cuda {
+
+/// Heads whose scores are in memory at once, and whose matrices have one stride: of one sample, or one of several
+/// samples.
+struct AttentionStack {
+  Index sample, head, count;
+  bool of_samples;
+
+  Index first(const AttentionPitch& at) const { return sample * at.sample + head * at.head; }
+  Index step(const AttentionPitch& at) const { return of_samples ? at.sample : at.head; }
+  CHORUS_HD Index matrix(Index heads, Index i) const {
+    return of_samples ? (sample + i) * heads + head : sample * heads + head + i;
+  }
+};
+
+/// Bytes of scores at once: twice that, for backward, fits into an H100's L2 cache.
+inline constexpr Index attention_stack_bytes = Index{24} << 20;
+
+/// The stacks of an attention, of `most` heads each. There are as few as possible.
+struct AttentionStacks {
+  Index heads, samples, most;
+  bool of_samples;
+
+  template <class T>
+  static AttentionStacks of(const AttentionShape& s, const AttentionPitches& at) {
+    const Index at_once = std::min(attention_stack_bytes, static_cast<Index>(attention_scores_limit().load()));
+    const Index most = std::max(Index{1}, at_once / (s.queries * s.keys * static_cast<Index>(sizeof(T))));
+    const auto dense = [&](const AttentionPitch& p) { return p.sample == s.heads * p.head; };
+    if (s.samples == 1 || (dense(at.q) && dense(at.k) && dense(at.v) && dense(at.y)))
+      return {s.batch(), 1, most, false};
+    return {s.heads, s.samples, most, s.heads * divide_up(s.samples, most) < s.samples * divide_up(s.heads, most)};
+  }
+  Index along() const { return of_samples ? samples : heads; }
+  /// The largest number of heads in a stack: all have about the same.
+  Index each() const { return divide_up(along(), divide_up(along(), most)); }
+
+  template <class F>
+  void operator()(const F& f) const {
+    for (Index run = 0; run < (of_samples ? heads : samples); ++run)
+      for (Index i = 0; i < along(); i += each()) {
+        const Index count = std::min(each(), along() - i);
+        f(of_samples ? AttentionStack{i, run, count, true} : AttentionStack{run, i, count, false});
+      }
+  }
+};
+
+/// The parts of one line of scores.
+template <class T>
+struct AttentionScores {
+  using C = compute_type<T>;
+  AttentionShape s;
+  AttentionStack stack;
+  const T* mask;
+
+  struct Row {
+    Index matrix, query;
+    Line seen;  ///< the line up to the last key that the query attends to
+    const T* mask;
+  };
+  /// How many of `n` keys from `i` the query attends to.
+  static __device__ int seen(const Row& row, Index i, int n) {
+    const Index left = row.seen.length - i;
+    return left >= n ? n : left > 0 ? static_cast<int>(left) : 0;
+  }
+  __device__ Row row(const Line& line) const {
+    const Index i = line.result / s.queries, query = line.result - i * s.queries, matrix = stack.matrix(s.heads, i);
+    Line seen = line;
+    if (s.causal && query + 1 < line.length) seen.length = query + 1;
+    return {matrix, query, seen, mask == nullptr ? nullptr : mask + matrix * s.mask_pitch + query * s.keys};
+  }
+  static __device__ C score(const Row& row, const Vector<T>& x, Index i, int l) {
+    const auto score = static_cast<C>(x.v[l]);
+    return row.mask == nullptr ? score : score + get(row.mask, i + l);
+  }
+};
+
+/// Dropout's factors of a line of weights, where adjacent ones share a draw of four words.
+template <class C>
+struct AttentionKept {
+  const AttentionShape& s;
+  Index sample, line;
+  Index drawn = -1;
+  PhiloxWords words{};
+
+  __device__ AttentionKept(const AttentionShape& shape, Index matrix, Index query) : s(shape) {
+    sample = matrix / s.heads;
+    line = ((matrix - sample * s.heads) * s.queries + query) * s.keys;
+  }
+  __device__ C operator()(Index key) {
+    if (s.dropout == 0) return C(1);
+    const Index place = line + key;
+    if (place / 4 != drawn)
+      words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, drawn = place / 4));
+    const std::uint32_t even = place % 4 == 0 ? words[0] : words[2], odd = place % 4 == 1 ? words[1] : words[3];
+    const bool keeps = dropout_keeps(place % 2 == 0 ? even : odd, dropout_threshold(s.dropout));
+    return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, in place; with the log of each line's denominator.
+template <class T>
+struct AttentionWeights : AttentionScores<T> {
+  using C = compute_type<T>;
+  T* scores;
+  C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    auto mine = SumBelow<C>::none();
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      mine.template add<width>(n, [&](int l) { return this->score(row, x, i, l); });
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, JoinSums<C>{});
+    if (!line.exists) return;
+    const bool none = all.sum == 0;
+    const C shift = none ? C(0) : all.largest, factor = none ? C(0) : static_cast<C>(1 / all.sum);
+    if (line.first())
+      log_sums[row.matrix * this->s.queries + row.query] =
+          none ? std::numeric_limits<C>::infinity() : shift + static_cast<C>(std::log(all.sum));
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T* const to = scores + line.at + i;
+      Vector<T> x = load_vector(to, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l)
+        x.v[l] = static_cast<T>(l < seen ? std::exp(this->score(row, x, i, l) - shift) * factor * kept(i + l) : C(0));
+      store_vector(to, x, n, true);
+    });
+  }
+};
+
+/// Turns lines of scores into weights, after dropout, and the gradients w.r.t. these, unless null, into gradients
+/// w.r.t. the scores. The sums of a line are of the same rounded numbers as the rest, so that errors of a weight near 1
+/// cancel.
+template <class T>
+struct AttentionWeightGradients : AttentionScores<T> {
+  using C = compute_type<T>;
+  T *scores, *gradients;
+  const C* log_sums;
+  __device__ void operator()(const Line& line) const {
+    constexpr int width = Vector<T>::width;
+    const auto row = this->row(line);
+    const C log_sum = line.exists ? log_sums[row.matrix * this->s.queries + row.query] : C(0);
+    AttentionKept<C> kept(this->s, row.matrix, row.query);
+    Pair mine{0, 0};
+    each_vector(row.seen, scores, true, [&](Index i, int n, const Vector<T>& x) {
+      Vector<T> g;
+      if (gradients != nullptr) g = load_vector(gradients + line.at + i, n, true);
+      C sum = 0, total = 0;
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        if (l >= n) continue;
+        const C weight = std::exp(this->score(row, x, i, l) - log_sum);
+        total += weight;
+        if (gradients != nullptr) sum += weight * (static_cast<C>(g.v[l]) * kept(i + l));
+      }
+      mine = mine + Pair{static_cast<double>(sum), static_cast<double>(total)};
+    });
+    const auto all = combine_lanes(line.plan, line.lane, line.line, mine, Plus{});
+    const C scale = all.b == 0 ? C(0) : static_cast<C>(1 / all.b), dot = static_cast<C>(all.a) * scale;
+    each_place(line, scores, true, [&](Index i, int n) {
+      const int seen = this->seen(row, i, n);
+      T *const to = scores + line.at + i, *const by = gradients == nullptr ? nullptr : gradients + line.at + i;
+      Vector<T> x = load_vector(to, seen, true), g;
+      if (by != nullptr) g = load_vector(by, seen, true);
+#pragma unroll
+      for (int l = 0; l < width; ++l) {
+        const C weight = l < seen ? std::exp(this->score(row, x, i, l) - log_sum) * scale : C(0);
+        const C factor = l < seen ? kept(i + l) : C(0);
+        x.v[l] = static_cast<T>(weight * factor);
+        if (by != nullptr) g.v[l] = static_cast<T>(l < seen ? weight * (static_cast<C>(g.v[l]) * factor - dot) : C(0));
+      }
+      store_vector(to, x, n, true);
+      if (by != nullptr) store_vector(by, g, n, true);
+    });
+  }
+};
+
+/// The threads for lines of scores, of which each reads vectors.
+template <class T>
+LinePlan attention_lines(const AttentionShape& s) {
+  return plan_lines(divide_up(s.keys, Vector<T>::width), 1);
+}
+
+inline constexpr const char* attention_product = "attention product";
+
+template <class T>
+void attention_forward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                 const AttentionStacks& stacks, const T* q, const T* k, const T* v, const T* mask, T* y,
+                                 compute_type<T>* log_sums) {
+  const Index all = s.queries * s.keys;
+  const Scratch<T> memory(device, stacks.each() * all);
+  T* const scores = memory.data();
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    gemm_stack(device, {stack.count, stack.step(at.q), stack.step(at.k), all}, Trans::no, Trans::yes, s.queries, s.keys,
+               s.features, of(at.q, q), at.q.row, of(at.k, k), at.k.row, scores, s.keys, false, s.scale,
+               attention_product);
+    for_lines(device, "attention weights", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeights<T>{{s, stack, mask}, scores, log_sums}, attention_lines<T>(s));
+    gemm_stack(device, {stack.count, all, stack.step(at.v), stack.step(at.y)}, Trans::no, Trans::no, s.queries,
+               s.values, s.keys, static_cast<const T*>(scores), s.keys, of(at.v, v), at.v.row, of(at.y, y), at.y.row,
+               false, 1.0, attention_product);
+  });
+}
+
+template <class T>
+void attention_backward_in_stacks(Cuda device, const AttentionShape& s, const AttentionPitches& at,
+                                  const AttentionStacks& stacks, const AttentionAdds& adds, const T* q, const T* k,
+                                  const T* v, const T* mask, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk,
+                                  T* dv) {
+  const Index all = s.queries * s.keys;
+  const bool by_scores = dq != nullptr || dk != nullptr;
+  const Scratch<T> memory(device, stacks.each() * all), other(device, by_scores ? stacks.each() * all : 0);
+  T *const scores = memory.data(), *const gradients = by_scores ? other.data() : nullptr;
+  stacks([&](const AttentionStack& stack) {
+    const auto of = [&](const AttentionPitch& p, auto* data) { return data + stack.first(p); };
+    const auto product = [&](Trans ta, Trans tb, Index m, Index n, Index depth, const T* a, Index step_a, Index lda,
+                             const T* b, Index step_b, Index ldb, T* c, Index step_c, Index ldc, bool add,
+                             double scale) {
+      gemm_stack(device, {stack.count, step_a, step_b, step_c}, ta, tb, m, n, depth, a, lda, b, ldb, c, ldc, add, scale,
+                 attention_product);
+    };
+    product(Trans::no, Trans::yes, s.queries, s.keys, s.features, of(at.q, q), stack.step(at.q), at.q.row, of(at.k, k),
+            stack.step(at.k), at.k.row, scores, all, s.keys, false, s.scale);
+    if (by_scores)
+      product(Trans::no, Trans::yes, s.queries, s.keys, s.values, of(at.y, dy), stack.step(at.y), at.y.row, of(at.v, v),
+              stack.step(at.v), at.v.row, gradients, all, s.keys, false, 1);
+    for_lines(device, "attention weights gradient", AxisShape{stack.count * s.queries, s.keys, 1},
+              AttentionWeightGradients<T>{{s, stack, mask}, scores, gradients, log_sums}, attention_lines<T>(s));
+    if (dv != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.values, s.queries, scores, all, s.keys, of(at.y, dy), stack.step(at.y),
+              at.y.row, of(at.v, dv), stack.step(at.v), at.v.row, adds.v, 1);
+    if (dq != nullptr)
+      product(Trans::no, Trans::no, s.queries, s.features, s.keys, gradients, all, s.keys, of(at.k, k),
+              stack.step(at.k), at.k.row, of(at.q, dq), stack.step(at.q), at.q.row, adds.q, s.scale);
+    if (dk != nullptr)
+      product(Trans::yes, Trans::no, s.keys, s.features, s.queries, gradients, all, s.keys, of(at.q, q),
+              stack.step(at.q), at.q.row, of(at.k, dk), stack.step(at.k), at.k.row, adds.k, s.scale);
+  });
+}
+
+}  // namespace chorus::kernels::cuda
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_STACKS_HPP
+
+#include <set>
+
+namespace chorus::kernels {
+
+namespace cuda {
+
+/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
+/// matrix. A thread may read what it wrote itself; others need a barrier.
+template <class T>
+__device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
+                                 Index matrix, Index query, Index key) {
+  using C = compute_type<T>;
+  const T *q = in.q + place(in.pitches.q, s, matrix, query), *k = in.k + place(in.pitches.k, s, matrix, key);
+  const Index rows = s.queries - query, columns = s.keys - key;
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * in.pitches.q.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(k, column * in.pitches.k.row + p) : C(0); });
+  const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
+  sums.each([&](int row, int column, C sum) {
+    const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
+    C score = -std::numeric_limits<C>::infinity();
+    if (seen) score = sum * static_cast<C>(s.scale);
+    if (seen && mask != nullptr) score += get(mask, (query + row) * s.keys + key + column);
+    m.weights[row][column] = score;
+  });
+}
+
+/// Dropout's factor of a weight.
+template <class C>
+__device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
+  if (s.dropout == 0) return C(1);
+  const Index sample = matrix / s.heads, place = ((matrix - sample * s.heads) * s.queries + query) * s.keys + key;
+  const PhiloxWords words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, place / 4));
+  std::uint32_t word = words[0];
+#pragma unroll
+  for (int i = 1; i < 4; ++i)
+    if (place % 4 == i) word = words[static_cast<std::size_t>(i)];
+  const bool keeps = dropout_keeps(word, dropout_threshold(s.dropout));
+  return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
+}
+
+/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
+/// Gimelshein 2018).
+template <class T>
+__global__ void attention_forward(const __grid_constant__ AttentionShape s,
+                                  const __grid_constant__ AttentionTasks tasks,
+                                  const __grid_constant__ AttentionInputs<T> in, T* y, compute_type<T>* log_sums) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>, lanes = block_threads / tile;
+  constexpr C lowest = -std::numeric_limits<C>::infinity();
+  __shared__ TileMemory<C> m;
+  __shared__ C largest[tile], total[tile], kept[tile], partial[tile][lanes];
+  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, value = task.column;
+    __syncthreads();  // the previous task's numbers may still be read
+    if (lane == 0) largest[row] = lowest, total[row] = 0;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_scores(m, s, in, matrix, query, key);
+      __syncthreads();
+      C most = lowest;
+      for (int j = lane; j < tile; j += lanes) most = Larger{}(most, m.weights[row][j]);
+      partial[row][lane] = most;
+      __syncthreads();
+      most = largest[row];
+      for (int j = 0; j < lanes; ++j) most = Larger{}(most, partial[row][j]);
+      const C shift = most == lowest ? C(0) : most, before = std::exp(largest[row] - shift);
+      __syncthreads();
+      C sum = 0;
+      for (int j = lane; j < tile; j += lanes) {
+        const C weight = std::exp(m.weights[row][j] - shift);
+        sum += weight;
+        m.weights[row][j] = weight == C(0) ? C(0) : weight * attention_dropout<C>(s, matrix, query + row, key + j);
+      }
+      partial[row][lane] = sum;
+      __syncthreads();
+      if (lane == 0) {
+        sum = total[row] * before;
+        for (int j = 0; j < lanes; ++j) sum += partial[row][j];
+        total[row] = sum;
+        largest[row] = most;
+        kept[row] = before;
+      }
+      __syncthreads();
+      out.each([&](int r, int, C& number) { number *= kept[r]; });
+      const T* v = in.v + place(in.pitches.v, s, matrix, key);
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
+          [&](int c, Index p) { return value + c < s.values ? get(v, p * in.pitches.v.row + value + c) : C(0); });
+    }
+    __syncthreads();
+    out.each([&](int r, int c, C number) {
+      if (query + r >= s.queries || value + c >= s.values) return;
+      put(y, place(in.pitches.y, s, matrix, query + r) + value + c, total[r] == C(0) ? C(0) : number / total[r]);
+    });
+    if (value == 0 && lane == 0 && query + row < s.queries)
+      log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
+  }
+}
+
+/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
+/// which gradients are added to old values.
+template <class T>
+struct AttentionGradients {
+  const T* dy;
+  const compute_type<T>*log_sums, *dots;
+  AttentionAdds adds;
+};
+
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix. Other threads
+/// read them in `add_products`, which begins with a barrier.
+template <class T>
+__device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
+                                    const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
+                                    Index query, Index key) {
+  using C = compute_type<T>;
+  attention_scores(m, s, in, matrix, query, key);
+  const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
+  const T *dy = back.dy + place(in.pitches.y, s, matrix, query), *v = in.v + place(in.pitches.v, s, matrix, key);
+  TileSums<C> sums;
+  add_products<false>(
+      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * in.pitches.y.row + p) : C(0); },
+      [&](int column, Index p) { return column < columns ? get(v, column * in.pitches.v.row + p) : C(0); });
+  sums.each([&](int row, int column, C gradient) {
+    const bool inside = row < rows && column < columns;
+    const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
+    const C factor = inside ? attention_dropout<C>(s, matrix, query + row, key + column) : C(0);
+    m.weights[row][column] = weight * factor;
+    m.gradients[row][column] =
+        inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
+  });
+}
+
+/// One block per tile of queries and of features.
+template <class T>
+__global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
+                                         const __grid_constant__ AttentionTasks tasks,
+                                         const __grid_constant__ AttentionInputs<T> in,
+                                         const __grid_constant__ AttentionGradients<T> back, T* dq) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, query = task.first, feature = task.column;
+    TileSums<C> out;
+    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
+    for (Index key = 0; key < end; key += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const T* k = in.k + place(in.pitches.k, s, matrix, key);
+      add_products<true>(
+          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
+          [&](int c, Index p) { return feature + c < s.features ? get(k, p * in.pitches.k.row + feature + c) : C(0); });
+    }
+    out.each([&](int r, int c, C sum) {
+      if (query + r < s.queries && feature + c < s.features)
+        put(dq, place(in.pitches.q, s, matrix, query + r) + feature + c, sum, back.adds.q);
+    });
+  }
+}
+
+/// One block per tile of keys, and of features and values.
+template <class T>
+__global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
+                                        const __grid_constant__ AttentionTasks tasks,
+                                        const __grid_constant__ AttentionInputs<T> in,
+                                        const __grid_constant__ AttentionGradients<T> back, T* dk, T* dv) {
+  using C = compute_type<T>;
+  constexpr int tile = attention_tile<C>;
+  __shared__ TileMemory<C> m;
+  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
+    const AttentionTask task = tasks(i, tile);
+    const Index matrix = task.matrix, key = task.first, column = task.column;
+    TileSums<C> by_k, by_v;
+    for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
+      attention_gradients(m, s, in, back, matrix, query, key);
+      const Index rows = s.queries - query < tile ? s.queries - query : tile;
+      const T *q = in.q + place(in.pitches.q, s, matrix, query), *dy = back.dy + place(in.pitches.y, s, matrix, query);
+      if (dk != nullptr)
+        add_products<true>(
+            by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
+            [&](int c, Index p) { return column + c < s.features ? get(q, p * in.pitches.q.row + column + c) : C(0); });
+      if (dv != nullptr)
+        add_products<true>(
+            by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
+            [&](int c, Index p) { return column + c < s.values ? get(dy, p * in.pitches.y.row + column + c) : C(0); });
+    }
+    const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
+      sums.each([&](int r, int c, C sum) {
+        if (key + r < s.keys && column + c < width) put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
+      });
+    };
+    if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
+    if (dv != nullptr) store(by_v, dv, s.values, in.pitches.v, back.adds.v);
+  }
+}
+
+template <class T>
+struct AttentionDots {
+  AttentionShape s;
+  AttentionPitch pitch;
+  const T *y, *dy;
+  compute_type<T>* dots;
+  __device__ void operator()(const Line& line) const {
+    const Index matrix = line.result / s.queries, row = place(pitch, s, matrix, line.result - matrix * s.queries);
+    const double sum = line.sum([&](Index i) { return get(y, row + i - line.at) * get(dy, row + i - line.at); });
+    if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
+  }
+};
+
+/// Reports, once per shape, how many heads attention computes at once; 0: it is blockwise. Products are reported with
+/// cuBLASLt's plans, too.
+[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s, Index at_once) {
+  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
+  static std::mutex mutex;
+  static std::set<PlanKey> said;
+  const std::lock_guard lock(mutex);
+  const PlanKey key{device.index, static_cast<Index>(type),
+                    s.samples,    s.heads,
+                    s.queries,    s.keys,
+                    s.features,   s.values,
+                    s.causal,     s.mask_pitch,
+                    at_once};
+  if (!said.insert(key).second) return;
+  chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
+                          s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
+                          at_once == 0 ? ": by blocks, without its scores in memory"
+                                       : cat(": by products, with the scores of ", at_once,
+                                             at_once == 1 ? " head" : " heads", " in memory")));
+}
+
+}  // namespace cuda
+
+/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
+                       const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
+  const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
+  if (tasks.count == 0) return;
+  if (s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys)) {
+    const auto stacks = cuda::AttentionStacks::of<T>(s, at);
+    cuda::say_attention(device, dtype<T>, s, stacks.each());
+    return cuda::attention_forward_in_stacks(device, s, at, stacks, q, k, v, mask, y, log_sums);
+  }
+  cuda::say_attention(device, dtype<T>, s, 0);
+  cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
+               cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
+}
+template <Real T>
+void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
+                       compute_type<T>* log_sums) {
+  attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
+}
+
+/// `adds`: which gradients are added to old values.
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
+                        const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
+                        const T* dy, T* dq, T* dk, T* dv) {
+  constexpr Index tile = cuda::attention_tile<compute_type<T>>;
+  const Index lines = s.batch() * s.queries;
+  if (lines * s.keys > 0 && !above_scores_limit<T>(s.queries * s.keys))
+    return cuda::attention_backward_in_stacks<T>(device, s, at, cuda::AttentionStacks::of<T>(s, at), adds, q, k, v,
+                                                 mask, log_sums, dy, dq, dk, dv);
+  const cuda::Scratch<compute_type<T>> dots(device, lines);
+  cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
+                  cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
+  const cuda::AttentionInputs<T> in{q, k, v, mask, at};
+  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data(), adds};
+  const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
+  if (dq != nullptr && queries.count > 0)
+    cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
+                 cuda::attention_query_gradient<T>, s, queries, in, back, dq);
+  const auto keys = cuda::AttentionTasks::of(s.batch(), s.keys, std::max(s.features, s.values), tile);
+  if ((dk != nullptr || dv != nullptr) && keys.count > 0)
+    cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
+                 cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
+}
+
+template <Real T>
+void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
+                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
+  attention_backward(device, s, AttentionPitches::dense(s), {true, true, true}, q, k, v, mask, y, log_sums, dy, dq, dk,
+                     dv);
+}
+
+}  // namespace chorus::kernels
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
+
+#endif
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
+
+// <chorus/tensor/kept_for_replays.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+#define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+/// Keeps memory alive for replays of a captured step.
+
+#if CHORUS_USE_CUDA
+#endif
+
+namespace chorus::detail {
+
+/// In a capture: keeps `storage` as long as the graph may be replayed.
+template <Device D>
+void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
+#if CHORUS_USE_CUDA
+  if constexpr (std::is_same_v<D, Cuda>)
+    if (auto* numbers = cuda::replay_numbers()) numbers->keep(storage);
+#endif
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
+
+namespace chorus {
+
+/// Options of scaled_dot_product_attention.
+struct AttentionOptions {
+  /// Query i attends to keys 0 to i only.
+  bool causal = false;
+  /// The probability of dropping an attention weight in training (see `dropout`).
+  double dropout = 0;
+};
+
+namespace detail {
+
+/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
+template <class Q, class K, class V>
+inline constexpr bool has_attention_kernel =
+    std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
+            tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
+    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+template <bool heads_inside>
+kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
+  return heads_inside ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
+}
+
+template <class Q>
+using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
+
+/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
+/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
+template <bool heads_inside = false, Operand Q, Operand K, Operand V>
+auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
+                         const AttentionOptions& options) {
+  using T = typename tensor_of<Q>::value_type;
+  using D = typename tensor_of<Q>::device_type;
+  constexpr int rank = tensor_of<Q>::rank, places = heads_inside ? -3 : -2;
+  constexpr bool on_cpu = std::is_same_v<D, Cpu>;
+  static_assert(!heads_inside || (rank == 4 && !on_cpu));
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto values = contiguous(value_of(v));
+  const auto device = queries.device();
+  auto shape = queries.shape();
+  const Index samples = rank > 2 ? shape[0] : 1;
+  const Index matrices = queries.numel() / (queries.size(places) * queries.size(-1));
+  kernels::AttentionShape s{.samples = samples,
+                            .heads = matrices / samples,
+                            .queries = queries.size(places),
+                            .keys = keys.size(places),
+                            .features = queries.size(-1),
+                            .values = values.size(-1),
+                            .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
+                            .causal = options.causal,
+                            .dropout = options.dropout,
+                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
+  if (s.dropout > 0) s.key = next_random_key(samples);
+  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
+  shape.back() = s.values;
+  auto out = Tensor<T, rank, D>::empty(shape, device);
+  count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
+  const auto forward = [&](const auto&... at) {
+    kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                               log_sums.data());
+  };
+  if constexpr (on_cpu)
+    forward();
+  else
+    forward(attention_pitches<heads_inside>(s));
+  return record(
+      "scaled_dot_product_attention", out,
+      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
+       device](const auto& dy, auto dq, auto dk, auto dv) {
+        const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
+        const auto place = [&](auto node, bool& adds) -> T* {
+          if (!node) return nullptr;
+          const auto [grad, accumulate] = node->target();
+          if (on_cpu && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
+          adds = accumulate;
+          return grad.data();
+        };
+        const T* const in[] = {numbers(queries), numbers(keys), numbers(values), numbers(out)};
+        kernels::AttentionAdds adds{};
+        T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
+        const auto backward = [&](const auto&... how) {
+          kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
+                                      dy.data(), grads[0], grads[1], grads[2]);
+        };
+        if constexpr (on_cpu)
+          backward();
+        else
+          backward(attention_pitches<heads_inside>(s), adds);
+      },
+      q, k, v);
+}
+
+/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
+/// copy from the host.
+template <Device D>
+Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
+  thread_local Tensor<bool, 2, D> kept;
+  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) {
+    keep_for_replays(kept.storage());
+    return kept;
+  }
+  auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
+  for (Index i = 0; i < queries; ++i)
+    for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;
+  const std::span<const bool> mask(later.data(), static_cast<std::size_t>(later.numel()));
+  kept = Tensor<bool, 2, D>::from(mask, later.shape(), device);
+  return kept;
+}
+
+/// Whether the interceptor wants the attention weights of this layer.
+template <Operand Q>
+bool takes_attention_weights() {
+  if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
+  return false;
+}
+template <Operand W>
+W taken_weights(const W& weights) {
+  if constexpr (may_be_intercepted<W>)
+    if (takes_attention_weights<W>()) [[unlikely]] {
+      interceptor->attends_by(value_of(weights).storage());
+      return taken(weights);
+    }
+  return weights;
+}
+
+/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
+/// applies the mask.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto unblocked_attention(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto features = static_cast<double>(value_of(q).size(-1));
+  auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
+  if (options.causal)
+    scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
+                         -std::numeric_limits<double>::infinity());
+  const auto weights = taken_weights(softmax(scores, -1, /*none_is_zero=*/true));
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
+/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
+/// gradients.
+template <class Q, class K, class V>
+inline constexpr bool has_stacked_attention =
+    !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
+    tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
+
+/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
+template <Operand Q, Operand K>
+auto attention_scores(const Q& q, const K& k) {
+  using kernels::Trans;
+  const auto queries = contiguous(value_of(q));
+  const auto keys = contiguous(value_of(k));
+  const auto device = queries.device();
+  const Index m = queries.size(-2), n = keys.size(-2), features = queries.size(-1);
+  auto shape = queries.shape();
+  shape.back() = n;
+  const Index count = queries.numel() / (m * features);
+  const double scale = 1 / std::sqrt(static_cast<double>(features));
+  auto out = tensor_of<Q>::empty(shape, device);
+  count_multiply_adds(count * m * n * features);
+  kernels::gemm_stack(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
+                      queries.data(), features, keys.data(), features, out.data(), n, false, scale);
+  return record(
+      "scaled_dot_product_attention", std::move(out),
+      [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
+                                                                                           auto dk) {
+        constexpr const char* name = "scaled_dot_product_attention";
+        if (dq) {
+          const auto [grad, accumulate] = dq->target();
+          kernels::gemm_stack(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
+                              dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
+        }
+        if (dk) {
+          const auto [grad, accumulate] = dk->target();
+          kernels::gemm_stack(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
+                              dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate,
+                              scale);
+        }
+      },
+      q, k);
+}
+
+/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
+template <Operand X>
+auto causal_softmax(const X& scores) {
+  return along_axis(
+      operations::Softmax{-1}, scores, -1,
+      [queries = value_of(scores).size(-2)](auto device, auto view, const auto* in, auto* out) {
+        kernels::softmax_forward(device, view, in, out, /*none_is_zero=*/true, queries);
+      },
+      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
+        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
+      });
+}
+
+/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
+/// launches does not depend on the sizes.
+template <Operand Q, Operand K, Operand V, class Masked>
+auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
+  const auto scores = masked(attention_scores(q, k));
+  const auto weights = options.causal ? causal_softmax(scores) : softmax(scores, -1, /*none_is_zero=*/true);
+  if (options.dropout == 0) return matmul(weights, v);
+  return matmul(dropout(weights, options.dropout), v);
+}
+
+/// The mask as matrices: one for each matrix of scores, or one for all.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
+  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
+  const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
+  const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
+  if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
+  return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
+}
+/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
+template <class T, int Rank, class D, std::size_t N>
+Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  if constexpr (std::is_same_v<D, Cpu>) {
+    const auto seen = contiguous(mask);
+    auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
+    std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
+                   [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
+    return attention_mask(added, scores);
+  } else {
+    const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
+    return attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none), scores);
+  }
+}
+
+template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
+auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
+               const AttentionOptions& options) {
+  const auto &queries = value_of(q), &keys = value_of(k), &values = value_of(v);
+  check<ShapeError>(queries.size(-1) == keys.size(-1) && keys.size(-2) == values.size(-2),
+                    "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
+                    keys.shape(), " and values of shape ", values.shape(), " do not fit");
+  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
+                    "scaled_dot_product_attention: expected a dropout probability in [0, 1), got ", options.dropout);
+  check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
+                    "scaled_dot_product_attention: expected a batch axis for dropout, got shape ", queries.shape());
+  if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
+    auto scores = queries.shape();
+    const auto same_batch = [&](const auto& other) {
+      return std::equal(scores.begin(), scores.end() - 2, other.begin());
+    };
+    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
+        !takes_attention_weights<Q>()) {
+      scores.back() = keys.size(-2);
+      const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
+      if constexpr (has_attention_kernel<Q, K, V>) {
+        return in_blocks();
+      } else {
+        if (kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores))) return in_blocks();
+        return attention_in_stacks(q, k, v, masked, options);
+      }
+    }
+  }
+  return unblocked_attention(q, k, v, masked, options);
+}
+
+}  // namespace detail
+
+/// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
+/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
+/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
+  return detail::attention(
+      q, k, v, [](const auto&) { return detail::AttentionMask<Q>{}; }, [](const auto& scores) { return scores; },
+      options);
+}
+template <Operand Q, Operand K, Operand V>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
+  return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
+}
+
+/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
+/// without any key gets zeros and no gradient, as in PyTorch.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
+  using T = typename tensor_of<Q>::value_type;
+  constexpr float hidden = -std::numeric_limits<float>::infinity();
+  return detail::attention(
+      q, k, v, [&](const auto& scores) { return detail::attention_mask<T>(mask, scores); },
+      [&](const auto& scores) {
+        return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
+      },
+      options);
+}
+
+/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
+template <Operand Q, Operand K, Operand V, int Rank, Device D>
+auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
+                                  const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
+                                  const AttentionOptions& options = {}) {
+  return detail::attention(
+      q, k, v, [&](const auto& scores) { return detail::attention_mask(mask, scores); },
+      [&](const auto& scores) { return scores + mask; }, options);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+
+namespace chorus::nn {
+
+namespace detail {
+
+/// Of all types a KvCache alone is made of it: so `generate` asks whether a parameter is one.
+struct CacheProbe {};
+
+/// The keys and values of one attention layer.
+struct CachedLayer {
+  virtual ~CachedLayer() = default;
+  virtual void reorder(std::span<const std::int64_t> rows) = 0;
+  const void* layer = nullptr;
+  Index length = 0;
+};
+
+template <Real T, Device D>
+struct KeysAndValues final : CachedLayer {
+  Tensor<T, 4, D> keys, values;  // [batch, heads, capacity, features]
+
+  void reorder(std::span<const std::int64_t> rows) override {
+    const auto index =
+        Tensor<std::int64_t, 1, D>::from(rows, {static_cast<Index>(rows.size())}, keys.device());
+    for (auto* const numbers : {&keys, &values}) {
+      auto shape = numbers->shape();
+      shape[0] = index.numel();
+      const auto chosen = index_select(numbers->slice(2, 0, this->length), 0, index);
+      auto moved = Tensor<T, 4, D>::empty(shape, keys.device());
+      moved.slice(2, 0, this->length) = chosen;
+      *numbers = std::move(moved);
+    }
+  }
+};
+
+}  // namespace detail
+
+/// What attention layers keep of the positions before: a model passes it to each of its layers, and takes the position
+/// of its first token from `length()`. A copy of a KvCache is the same cache. One without capacity keeps nothing, and
+/// layers are causal over the tokens that they get, as in training. So a model has one `forward` for both:
+///
+///     auto forward(const auto& tokens, const nn::KvCache& cache = {}) const {
+///       auto x = wte(tokens) + wpe(arange(cache.length(), cache.length() + tokens.size(1)));
+///       for (const auto& block : blocks) x = block(x, cache);
+///
+/// Each layer keeps keys and values of shape [batch, heads, capacity, features / heads] on the model's device, under
+/// TensorParallel those of this rank's heads.
+class KvCache {
+ public:
+  KvCache() = default;
+  /// For up to `capacity` positions. Throws UsageError unless it is positive.
+  explicit KvCache(Index capacity) : state_(std::make_shared<State>()) {
+    check<UsageError>(capacity > 0, "KvCache: expected a capacity of at least 1 position, got ", capacity);
+    state_->capacity = capacity;
+  }
+  KvCache(detail::CacheProbe) {}
+
+  explicit operator bool() const { return state_ != nullptr; }
+  /// The number of positions before those of the current pass.
+  Index length() const { return state_ ? state_->length : 0; }
+  Index capacity() const { return state_ ? state_->capacity : 0; }
+
+  /// Ends a pass: the positions that it added now count. Throws UsageError if layers added different numbers of them,
+  /// or if no layer did.
+  void advance() const {
+    check<UsageError>(state_ != nullptr, "KvCache: advance: expected a cache with a capacity, got one without");
+    const auto& layers = state_->layers;
+    check<UsageError>(!layers.empty(),
+                      "KvCache: advance: expected a pass in which attention layers took the cache, got none: the "
+                      "model's forward must pass it to them");
+    const Index length = layers.front()->length;
+    for (const auto& layer : layers)
+      check<UsageError>(layer->length == length && length > state_->length, "KvCache: advance: expected ", length,
+                        " positions in each layer after ", state_->length, ", got ", layer->length,
+                        ": each pass must go through all attention layers");
+    state_->length = length;
+  }
+
+  /// Row i of the batch becomes the former row `rows[i]`, as beam search needs it; the batch may change its size.
+  /// Throws UsageError for a row out of range.
+  void reorder(std::span<const std::int64_t> rows) const {
+    if (!state_) return;
+    for (const auto& layer : state_->layers) layer->reorder(rows);
+  }
+
+  /// For attention layers: keeps `keys` and `values`, [batch, heads, new positions, features], and returns those of all
+  /// positions until now, which are views. Throws UsageError beyond the capacity, if gradients are recorded, and if
+  /// `layer` has already been called in this pass or was not in an earlier one; ShapeError if the batch changed.
+  template <Real T, Device D>
+  std::pair<Tensor<T, 4, D>, Tensor<T, 4, D>> append(const void* layer, const Tensor<T, 4, D>& keys,
+                                                     const Tensor<T, 4, D>& values) const {
+    check<UsageError>(!grad_enabled(), "KvCache: kept keys have no gradient: expected ch::NoGrad around the pass");
+    auto& kept = of<T, D>(layer, keys, values);
+    check<UsageError>(kept.length == length(), "KvCache: expected each attention layer once in a pass, and ",
+                      kept.length < length() ? "in every pass, got a layer that missed one"
+                                             : "cache.advance() after each pass, got a second call of a layer");
+    const Index before = length(), now = before + keys.size(2);
+    check<UsageError>(now <= capacity(), "KvCache: expected at most ", capacity(), " positions, got ", now,
+                      ": give it a larger capacity");
+    const auto fits = [&](const auto& all, const auto& added) {
+      return all.size(0) == added.size(0) && all.size(1) == added.size(1) && all.size(3) == added.size(3);
+    };
+    check<ShapeError>(fits(kept.keys, keys) && fits(kept.values, values), "KvCache: expected keys like those before, ",
+                      kept.keys.shape(), ", got ", keys.shape(), ": a cache belongs to one batch");
+    kept.keys.slice(2, before, now) = keys;
+    kept.values.slice(2, before, now) = values;
+    kept.length = now;
+    return {kept.keys.slice(2, 0, now), kept.values.slice(2, 0, now)};
+  }
+
+ private:
+  struct State {
+    Index length = 0, capacity = 0;
+    std::vector<std::unique_ptr<detail::CachedLayer>> layers;
+  };
+
+  template <Real T, Device D>
+  detail::KeysAndValues<T, D>& of(const void* layer, const Tensor<T, 4, D>& keys, const Tensor<T, 4, D>& values) const {
+    using Layer = detail::KeysAndValues<T, D>;
+    auto& layers = state_->layers;
+    const auto found = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return l->layer == layer; });
+    if (found != layers.end()) {
+      auto* const known = dynamic_cast<Layer*>(found->get());
+      check<UsageError>(known != nullptr, "KvCache: expected keys of one type and device, got a second one: ",
+                        dtype<T>);
+      return *known;
+    }
+    check<UsageError>(length() == 0,
+                      "KvCache: expected the layers of the first pass, got a new one: the model has moved or was "
+                      "copied since");
+    auto made = std::make_unique<Layer>();
+    const auto room = [&](const auto& x) {
+      auto shape = x.shape();
+      shape[2] = capacity();
+      return Tensor<T, 4, D>::empty(shape, x.device());
+    };
+    made->layer = layer;
+    made->keys = room(keys);
+    made->values = room(values);
+    layers.push_back(std::move(made));
+    return static_cast<Layer&>(*layers.back());
+  }
+
+  std::shared_ptr<State> state_;
+};
+
+namespace detail {
+
+/// Attention of a layer's projections [batch, heads, length, features]; `seen`: causal or a mask.
+template <Operand Q, Operand K, Operand V, class Seen>
+auto attention_of_layer(const void*, const Q& q, const K& k, const V& v, const Seen& seen) {
+  return scaled_dot_product_attention(q, k, v, seen);
+}
+/// The queries follow the positions in the cache: query i attends to these and to the new keys 0 to i.
+template <Operand Q, Operand K, Operand V>
+auto attention_of_layer(const void* layer, const Q& q, const K& k, const V& v, const KvCache& cache) {
+  using Result = decltype(scaled_dot_product_attention(q, k, v, true));
+  const Index before = cache.length(), queries = value_of(q).size(2);
+  check<ShapeError>(value_of(k).size(2) == queries, "MultiheadAttention: a KvCache is for self-attention: expected ",
+                    queries, " new keys, got ", value_of(k).size(2));
+  if (!cache) return scaled_dot_product_attention(q, k, v, true);
+  const auto [keys, values] = cache.append(layer, value_of(k), value_of(v));
+  if (queries == 1) return Result(scaled_dot_product_attention(q, keys, values));
+  if (before == 0) return Result(scaled_dot_product_attention(q, keys, values, true));
+  auto mask = Tensor<bool, 2, Cpu>::empty({queries, before + queries});
+  for (Index i = 0; i < queries; ++i)
+    for (Index j = 0; j < before + queries; ++j) mask(i, j) = j <= before + i;
+  return Result(scaled_dot_product_attention(q, keys, values, to_device(mask, keys.device())));
+}
+
+}  // namespace detail
+
+}  // namespace chorus::nn
+#endif  // CHORUS_SINGLE_CHORUS_NN_KV_CACHE_HPP
 
 // <chorus/nn/parallel_linear.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_NN_PARALLEL_LINEAR_HPP
@@ -55991,1010 +58495,7 @@ class RowParallelLinear : public Linear<D, T> {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_PACKED_HPP
 /// Attention on queries, keys and values as layers produce them: the heads of a position are adjacent. On GPUs, if the
-/// scores don't fit into the limit, strided kernels read them without a copy.
-
-// <chorus/ops/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
-/// Scaled dot-product attention (Vaswani et al. 2017).
-
-// <chorus/kernels/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-/// Blockwise scaled dot-product attention (Dao et al., "FlashAttention", NeurIPS 2022). The score matrix is never in
-/// memory, only a block of it, in forward and backward. On the CPU all arrays are contiguous.
-
-namespace chorus::kernels {
-
-/// q: [samples, heads, queries, features], k: [samples, heads, keys, features], v: [samples, heads, keys, values].
-struct AttentionShape {
-  Index samples, heads, queries, keys, features, values;
-  /// The factor of the scores.
-  double scale;
-  /// Query i attends to keys 0 to i only.
-  bool causal = false;
-  /// The probability of dropping a weight, with random numbers from `key`; the others are scaled by 1 / (1 - p).
-  double dropout = 0;
-  RandomKey key = {};
-  /// The distance between the matrices of an additive mask; 0: one matrix for all.
-  Index mask_pitch = 0;
-
-  Index batch() const { return samples * heads; }
-};
-
-/// Strides of an array of matrices, in elements, from one sample, head and row to the next. Features are adjacent.
-struct AttentionPitch {
-  Index sample, head, row;
-  static AttentionPitch dense(Index heads, Index rows, Index features) {
-    return {heads * rows * features, rows * features, features};
-  }
-};
-/// The strides of q, k, v and y. Each gradient has the strides of its variable.
-struct AttentionPitches {
-  AttentionPitch q, k, v, y;
-  static AttentionPitches dense(const AttentionShape& s) {
-    return {AttentionPitch::dense(s.heads, s.queries, s.features), AttentionPitch::dense(s.heads, s.keys, s.features),
-            AttentionPitch::dense(s.heads, s.keys, s.values), AttentionPitch::dense(s.heads, s.queries, s.values)};
-  }
-  /// For arrays [samples, places, heads, features].
-  static AttentionPitches heads_inside(const AttentionShape& s) {
-    const auto of = [&s](Index rows, Index features) {
-      return AttentionPitch{rows * s.heads * features, features, s.heads * features};
-    };
-    return {of(s.queries, s.features), of(s.keys, s.features), of(s.keys, s.values), of(s.queries, s.values)};
-  }
-};
-
-/// Which gradients are added to old values; the others are overwritten.
-struct AttentionAdds {
-  bool q, k, v;
-};
-
-/// y = softmax(scale q kᵀ + mask) v: [samples, heads, queries, values]. log_sums: [samples, heads, queries], the log of
-/// each softmax's denominator. `mask` is null, or [queries, keys] for each head or for all; it is added to the scores.
-/// A query without visible keys gives zeros and an infinite log_sum, so that its weights are 0 in backward, too.
-template <std::floating_point T>
-void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       T* log_sums);
-
-/// The gradients w.r.t. q, k and v, added to old values. Any may be null.
-template <std::floating_point T>
-void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv);
-
-/// The largest score matrix, in bytes, that attention on GPUs stores. Larger ones use blockwise kernels: slower than
-/// matrix products on tensor cores, but without the scores in memory. It may be changed at any time.
-inline std::atomic<std::size_t>& attention_scores_limit() {
-  static std::atomic<std::size_t> bytes{std::size_t{256} << 20};
-  return bytes;
-}
-/// Whether that many scores of type T need blockwise kernels.
-template <class T>
-bool above_scores_limit(Index scores) {
-  return static_cast<std::size_t>(scores) * sizeof(T) > attention_scores_limit();
-}
-
-}  // namespace chorus::kernels
-
-#if !CHORUS_COMPILED
-// <chorus/kernels/cpu/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
-
-namespace chorus::kernels {
-
-namespace detail {
-
-inline constexpr Index attention_block = 64;
-
-/// A block of the scores: queries [query, query + rows), keys [key, key + columns) of matrix `matrix` of the batch.
-struct AttentionBlock {
-  Index matrix, query, rows, key, columns;
-};
-
-/// The number of the block's keys that query `i` may attend to.
-inline Index seen_keys(const AttentionShape& s, const AttentionBlock& b, Index i) {
-  return s.causal ? std::clamp<Index>(b.query + i + 1 - b.key, 0, b.columns) : b.columns;
-}
-
-/// scores[i, j] = scale q kᵀ + mask, or -inf if the query does not see the key. The row stride is `attention_block`.
-template <class T>
-void attention_scores(const AttentionShape& s, const AttentionBlock& b, const T* q, const T* k, const T* mask,
-                      T* scores) {
-  gemm_alone<T>(Trans::no, Trans::yes, b.rows, b.columns, s.features, q + (b.matrix * s.queries + b.query) * s.features,
-                s.features, k + (b.matrix * s.keys + b.key) * s.features, s.features, scores, attention_block, false,
-                nullptr);
-  const auto scale = splat(static_cast<T>(s.scale));
-  for (Index i = 0; i < b.rows; ++i) {
-    T* row = scores + i * attention_block;
-    const T* added = mask == nullptr ? nullptr : mask + b.matrix * s.mask_pitch + (b.query + i) * s.keys + b.key;
-    for_packets<T>(b.columns, [&](Index j, auto n) {
-      const auto score = pmul(load(row + j, n), scale);
-      store(row + j, added == nullptr ? score : padd(score, load(added + j, n)), n);
-    });
-    std::fill(row + seen_keys(s, b, i), row + b.columns, -std::numeric_limits<T>::infinity());
-  }
-}
-
-/// factors[i, j] = 0 if the weight of query i and key j is dropped, else 1 / (1 - p): the factors of `dropout` for the
-/// elements of [samples, heads, queries, keys].
-template <class T>
-void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* factors) {
-  const std::uint32_t threshold = dropout_threshold(s.dropout);
-  const T scale = static_cast<T>(dropout_scale(s.dropout));
-  constexpr auto at_once = static_cast<Index>(philox_block);
-  std::array<PhiloxWords, philox_block> counters;
-  std::array<std::uint32_t, 4 * philox_block> words;
-  const Index sample = b.matrix / s.heads, head = b.matrix % s.heads;
-  for (Index i = 0; i < b.rows; ++i) {
-    const Index first = (head * s.queries + b.query + i) * s.keys + b.key, last = first + b.columns;
-    for (Index quad = first / 4; quad * 4 < last; quad += at_once) {
-      for (Index c = 0; c < at_once; ++c)
-        counters[static_cast<std::size_t>(c)] = dropout_counter(s.key, s.key.first_sample + sample, quad + c);
-      philox_words(s.key.seed, counters.data(), words.data());
-      const Index end = std::min(last, (quad + at_once) * 4);
-      for (Index e = std::max(first, quad * 4); e < end; ++e)
-        factors[i * attention_block + e - first] =
-            dropout_keeps(words[static_cast<std::size_t>(e - quad * 4)], threshold) ? scale : T{0};
-    }
-  }
-}
-
-/// Calls f(first, count) for each block of [0, n).
-template <class F>
-void for_attention_blocks(Index n, F f) {
-  for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
-}
-
-/// The result of one block of queries.
-template <class T>
-void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
-                    const T* v, const T* mask, T* y, T* log_sums) {
-  constexpr Index block = attention_block;
-  constexpr T lowest = -std::numeric_limits<T>::infinity();
-  const Scratch<T> memory(device, 2 * block * block);
-  T *scores = memory.data(), *factors = scores + block * block;
-  T largest[block], total[block];
-  std::fill_n(largest, block, lowest);
-  std::fill_n(total, block, T{0});
-  T* out = y + (matrix * s.queries + query) * s.values;
-  std::fill_n(out, rows * s.values, T{0});
-  const Index keys = s.causal ? std::min(s.keys, query + rows) : s.keys;
-  for_attention_blocks(keys, [&](Index key, Index columns) {
-    const AttentionBlock b{matrix, query, rows, key, columns};
-    attention_scores(s, b, q, k, mask, scores);
-    if (s.dropout > 0) attention_dropout(s, b, factors);
-    for (Index i = 0; i < rows; ++i) {
-      T* row = scores + i * block;
-      const Row<T> line{i * block, i, columns};
-      const T now =
-          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
-      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
-      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
-      largest[i] = high;
-      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
-        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
-        return weight;
-      });
-      total[i] = total[i] * kept + Sum<T>::fold(sum);
-      if (kept != T{1})
-        for_packets<T>(s.values, [&](Index j, auto n) {
-          T* place = out + i * s.values + j;
-          store(place, pmul(load(place, n), splat(kept)), n);
-        });
-    }
-    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
-                  s.values, out, s.values, true, nullptr);
-  });
-  for (Index i = 0; i < rows; ++i) {
-    const bool sees_nothing = total[i] == T{0};
-    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
-    for_packets<T>(s.values, [&](Index j, auto n) {
-      T* place = out + i * s.values + j;
-      store(place, pmul(load(place, n), inverse), n);
-    });
-    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
-  }
-}
-
-/// The gradients of one matrix of the batch.
-template <class T>
-void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix, const T* q, const T* k, const T* v,
-                               const T* mask, const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
-  constexpr Index block = attention_block;
-  const Scratch<T> memory(device, 3 * block * block + s.queries);
-  T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
-  T* dots = factors + block * block;
-  const Index queries = matrix * s.queries, keys = matrix * s.keys;
-  for (Index i = 0; i < s.queries; ++i) {
-    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
-    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-      return pmul(load(result + j, n), load(gradient + j, n));
-    }));
-  }
-  for_attention_blocks(s.keys, [&](Index key, Index columns) {
-    for_attention_blocks(s.queries, [&](Index query, Index rows) {
-      if (s.causal && query + rows <= key) return;
-      const AttentionBlock b{matrix, query, rows, key, columns};
-      const T* dy_rows = dy + (queries + query) * s.values;
-      attention_scores(s, b, q, k, mask, weights);
-      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
-                    s.values, gradients, block, false, nullptr);
-      if (s.dropout > 0) attention_dropout(s, b, factors);
-      for (Index i = 0; i < rows; ++i) {
-        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
-        const auto scale = splat(static_cast<T>(s.scale));
-        for_packets<T>(columns, [&](Index j, auto n) {
-          const Index at = i * block + j;
-          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
-          auto gradient = load(gradients + at, n), used = weight;
-          if (s.dropout > 0) {
-            const auto factor = load(factors + at, n);
-            gradient = pmul(gradient, factor);
-            used = pmul(used, factor);
-          }
-          store(weights + at, used, n);
-          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
-        });
-      }
-      if (dv != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
-                      dv + (keys + key) * s.values, s.values, true, nullptr);
-      if (dk != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
-                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
-                      nullptr);
-      if (dq != nullptr)
-        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
-                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
-    });
-  });
-}
-
-}  // namespace detail
-
-template <std::floating_point T>
-void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       T* log_sums) {
-  constexpr Index block = detail::attention_block;
-  const Index blocks = (s.queries + block - 1) / block;
-  parallel_for(s.batch() * blocks, [&](Index task) {
-    const Index query = task % blocks * block;
-    detail::attention_rows(device, s, task / blocks, query, std::min(block, s.queries - query), q, k, v, mask, y,
-                           log_sums);
-  });
-}
-
-template <std::floating_point T>
-void attention_backward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
-  parallel_for(s.batch(), [&](Index matrix) {
-    detail::attention_matrix_backward(device, s, matrix, q, k, v, mask, y, log_sums, dy, dq, dk, dv);
-  });
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-
-#endif
-#if CHORUS_USE_CUDA && defined(__CUDACC__)
-// <chorus/kernels/cuda/attention.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-/// Blockwise attention on GPUs, with sums in float: the score matrix is never in memory. It uses no tensor cores, so
-/// products with cuBLASLt are faster if that matrix fits into memory. cuDNN's attention graphs are not used: whether
-/// cuDNN accepts one can only be tested on a GPU.
-
-// <chorus/kernels/cuda/attention_tiles.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-/// Tile products in shared memory, for blockwise attention.
-
-namespace chorus::kernels::cuda {
-
-/// Rows and columns of a tile. A block then uses less than 48 KB of shared memory, which every GPU allows.
-template <class C>
-inline constexpr int attention_tile = sizeof(C) == 8 ? 32 : 64;
-/// The number of terms of a sum that are in shared memory at once.
-inline constexpr int attention_depth = 16;
-/// The side of the square that a block's threads form.
-inline constexpr int attention_side = 16;
-static_assert(attention_side * attention_side == block_threads);
-
-/// Rows are padded by one element, so that a column uses all banks.
-template <class C>
-struct TileMemory {
-  C left[attention_tile<C>][attention_depth + 1], right[attention_tile<C>][attention_depth + 1];
-  C weights[attention_tile<C>][attention_tile<C> + 1], gradients[attention_tile<C>][attention_tile<C> + 1];
-};
-
-/// A thread's elements of a tile.
-template <class C>
-struct TileSums {
-  static constexpr int count = attention_tile<C> / attention_side;
-  C at[count][count] = {};
-
-  static __device__ int row(int i) { return static_cast<int>(threadIdx.x) / attention_side + i * attention_side; }
-  static __device__ int column(int j) { return static_cast<int>(threadIdx.x) % attention_side + j * attention_side; }
-  /// Calls f(row, column, number).
-  template <class F>
-  __device__ void each(const F& f) {
-#pragma unroll
-    for (int i = 0; i < count; ++i)
-#pragma unroll
-      for (int j = 0; j < count; ++j) f(row(i), column(j), at[i][j]);
-  }
-};
-
-/// sums[r, c] += the sum over p below `length` of left(r, p) right(c, p). Right's p is contiguous in memory, or with
-/// `right_by_columns` its c. All threads of the block call it; it synchronises with their earlier writes.
-template <bool right_by_columns, class C, class Left, class Right>
-__device__ void add_products(TileSums<C>& sums, TileMemory<C>& m, Index length, const Left& left, const Right& right) {
-  constexpr int tile = attention_tile<C>, depth = attention_depth;
-  for (Index begin = 0; begin < length; begin += depth) {
-    __syncthreads();
-    for (int e = static_cast<int>(threadIdx.x); e < tile * depth; e += block_threads) {
-      const int r = e / depth, p = e % depth;
-      m.left[r][p] = begin + p < length ? left(r, begin + p) : C(0);
-      const int c = right_by_columns ? e % tile : r, from = right_by_columns ? e / tile : p;
-      m.right[c][from] = begin + from < length ? right(c, begin + from) : C(0);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int p = 0; p < depth; ++p)
-#pragma unroll
-      for (int i = 0; i < TileSums<C>::count; ++i)
-#pragma unroll
-        for (int j = 0; j < TileSums<C>::count; ++j)
-          sums.at[i][j] += m.left[sums.row(i)][p] * m.right[sums.column(j)][p];
-  }
-}
-
-/// The inputs of an attention.
-template <class T>
-struct AttentionInputs {
-  const T *q, *k, *v, *mask;
-  AttentionPitches pitches;
-};
-/// The offset of a row of a matrix.
-inline __device__ Index place(const AttentionPitch& at, const AttentionShape& s, Index matrix, Index row) {
-  const Index sample = matrix / s.heads;
-  return sample * at.sample + (matrix - sample * s.heads) * at.head + row * at.row;
-}
-
-/// The task of a block: a tile of rows and columns of one matrix's result.
-struct AttentionTask {
-  Index matrix, first, column;
-};
-/// Tasks for matrices of [rows, columns].
-struct AttentionTasks {
-  Index row_tiles, column_tiles, count;
-
-  static AttentionTasks of(Index matrices, Index rows, Index columns, Index tile) {
-    const Index down = divide_up(rows, tile), across = divide_up(columns, tile);
-    return {down, across, matrices * down * across};
-  }
-  __device__ AttentionTask operator()(Index task, Index tile) const {
-    const Index row = task / column_tiles, matrix = row / row_tiles;
-    return {matrix, (row - matrix * row_tiles) * tile, (task - row * column_tiles) * tile};
-  }
-};
-
-}  // namespace chorus::kernels::cuda
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_TILES_HPP
-
-#include <set>
-
-namespace chorus::kernels {
-
-namespace cuda {
-
-/// m.weights = scale q kᵀ + mask for queries from `query` and keys from `key`; -inf for hidden keys and beyond the
-/// matrix. A thread may read what it wrote itself; others need a barrier.
-template <class T>
-__device__ void attention_scores(TileMemory<compute_type<T>>& m, const AttentionShape& s, const AttentionInputs<T>& in,
-                                 Index matrix, Index query, Index key) {
-  using C = compute_type<T>;
-  const T *q = in.q + place(in.pitches.q, s, matrix, query), *k = in.k + place(in.pitches.k, s, matrix, key);
-  const Index rows = s.queries - query, columns = s.keys - key;
-  TileSums<C> sums;
-  add_products<false>(
-      sums, m, s.features, [&](int row, Index p) { return row < rows ? get(q, row * in.pitches.q.row + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(k, column * in.pitches.k.row + p) : C(0); });
-  const T* mask = in.mask == nullptr ? nullptr : in.mask + matrix * s.mask_pitch;
-  sums.each([&](int row, int column, C sum) {
-    const bool seen = row < rows && column < columns && (!s.causal || key + column <= query + row);
-    C score = -std::numeric_limits<C>::infinity();
-    if (seen) score = sum * static_cast<C>(s.scale);
-    if (seen && mask != nullptr) score += get(mask, (query + row) * s.keys + key + column);
-    m.weights[row][column] = score;
-  });
-}
-
-/// Dropout's factor of a weight.
-template <class C>
-__device__ C attention_dropout(const AttentionShape& s, Index matrix, Index query, Index key) {
-  if (s.dropout == 0) return C(1);
-  const Index sample = matrix / s.heads, place = ((matrix - sample * s.heads) * s.queries + query) * s.keys + key;
-  const PhiloxWords words = philox(s.key.seed, dropout_counter(s.key, s.key.first_sample + sample, place / 4));
-  std::uint32_t word = words[0];
-#pragma unroll
-  for (int i = 1; i < 4; ++i)
-    if (place % 4 == i) word = words[static_cast<std::size_t>(i)];
-  const bool keeps = dropout_keeps(word, dropout_threshold(s.dropout));
-  return keeps ? static_cast<C>(dropout_scale(s.dropout)) : C(0);
-}
-
-/// One block per tile of queries and of values. It iterates over the keys with an online softmax (Milakov and
-/// Gimelshein 2018).
-template <class T>
-__global__ void attention_forward(const __grid_constant__ AttentionShape s,
-                                  const __grid_constant__ AttentionTasks tasks,
-                                  const __grid_constant__ AttentionInputs<T> in, T* y, compute_type<T>* log_sums) {
-  using C = compute_type<T>;
-  constexpr int tile = attention_tile<C>, lanes = block_threads / tile;
-  constexpr C lowest = -std::numeric_limits<C>::infinity();
-  __shared__ TileMemory<C> m;
-  __shared__ C largest[tile], total[tile], kept[tile], partial[tile][lanes];
-  const int row = static_cast<int>(threadIdx.x) / lanes, lane = static_cast<int>(threadIdx.x) % lanes;
-  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
-    const AttentionTask task = tasks(i, tile);
-    const Index matrix = task.matrix, query = task.first, value = task.column;
-    __syncthreads();  // the previous task's numbers may still be read
-    if (lane == 0) largest[row] = lowest, total[row] = 0;
-    TileSums<C> out;
-    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
-    for (Index key = 0; key < end; key += tile) {
-      attention_scores(m, s, in, matrix, query, key);
-      __syncthreads();
-      C most = lowest;
-      for (int j = lane; j < tile; j += lanes) most = Larger{}(most, m.weights[row][j]);
-      partial[row][lane] = most;
-      __syncthreads();
-      most = largest[row];
-      for (int j = 0; j < lanes; ++j) most = Larger{}(most, partial[row][j]);
-      const C shift = most == lowest ? C(0) : most, before = std::exp(largest[row] - shift);
-      __syncthreads();
-      C sum = 0;
-      for (int j = lane; j < tile; j += lanes) {
-        const C weight = std::exp(m.weights[row][j] - shift);
-        sum += weight;
-        m.weights[row][j] = weight == C(0) ? C(0) : weight * attention_dropout<C>(s, matrix, query + row, key + j);
-      }
-      partial[row][lane] = sum;
-      __syncthreads();
-      if (lane == 0) {
-        sum = total[row] * before;
-        for (int j = 0; j < lanes; ++j) sum += partial[row][j];
-        total[row] = sum;
-        largest[row] = most;
-        kept[row] = before;
-      }
-      __syncthreads();
-      out.each([&](int r, int, C& number) { number *= kept[r]; });
-      const T* v = in.v + place(in.pitches.v, s, matrix, key);
-      add_products<true>(
-          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.weights[r][p]; },
-          [&](int c, Index p) { return value + c < s.values ? get(v, p * in.pitches.v.row + value + c) : C(0); });
-    }
-    __syncthreads();
-    out.each([&](int r, int c, C number) {
-      if (query + r >= s.queries || value + c >= s.values) return;
-      put(y, place(in.pitches.y, s, matrix, query + r) + value + c, total[r] == C(0) ? C(0) : number / total[r]);
-    });
-    if (value == 0 && lane == 0 && query + row < s.queries)
-      log_sums[matrix * s.queries + query + row] = total[row] == C(0) ? -lowest : largest[row] + std::log(total[row]);
-  }
-}
-
-/// Inputs of backward beside the forward inputs: `dots` are the dot products of the rows of y and dy; `adds` tells
-/// which gradients are added to old values.
-template <class T>
-struct AttentionGradients {
-  const T* dy;
-  const compute_type<T>*log_sums, *dots;
-  AttentionAdds adds;
-};
-
-/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
-template <class T>
-__device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
-                                    const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
-                                    Index query, Index key) {
-  using C = compute_type<T>;
-  attention_scores(m, s, in, matrix, query, key);
-  const Index first = matrix * s.queries + query, rows = s.queries - query, columns = s.keys - key;
-  const T *dy = back.dy + place(in.pitches.y, s, matrix, query), *v = in.v + place(in.pitches.v, s, matrix, key);
-  TileSums<C> sums;
-  add_products<false>(
-      sums, m, s.values, [&](int row, Index p) { return row < rows ? get(dy, row * in.pitches.y.row + p) : C(0); },
-      [&](int column, Index p) { return column < columns ? get(v, column * in.pitches.v.row + p) : C(0); });
-  sums.each([&](int row, int column, C gradient) {
-    const bool inside = row < rows && column < columns;
-    const C weight = inside ? std::exp(m.weights[row][column] - back.log_sums[first + row]) : C(0);
-    const C factor = inside ? attention_dropout<C>(s, matrix, query + row, key + column) : C(0);
-    m.weights[row][column] = weight * factor;
-    m.gradients[row][column] =
-        inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
-  });
-  __syncthreads();
-}
-
-/// One block per tile of queries and of features.
-template <class T>
-__global__ void attention_query_gradient(const __grid_constant__ AttentionShape s,
-                                         const __grid_constant__ AttentionTasks tasks,
-                                         const __grid_constant__ AttentionInputs<T> in,
-                                         const __grid_constant__ AttentionGradients<T> back, T* dq) {
-  using C = compute_type<T>;
-  constexpr int tile = attention_tile<C>;
-  __shared__ TileMemory<C> m;
-  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
-    const AttentionTask task = tasks(i, tile);
-    const Index matrix = task.matrix, query = task.first, feature = task.column;
-    TileSums<C> out;
-    const Index end = s.causal && query + tile < s.keys ? query + tile : s.keys;
-    for (Index key = 0; key < end; key += tile) {
-      attention_gradients(m, s, in, back, matrix, query, key);
-      const T* k = in.k + place(in.pitches.k, s, matrix, key);
-      add_products<true>(
-          out, m, s.keys - key < tile ? s.keys - key : tile, [&](int r, Index p) { return m.gradients[r][p]; },
-          [&](int c, Index p) { return feature + c < s.features ? get(k, p * in.pitches.k.row + feature + c) : C(0); });
-    }
-    out.each([&](int r, int c, C sum) {
-      if (query + r < s.queries && feature + c < s.features)
-        put(dq, place(in.pitches.q, s, matrix, query + r) + feature + c, sum, back.adds.q);
-    });
-  }
-}
-
-/// One block per tile of keys, and of features and values.
-template <class T>
-__global__ void attention_key_gradients(const __grid_constant__ AttentionShape s,
-                                        const __grid_constant__ AttentionTasks tasks,
-                                        const __grid_constant__ AttentionInputs<T> in,
-                                        const __grid_constant__ AttentionGradients<T> back, T* dk, T* dv) {
-  using C = compute_type<T>;
-  constexpr int tile = attention_tile<C>;
-  __shared__ TileMemory<C> m;
-  for (Index i = blockIdx.x; i < tasks.count; i += gridDim.x) {
-    const AttentionTask task = tasks(i, tile);
-    const Index matrix = task.matrix, key = task.first, column = task.column;
-    TileSums<C> by_k, by_v;
-    for (Index query = s.causal ? key : 0; query < s.queries; query += tile) {
-      attention_gradients(m, s, in, back, matrix, query, key);
-      const Index rows = s.queries - query < tile ? s.queries - query : tile;
-      const T *q = in.q + place(in.pitches.q, s, matrix, query), *dy = back.dy + place(in.pitches.y, s, matrix, query);
-      if (dk != nullptr)
-        add_products<true>(
-            by_k, m, rows, [&](int r, Index p) { return m.gradients[p][r]; },
-            [&](int c, Index p) { return column + c < s.features ? get(q, p * in.pitches.q.row + column + c) : C(0); });
-      if (dv != nullptr)
-        add_products<true>(
-            by_v, m, rows, [&](int r, Index p) { return m.weights[p][r]; },
-            [&](int c, Index p) { return column + c < s.values ? get(dy, p * in.pitches.y.row + column + c) : C(0); });
-    }
-    const auto store = [&](TileSums<C>& sums, T* to, Index width, const AttentionPitch& at, bool adds) {
-      sums.each([&](int r, int c, C sum) {
-        if (key + r < s.keys && column + c < width)
-          put(to, place(at, s, matrix, key + r) + column + c, sum, adds);
-      });
-    };
-    if (dk != nullptr) store(by_k, dk, s.features, in.pitches.k, back.adds.k);
-    if (dv != nullptr) store(by_v, dv, s.values, in.pitches.v, back.adds.v);
-  }
-}
-
-template <class T>
-struct AttentionDots {
-  AttentionShape s;
-  AttentionPitch pitch;
-  const T *y, *dy;
-  compute_type<T>* dots;
-  __device__ void operator()(const Line& line) const {
-    const Index matrix = line.result / s.queries, row = place(pitch, s, matrix, line.result - matrix * s.queries);
-    const double sum = line.sum([&](Index i) { return get(y, row + i - line.at) * get(dy, row + i - line.at); });
-    if (line.first()) dots[line.result] = static_cast<compute_type<T>>(sum);
-  }
-};
-
-/// Reports, once per shape, that attention is blockwise. Whole-matrix products are reported with cuBLASLt's plans.
-[[gnu::cold]] inline void say_attention(Cuda device, DType type, const AttentionShape& s) {
-  if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
-  static std::mutex mutex;
-  static std::set<PlanKey> said;
-  const std::lock_guard lock(mutex);
-  const PlanKey key{device.index, static_cast<Index>(type), s.samples,  s.heads,  s.queries,
-                    s.keys,       s.features,               s.values, s.causal, s.mask_pitch};
-  if (!said.insert(key).second) return;
-  chorus::detail::say(cat(device, ": attention ", type, " [", s.samples, ", ", s.heads, ", ", s.queries, ", ",
-                          s.features, "] to ", s.keys, " keys, ", s.values, " values each", s.causal ? ", causal" : "",
-                          ": by blocks, without its scores in memory"));
-}
-
-}  // namespace cuda
-
-/// As on the CPU, with strides `at`; the mask has type T, log_sums the type of sums.
-template <Real T>
-void attention_forward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const T* q, const T* k,
-                       const T* v, const T* mask, T* y, compute_type<T>* log_sums) {
-  const auto tasks = cuda::AttentionTasks::of(s.batch(), s.queries, s.values, cuda::attention_tile<compute_type<T>>);
-  if (tasks.count == 0) return;
-  cuda::say_attention(device, dtype<T>, s);
-  cuda::launch(device, "attention", cuda::blocks_for(tasks.count, 1), cuda::attention_forward<T>, s, tasks,
-               cuda::AttentionInputs<T>{q, k, v, mask, at}, y, log_sums);
-}
-template <Real T>
-void attention_forward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
-                       compute_type<T>* log_sums) {
-  attention_forward(device, s, AttentionPitches::dense(s), q, k, v, mask, y, log_sums);
-}
-
-/// `adds`: which gradients are added to old values.
-template <Real T>
-void attention_backward(Cuda device, const AttentionShape& s, const AttentionPitches& at, const AttentionAdds& adds,
-                        const T* q, const T* k, const T* v, const T* mask, const T* y, const compute_type<T>* log_sums,
-                        const T* dy, T* dq, T* dk, T* dv) {
-  constexpr Index tile = cuda::attention_tile<compute_type<T>>;
-  const Index lines = s.batch() * s.queries;
-  const cuda::Scratch<compute_type<T>> dots(device, lines);
-  cuda::for_lines(device, "attention gradient", AxisShape{lines, s.values, 1},
-                  cuda::AttentionDots<T>{s, at.y, y, dy, dots.data()});
-  const cuda::AttentionInputs<T> in{q, k, v, mask, at};
-  const cuda::AttentionGradients<T> back{dy, log_sums, dots.data(), adds};
-  const auto queries = cuda::AttentionTasks::of(s.batch(), s.queries, s.features, tile);
-  if (dq != nullptr && queries.count > 0)
-    cuda::launch(device, "attention gradient by queries", cuda::blocks_for(queries.count, 1),
-                 cuda::attention_query_gradient<T>, s, queries, in, back, dq);
-  const auto keys = cuda::AttentionTasks::of(s.batch(), s.keys, std::max(s.features, s.values), tile);
-  if ((dk != nullptr || dv != nullptr) && keys.count > 0)
-    cuda::launch(device, "attention gradients by keys and values", cuda::blocks_for(keys.count, 1),
-                 cuda::attention_key_gradients<T>, s, keys, in, back, dk, dv);
-}
-
-template <Real T>
-void attention_backward(Cuda device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask,
-                        const T* y, const compute_type<T>* log_sums, const T* dy, T* dq, T* dk, T* dv) {
-  attention_backward(device, s, AttentionPitches::dense(s), {true, true, true}, q, k, v, mask, y, log_sums, dy, dq, dk,
-                     dv);
-}
-
-}  // namespace chorus::kernels
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CUDA_ATTENTION_HPP
-
-#endif
-#endif  // CHORUS_SINGLE_CHORUS_KERNELS_ATTENTION_HPP
-
-// <chorus/tensor/kept_for_replays.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-#define CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-/// Keeps memory alive for replays of a captured step.
-
-#if CHORUS_USE_CUDA
-#endif
-
-namespace chorus::detail {
-
-/// In a capture: keeps `storage` as long as the graph may be replayed.
-template <Device D>
-void keep_for_replays([[maybe_unused]] const Storage<D>& storage) {
-#if CHORUS_USE_CUDA
-  if constexpr (std::is_same_v<D, Cuda>)
-    if (auto* numbers = cuda::replay_numbers()) numbers->keep(storage);
-#endif
-}
-
-}  // namespace chorus::detail
-#endif  // CHORUS_SINGLE_CHORUS_TENSOR_KEPT_FOR_REPLAYS_HPP
-
-namespace chorus {
-
-/// Options of scaled_dot_product_attention.
-struct AttentionOptions {
-  /// Query i attends to keys 0 to i only.
-  bool causal = false;
-  /// The probability of dropping an attention weight in training (see `dropout`).
-  double dropout = 0;
-};
-
-namespace detail {
-
-/// Whether a blockwise kernel exists: on the CPU, in float and double, without gradients of gradients.
-template <class Q, class K, class V>
-inline constexpr bool has_attention_kernel =
-    std::same_as<typename tensor_of<Q>::device_type, Cpu>&& std::floating_point<typename tensor_of<Q>::value_type>&&
-            tensor_of<Q>::rank == tensor_of<K>::rank&& tensor_of<Q>::rank == tensor_of<V>::rank &&
-    !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
-
-template <bool heads_inside>
-kernels::AttentionPitches attention_pitches(const kernels::AttentionShape& s) {
-  return heads_inside ? kernels::AttentionPitches::heads_inside(s) : kernels::AttentionPitches::dense(s);
-}
-
-template <class Q>
-using AttentionMask = Tensor<typename tensor_of<Q>::value_type, 3, typename tensor_of<Q>::device_type>;
-
-/// `mask` is undefined, or has the shape of the scores or of one score matrix. There is at least one score. With
-/// `heads_inside`, on GPUs, operands and result are [batch, places, heads, features].
-template <bool heads_inside = false, Operand Q, Operand K, Operand V>
-auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask<Q>& mask,
-                         const AttentionOptions& options) {
-  using T = typename tensor_of<Q>::value_type;
-  using D = typename tensor_of<Q>::device_type;
-  constexpr int rank = tensor_of<Q>::rank, places = heads_inside ? -3 : -2;
-  constexpr bool on_cpu = std::is_same_v<D, Cpu>;
-  static_assert(!heads_inside || (rank == 4 && !on_cpu));
-  const auto queries = contiguous(value_of(q));
-  const auto keys = contiguous(value_of(k));
-  const auto values = contiguous(value_of(v));
-  const auto device = queries.device();
-  auto shape = queries.shape();
-  const Index samples = rank > 2 ? shape[0] : 1;
-  const Index matrices = queries.numel() / (queries.size(places) * queries.size(-1));
-  kernels::AttentionShape s{.samples = samples,
-                            .heads = matrices / samples,
-                            .queries = queries.size(places),
-                            .keys = keys.size(places),
-                            .features = queries.size(-1),
-                            .values = values.size(-1),
-                            .scale = 1 / std::sqrt(static_cast<double>(queries.size(-1))),
-                            .causal = options.causal,
-                            .dropout = options.dropout,
-                            .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
-  if (s.dropout > 0) s.key = next_random_key(samples);
-  auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
-  shape.back() = s.values;
-  auto out = Tensor<T, rank, D>::empty(shape, device);
-  count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
-  const auto forward = [&](const auto&... at) {
-    kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
-                               log_sums.data());
-  };
-  if constexpr (on_cpu)
-    forward();
-  else
-    forward(attention_pitches<heads_inside>(s));
-  return record(
-      "scaled_dot_product_attention", out,
-      [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
-       device](const auto& dy, auto dq, auto dk, auto dv) {
-        const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
-        const auto place = [&](auto node, bool& adds) -> T* {
-          if (!node) return nullptr;
-          const auto [grad, accumulate] = node->target();
-          if (on_cpu && !accumulate) zero_bytes(device, grad.data(), grad.bytes());
-          adds = accumulate;
-          return grad.data();
-        };
-        const T* const in[] = {numbers(queries), numbers(keys), numbers(values), numbers(out)};
-        kernels::AttentionAdds adds{};
-        T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
-        const auto backward = [&](const auto&... how) {
-          kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
-                                      dy.data(), grads[0], grads[1], grads[2]);
-        };
-        if constexpr (on_cpu)
-          backward();
-        else
-          backward(attention_pitches<heads_inside>(s), adds);
-      },
-      q, k, v);
-}
-
-/// [queries, keys]: true if the key comes after the query. The last one is cached, since a captured CUDA graph must not
-/// copy from the host.
-template <Device D>
-Tensor<bool, 2, D> later_keys(Index queries, Index keys, D device) {
-  thread_local Tensor<bool, 2, D> kept;
-  if (kept.defined() && kept.shape() == Shape<2>{queries, keys} && kept.device() == device) {
-    keep_for_replays(kept.storage());
-    return kept;
-  }
-  auto later = Tensor<bool, 2, Cpu>::empty({queries, keys});
-  for (Index i = 0; i < queries; ++i)
-    for (Index j = 0; j < keys; ++j) later.data()[i * keys + j] = j > i;
-  const std::span<const bool> mask(later.data(), static_cast<std::size_t>(later.numel()));
-  kept = Tensor<bool, 2, D>::from(mask, later.shape(), device);
-  return kept;
-}
-
-/// Whether the interceptor wants the attention weights of this layer.
-template <Operand Q>
-bool takes_attention_weights() {
-  if constexpr (may_be_intercepted<Q>) return interceptor != nullptr && interceptor->takes_attention_weights();
-  return false;
-}
-template <Operand W>
-W taken_weights(const W& weights) {
-  if constexpr (may_be_intercepted<W>)
-    if (takes_attention_weights<W>()) [[unlikely]] {
-      interceptor->attends_by(value_of(weights).storage());
-      return taken(weights);
-    }
-  return weights;
-}
-
-/// The same with the library's operations: the score matrix is in memory, for every device and type. `masked(scores)`
-/// applies the mask.
-template <Operand Q, Operand K, Operand V, class Masked>
-auto unblocked_attention(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
-  const auto features = static_cast<double>(value_of(q).size(-1));
-  auto scores = masked(matmul(q * (1 / std::sqrt(features)), transpose(k, -2, -1)));
-  if (options.causal)
-    scores = masked_fill(scores, later_keys(scores.size(-2), scores.size(-1), scores.device()),
-                         -std::numeric_limits<double>::infinity());
-  const auto weights = taken_weights(softmax(scores, -1, /*none_is_zero=*/true));
-  if (options.dropout == 0) return matmul(weights, v);
-  return matmul(dropout(weights, options.dropout), v);
-}
-
-/// Whether attention uses batched products, with the scale and the causal mask fused: on GPUs, without gradients of
-/// gradients.
-template <class Q, class K, class V>
-inline constexpr bool has_stacked_attention =
-    !std::is_same_v<typename tensor_of<Q>::device_type, Cpu> && tensor_of<Q>::rank == tensor_of<K>::rank &&
-    tensor_of<Q>::rank == tensor_of<V>::rank && !(is_graph_variable<Q> || is_graph_variable<K> || is_graph_variable<V>);
-
-/// q kᵀ / sqrt(features) for stacks of one shape, without a transposed or scaled copy.
-template <Operand Q, Operand K>
-auto attention_scores(const Q& q, const K& k) {
-  using kernels::Trans;
-  const auto queries = contiguous(value_of(q));
-  const auto keys = contiguous(value_of(k));
-  const auto device = queries.device();
-  const Index m = queries.size(-2), n = keys.size(-2), features = queries.size(-1);
-  auto shape = queries.shape();
-  shape.back() = n;
-  const Index count = queries.numel() / (m * features);
-  const double scale = 1 / std::sqrt(static_cast<double>(features));
-  auto out = tensor_of<Q>::empty(shape, device);
-  count_multiply_adds(count * m * n * features);
-  kernels::gemm_stack(device, {count, m * features, n * features, m * n}, Trans::no, Trans::yes, m, n, features,
-                      queries.data(), features, keys.data(), features, out.data(), n, false, scale);
-  return record(
-      "scaled_dot_product_attention", std::move(out),
-      [queries = Saved(queries), keys = Saved(keys), device, count, m, n, features, scale](const auto& dy, auto dq,
-                                                                                           auto dk) {
-        constexpr const char* name = "scaled_dot_product_attention";
-        if (dq) {
-          const auto [grad, accumulate] = dq->target();
-          kernels::gemm_stack(device, {count, m * n, n * features, m * features}, Trans::no, Trans::no, m, features, n,
-                              dy.data(), n, keys.read(name).data(), features, grad.data(), features, accumulate, scale);
-        }
-        if (dk) {
-          const auto [grad, accumulate] = dk->target();
-          kernels::gemm_stack(device, {count, m * n, m * features, n * features}, Trans::yes, Trans::no, n, features, m,
-                              dy.data(), n, queries.read(name).data(), features, grad.data(), features, accumulate,
-                              scale);
-        }
-      },
-      q, k);
-}
-
-/// The attention weights of scores [..., queries, keys], if query i attends to keys 0 to i only.
-template <Operand X>
-auto causal_softmax(const X& scores) {
-  return along_axis(
-      operations::Softmax{-1}, scores, -1,
-      [queries = value_of(scores).size(-2)](auto device, auto view, const auto* in, auto* out) {
-        kernels::softmax_forward(device, view, in, out, /*none_is_zero=*/true, queries);
-      },
-      [](auto device, auto view, const auto* y, const auto* dy, auto* dx, bool accumulate) {
-        kernels::softmax_backward(device, view, y, dy, dx, accumulate);
-      });
-}
-
-/// One batched product for the scores and one for the result. The score matrix is in memory; the number of kernel
-/// launches does not depend on the sizes.
-template <Operand Q, Operand K, Operand V, class Masked>
-auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& masked, const AttentionOptions& options) {
-  const auto scores = masked(attention_scores(q, k));
-  const auto weights = options.causal ? causal_softmax(scores) : softmax(scores, -1, /*none_is_zero=*/true);
-  if (options.dropout == 0) return matmul(weights, v);
-  return matmul(dropout(weights, options.dropout), v);
-}
-
-/// The mask as matrices: one for each matrix of scores, or one for all.
-template <class T, int Rank, class D, std::size_t N>
-Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
-  static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
-  const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
-  const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
-  if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
-  return broadcast_to(contiguous(mask).view(Shape<3>{1, mask.size(-2), mask.size(-1)}), matrix(1));
-}
-/// The same for a bool mask: 0 for visible keys, -infinity of type T for others.
-template <class T, int Rank, class D, std::size_t N>
-Tensor<T, 3, D> attention_mask(const Tensor<bool, Rank, D>& mask, std::array<Index, N> scores) {
-  constexpr float hidden = -std::numeric_limits<float>::infinity();
-  if constexpr (std::is_same_v<D, Cpu>) {
-    const auto seen = contiguous(mask);
-    auto added = Tensor<T, Rank, D>::empty(mask.shape(), mask.device());
-    std::transform(seen.data(), seen.data() + seen.numel(), added.data(),
-                   [=](bool sees) { return sees ? static_cast<T>(0) : static_cast<T>(hidden); });
-    return attention_mask(added, scores);
-  } else {
-    const auto none = Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device());
-    return attention_mask(where(mask, Tensor<T, Rank, D>::zeros(mask.shape(), mask.device()), none), scores);
-  }
-}
-
-template <Operand Q, Operand K, Operand V, class MakeMask, class Masked>
-auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, const Masked& masked,
-               const AttentionOptions& options) {
-  const auto &queries = value_of(q), &keys = value_of(k), &values = value_of(v);
-  check<ShapeError>(queries.size(-1) == keys.size(-1) && keys.size(-2) == values.size(-2),
-                    "scaled_dot_product_attention: queries of shape ", queries.shape(), ", keys of shape ",
-                    keys.shape(), " and values of shape ", values.shape(), " do not fit");
-  check<UsageError>(options.dropout >= 0 && options.dropout < 1,
-                    "scaled_dot_product_attention: expected a dropout probability in [0, 1), got ", options.dropout);
-  check<UsageError>(options.dropout == 0 || tensor_of<Q>::rank > 2,
-                    "scaled_dot_product_attention: expected a batch axis for dropout, got shape ", queries.shape());
-  if constexpr (has_attention_kernel<Q, K, V> || has_stacked_attention<Q, K, V>) {
-    auto scores = queries.shape();
-    const auto same_batch = [&](const auto& other) {
-      return std::equal(scores.begin(), scores.end() - 2, other.begin());
-    };
-    if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
-        !takes_attention_weights<Q>()) {
-      scores.back() = keys.size(-2);
-      const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
-      if constexpr (has_attention_kernel<Q, K, V>) {
-        return in_blocks();
-      } else {
-        if (kernels::above_scores_limit<typename tensor_of<Q>::value_type>(numel(scores))) return in_blocks();
-        return attention_in_stacks(q, k, v, masked, options);
-      }
-    }
-  }
-  return unblocked_attention(q, k, v, masked, options);
-}
-
-}  // namespace detail
-
-/// q: [batch..., queries, features], k: [batch..., keys, features], v: [batch..., keys, values] -> softmax(q kᵀ /
-/// sqrt(features)) v: [batch..., queries, values]. Memory grows with queries + keys, not with their product; on GPUs
-/// only above kernels::attention_scores_limit(). Throws ShapeError if sizes differ, UsageError unless 0 <= dropout < 1.
-template <Operand Q, Operand K, Operand V>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const AttentionOptions& options) {
-  return detail::attention(
-      q, k, v, [](const auto&) { return detail::AttentionMask<Q>{}; }, [](const auto& scores) { return scores; },
-      options);
-}
-template <Operand Q, Operand K, Operand V>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, bool causal = false) {
-  return scaled_dot_product_attention(q, k, v, AttentionOptions{.causal = causal});
-}
-
-/// The same with a bool mask, [queries, keys] or with leading axes: true for keys that the query attends to. A query
-/// without any key gets zeros and no gradient, as in PyTorch.
-template <Operand Q, Operand K, Operand V, int Rank, Device D>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v, const Tensor<bool, Rank, D>& mask,
-                                  const AttentionOptions& options = {}) {
-  using T = typename tensor_of<Q>::value_type;
-  constexpr float hidden = -std::numeric_limits<float>::infinity();
-  return detail::attention(
-      q, k, v, [&](const auto& scores) { return detail::attention_mask<T>(mask, scores); },
-      [&](const auto& scores) {
-        return where(mask, scores, Tensor<T, 0, D>::full({}, static_cast<T>(hidden), mask.device()));
-      },
-      options);
-}
-
-/// The same with a mask that is added to the scores: [queries, keys] or with leading axes. It gets no gradient.
-template <Operand Q, Operand K, Operand V, int Rank, Device D>
-auto scaled_dot_product_attention(const Q& q, const K& k, const V& v,
-                                  const Tensor<typename tensor_of<Q>::value_type, Rank, D>& mask,
-                                  const AttentionOptions& options = {}) {
-  return detail::attention(
-      q, k, v, [&](const auto& scores) { return detail::attention_mask(mask, scores); },
-      [&](const auto& scores) { return scores + mask; }, options);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_OPS_ATTENTION_HPP
+/// scores don't fit into the limit, products and kernels read them without a copy.
 
 namespace chorus {
 
@@ -57159,6 +58660,11 @@ class MultiheadAttention : public Module {
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
+  /// Self-attention after the positions in `cache`, which keeps these, too; causal, also without a capacity.
+  template <Operand Q, Operand K, Operand V>
+  auto operator()(const Q& query, const K& key, const V& value, const KvCache& cache) const {
+    return detail::watched(*this, [&] { return attend(query, key, value, cache); });
+  }
 
   /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
   template <class Q, class K, class V, class Seen = bool>
@@ -57207,7 +58713,7 @@ class MultiheadAttention : public Module {
   template <Operand Q, Operand K, Operand V, class Seen>
   auto seen_by_heads(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
                      const TensorGroupRef& group) const {
-    if constexpr (chorus::detail::has_stacked_attention<Q, K, V>) {
+    if constexpr (chorus::detail::has_stacked_attention<Q, K, V> && !std::is_same_v<Seen, KvCache>) {
       if constexpr (AnyTensor<Seen>)
         return seen_in_place(q, k, v, head, {}, of_heads(seen, group));
       else
@@ -57242,14 +58748,16 @@ class MultiheadAttention : public Module {
                      const TensorGroupRef& group) const {
     return detail::attended(
         this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
-          const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
+          const auto& of_q = input(q);
+          const auto& of_k = input(k);
+          const auto& of_v = input(v);
           const auto& weight = own();
           const auto heads_first = [&](const auto& x, Index part) {
             return permute(project(x, weight, part, head), Shape<4>{0, 2, 1, 3});
           };
           const auto queries = heads_first(of_q, 0), keys = heads_first(of_k, 1), values = heads_first(of_v, 2);
           const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
-          return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
+          return detail::attention_of_layer(this, a, b, c, of_heads(seen, group));
         });
   }
   template <Operand X>
@@ -61112,6 +62620,233 @@ auto bce_with_logits(const X& x, const Y& target, const W& weight, const P& pos_
 /// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
 /// weights and gate order.
 
+// <chorus/ops/lists.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+/// Lists of tensors: concat and stack of a std::vector in one pass, split, chunk, unbind, meshgrid. All are
+/// differentiable.
+
+namespace chorus {
+
+namespace detail {
+
+/// The node of a list that is joined along an axis. Each part takes its block of the gradient.
+template <Real T, int Rank, int PartRank, Device D>
+class ListNode final : public GradNode<T, Rank, D> {
+ public:
+  struct Part {
+    Ref<GradNode<T, PartRank, D>> input;
+    Index start, count;
+  };
+
+  ListNode(const char* operation, const Tensor<T, Rank, D>& value, kernels::AxisShape whole, std::vector<Part> parts)
+      : GradNode<T, Rank, D>(operation, value.shape(), value.device()), whole_(whole), parts_(std::move(parts)) {
+    bool loose = false, of_data = false;
+    for (const Part& part : parts_) {
+      loose = loose || !part.input;
+      of_data = of_data || !part.input || part.input->may_be_of_data();
+    }
+    this->set_operands(loose, !parts_.front().input, of_data);
+    this->set_form(Node::Form::linear);
+  }
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(!parts_.empty(), "backward: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    const auto grad = this->take_grad();
+    for (const Part& part : parts_)
+      if (auto* const input = unless_skipped(part.input.get())) {
+        const auto [to, accumulate] = input->target();
+        kernels::take_block(to.device(), whole_, part.start, part.count, grad.data(), to.data(), accumulate);
+      }
+    if (!keep) parts_.clear();
+  }
+  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
+    for (const Part& part : parts_)
+      if (part.input) visit(*part.input, context);
+  }
+
+ private:
+  kernels::AxisShape whole_;
+  std::vector<Part> parts_;
+};
+
+// Joins the list to a tensor of the given shape along an axis, where part i takes `count(its shape)` entries.
+template <std::size_t Size, Operand X, class Count>
+auto join_list(const char* operation, const std::array<Index, Size>& shape, std::size_t axis,
+               const std::vector<X>& list, const Count& count) {
+  using Numbers = tensor_of<X>;
+  using T = typename Numbers::value_type;
+  using D = typename Numbers::device_type;
+  constexpr int rank = static_cast<int>(Size);
+  const auto whole = around_axis(shape, axis);
+  auto out = Tensor<T, rank, D>::empty(shape, value_of(list.front()).device());
+  ++operations_ended;
+  Index start = 0;
+  const auto put = [&](const X& x) {
+    const auto part = contiguous(value_of(x));
+    check_same_device(operation, out, part);
+    const Index entries = count(part.shape());
+    kernels::put_block(out.device(), whole, start, entries, part.data(), out.data());
+    start += entries;
+    return entries;
+  };
+  if constexpr (AnyTensor<X>) {
+    for (const X& x : list) put(x);
+    return out;
+  } else {
+    using Node = ListNode<T, rank, Numbers::rank, D>;
+    std::vector<typename Node::Part> parts;
+    bool recorded = false;
+    for (const X& x : list) {
+      parts.push_back({grad_enabled() ? node_of(x) : Ref<GradNode<T, Numbers::rank, D>>(), start, put(x)});
+      recorded = recorded || parts.back().input;
+    }
+    if (detects_anomalies()) [[unlikely]]
+      check_finite(operation, out);
+    if (!recorded) return Variable<T, rank, D>(std::move(out));
+    Ref<GradNode<T, rank, D>> node(new Node(operation, out, whole, std::move(parts)));
+    return Variable<T, rank, D>(std::move(out), std::move(node));
+  }
+}
+
+// Whether a list is joined by operations of two operands, which an observer knows, or whose gradients are recorded.
+template <Operand X>
+bool is_joined_by_twos() {
+  if constexpr (may_be_intercepted<X>)
+    if (interceptor != nullptr) return true;
+  return is_graph_variable<X> || operation_watch != nullptr;
+}
+
+template <Operand X>
+void check_list(const char* operation, const std::vector<X>& list) {
+  check<UsageError>(!list.empty(), operation, ": expected at least one tensor, got none");
+  for (const X& x : list) check_defined(operation, value_of(x));
+}
+
+}  // namespace detail
+
+/// Joins a list along an axis, in one pass. Throws UsageError for an empty list, ShapeError if sizes differ in other
+/// axes, DeviceError if devices differ.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto concat(Index axis, const std::vector<X>& list) {
+  detail::check_list("concat", list);
+  const auto a = normalize_axis("concat", axis, tensor_of<X>::rank);
+  using Joined = decltype(detail::plain_concat(axis, list.front(), list.front()));
+  if (detail::is_joined_by_twos<X>()) {
+    if constexpr (std::is_same_v<X, Joined>)
+      return concat(axis, std::span<const X>(list));
+    else
+      return concat(axis, std::vector<Joined>(list.begin(), list.end()));
+  }
+  auto shape = value_of(list.front()).shape();
+  shape[a] = 0;
+  for (const X& x : list) {
+    auto expected = value_of(x).shape();
+    const Index size = std::exchange(expected[a], shape[a]);
+    check<ShapeError>(expected == shape, "concat: shapes ", value_of(list.front()).shape(), " and ",
+                      value_of(x).shape(), " differ outside of axis ", axis);
+    shape[a] += size;
+  }
+  return Joined(detail::join_list("concat", shape, a, list, [a](const auto& part) { return part[a]; }));
+}
+
+/// Joins a list of tensors of one shape along a new axis, in one pass. Throws as concat does.
+template <Operand X>
+requires(tensor_of<X>::rank >= 0) auto stack(Index axis, const std::vector<X>& list) {
+  detail::check_list("stack", list);
+  const auto a = normalize_axis("stack", axis, tensor_of<X>::rank + 1);
+  const auto& first = value_of(list.front()).shape();
+  for (const X& x : list)
+    check<ShapeError>(value_of(x).shape() == first, "stack: expected tensors of one shape, got ", first, " and ",
+                      value_of(x).shape());
+  using Wide = decltype(unsqueeze(list.front(), axis));
+  if (detail::is_joined_by_twos<X>()) {
+    std::vector<Wide> wide;
+    for (const X& x : list) wide.push_back(unsqueeze(x, axis));
+    return concat(axis, std::span<const Wide>(wide));
+  }
+  std::array<Index, static_cast<std::size_t>(tensor_of<X>::rank) + 1> shape{};
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    shape[i] = i < a ? first[i] : i == a ? static_cast<Index>(list.size()) : first[i - 1];
+  return Wide(detail::join_list("stack", shape, a, list, [](const auto&) { return Index{1}; }));
+}
+
+/// Parts of an axis of the given sizes. Throws ShapeError unless they sum to the axis's size.
+template <Operand X>
+auto split(const X& x, const std::vector<Index>& sizes, Index axis = 0) {
+  const auto a = normalize_axis("split", axis, tensor_of<X>::rank);
+  const auto& shape = value_of(x).shape();
+  Index sum = 0;
+  for (const Index size : sizes) {
+    check<ShapeError>(size >= 0, "split: expected sizes of at least 0, got ", size);
+    sum += size;
+  }
+  check<ShapeError>(sum == shape[a], "split: expected sizes with the sum ", shape[a], ", that of axis ", axis,
+                    " of shape ", shape, ", got ", sum);
+  std::vector<decltype(slice(x, axis, 0, 0))> parts;
+  Index start = 0;
+  for (const Index size : sizes) {
+    parts.push_back(slice(x, axis, start, start + size));
+    start += size;
+  }
+  return parts;
+}
+/// Parts of an axis of `size` entries each; the last may be smaller. Throws UsageError unless the size is positive.
+template <Operand X>
+auto split(const X& x, Index size, Index axis = 0) {
+  check<UsageError>(size > 0, "split: expected a size of at least 1, got ", size);
+  Index left = value_of(x).size(axis);
+  std::vector<Index> sizes;
+  for (; left > 0 || sizes.empty(); left -= sizes.back()) sizes.push_back(left < size ? left : size);
+  return split(x, sizes, axis);
+}
+
+/// At most `chunks` parts of an axis, of equal size; the last may be smaller, and there may be fewer, as in PyTorch.
+/// Throws UsageError unless `chunks` is positive.
+template <Operand X>
+auto chunk(const X& x, Index chunks, Index axis = 0) {
+  check<UsageError>(chunks > 0, "chunk: expected at least 1 chunk, got ", chunks);
+  const Index size = value_of(x).size(axis);
+  if (size == 0) return split(x, std::vector<Index>(static_cast<std::size_t>(chunks)), axis);
+  return split(x, (size + chunks - 1) / chunks, axis);
+}
+
+/// The entries of an axis, without it.
+template <Operand X>
+auto unbind(const X& x, Index axis = 0) {
+  constexpr int rank = tensor_of<X>::rank;
+  static_assert(rank >= 1, "unbind: expected at least one axis");
+  const auto a = normalize_axis("unbind", axis, rank);
+  const auto& shape = value_of(x).shape();
+  Shape<rank - 1> rest{};
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  std::vector<decltype(reshape(x, rest))> entries;
+  for (Index i = 0; i < shape[a]; ++i) entries.push_back(reshape(slice(x, axis, i, i + 1), rest));
+  return entries;
+}
+
+/// The coordinates of a grid, a tuple of one tensor for each vector: all have the shape [size of the first vector, size
+/// of the second, ...]. `const auto [y, x] = meshgrid(arange(h), arange(w));` (torch.meshgrid with indexing="ij").
+template <Operand... Xs>
+auto meshgrid(const Xs&... xs) {
+  static_assert(((tensor_of<Xs>::rank == 1) && ...), "meshgrid: expected vectors");
+  const std::array<Index, sizeof...(Xs)> whole{value_of(xs).size(0)...};
+  std::size_t axis = 0;
+  const auto along = [&](const auto& x) {
+    std::array<Index, sizeof...(Xs)> shape{};
+    shape.fill(1);
+    shape[axis] = whole[axis];
+    ++axis;
+    return expand(reshape(x, shape), whole);
+  };
+  return std::tuple{along(xs)...};
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LISTS_HPP
+
 namespace chorus {
 
 namespace functors {
@@ -61235,27 +62970,52 @@ State as_state(const H& h) {
     return State(h);
 }
 
-template <class State>
-auto join_steps(const std::vector<State>& steps) {
-  const auto& shape = steps.front().shape();
-  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
-  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
-  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
+/// Which samples of a batch have a step: [time, batch, 1]; undefined if all have all of them.
+template <Operand X, class D>
+Tensor<bool, 3, D> real_steps(const char* operation, const X& x, const Tensor<std::int64_t, 1, D>& lengths) {
+  if (!lengths.defined()) return {};
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1);
+  check<ShapeError>(lengths.numel() == batch, operation, ": expected ", batch, " lengths, got ", lengths.numel());
+  const auto near = contiguous(to_device(lengths, Cpu{}));
+  auto steps = Tensor<bool, 3, Cpu>::empty({time, batch, 1});
+  for (Index i = 0; i < batch; ++i) {
+    check<UsageError>(near(i) >= 0 && near(i) <= time, operation, ": expected lengths in [0, ", time, "], got ",
+                      near(i), " for sample ", i);
+    for (Index t = 0; t < time; ++t) steps(t, i, 0) = t < near(i);
+  }
+  return to_device(steps, lengths.device());
+}
+/// The state after step t: that before it for samples which have ended.
+template <class State, class D>
+State state_after(const Tensor<bool, 3, D>& real, Index t, const State& next, const State& before) {
+  return real.defined() ? State(where(contiguous(real.select(0, t)), next, before)) : next;
+}
+/// The output of step t: zero for samples which have ended.
+template <class State, class D>
+State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
+  using Value = tensor_of<State>;
+  return real.defined() ? State(where(contiguous(real.select(0, t)), state,
+                                      Tensor<typename Value::value_type, 0, D>::zeros({}, real.device())))
+                        : state;
 }
 
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
 /// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
-/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
+/// backwards; outputs stay at their steps. `lengths`, [batch]: a sample ends after so many steps, and padding follows:
+/// its last state is that of its end, `reverse` begins there, and outputs after it are zero, as PyTorch's packed
+/// sequences. Throws ShapeError if sizes don't match, UsageError for a length outside of [0, time].
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-          const C& c0, bool reverse = false) {
+          const C& c0, bool reverse = false,
+          const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
   detail::check_state("lstm", x, weight_hh, h0);
   detail::check_state("lstm", x, weight_hh, c0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("lstm", x, lengths);
   using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
                                            linear(h0, weight_hh, bias_hh), c0, c0));
   auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
@@ -61264,12 +63024,15 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
     const Index t = reverse ? time - 1 - step : step;
     const auto gates =
         detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
-    c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
+    const State cell =
+        detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
                           detail::gate(gates, 2, hidden), c);
-    h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), cell);
+    c = detail::state_after(real, t, cell, c);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
 /// The same with initial states of zero.
@@ -61280,15 +63043,17 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
 }
 
 /// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
-/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
-/// sizes don't match.
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` and `lengths` as for lstm. Throws
+/// ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-         bool reverse = false) {
+         bool reverse = false,
+         const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
   detail::check_state("gru", x, weight_hh, h0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("gru", x, lengths);
   using State =
       decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
   auto h = detail::as_state<State>(h0);
@@ -61300,11 +63065,12 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
     const auto candidate =
         detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
                           detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
-                          candidate, h);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden),
+                                          detail::gate(gh, 1, hidden), candidate, h);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
 /// The same with an initial state of zero.
@@ -61315,6 +63081,247 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_OPS_RECURRENT_HPP
+
+// <chorus/ops/rounding.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+/// sign, floor, ceil, round. Their gradients are 0.
+
+namespace chorus {
+
+namespace functors {
+
+/// 1, 0 or -1; 0 for NaN, as in PyTorch.
+struct Sign {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return where(x > 0, S(1), where(x < 0, S(-1), S(0)));
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The nearest integer, the even one of two. Adding 2^23, or 2^52 for double, leaves no bits for fractions; numbers
+/// from there on are integers.
+struct Round {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    constexpr auto whole = 1 / std::numeric_limits<real_of<S>>::epsilon();
+    const S above = abs(x), near = (above + whole) - whole;
+    return where(above < whole, where(x < 0, -near, where(x > 0, near, x)), x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The largest integer that is not above x.
+struct Floor {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    const S near = Round{}(x);
+    return where(near > x, near - 1, near);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+/// The smallest integer that is not below x.
+struct Ceil {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return -Floor{}(-x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S&, const S&) const {
+    return {{S(0)}};
+  }
+};
+
+}  // namespace functors
+
+/// 1, 0 or -1; 0 for NaN.
+template <Operand X>
+auto sign(const X& x) {
+  return detail::pointwise("sign", functors::Sign{}, x);
+}
+/// The largest integer that is not above x.
+template <Operand X>
+auto floor(const X& x) {
+  return detail::pointwise("floor", functors::Floor{}, x);
+}
+/// The smallest integer that is not below x.
+template <Operand X>
+auto ceil(const X& x) {
+  return detail::pointwise("ceil", functors::Ceil{}, x);
+}
+/// The nearest integer; halves go to the even one.
+template <Operand X>
+auto round(const X& x) {
+  return detail::pointwise("round", functors::Round{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_ROUNDING_HPP
+
+// <chorus/ops/special_functions.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
+/// atan2, lgamma, digamma.
+
+namespace chorus {
+
+namespace math {
+
+// Functions of plain numbers.
+template <std::floating_point T>
+CHORUS_HD T atan2(T y, T x) {
+  return std::atan2(y, x);
+}
+template <std::floating_point T>
+CHORUS_HD T lgamma(T x) {
+  return std::lgamma(x);
+}
+/// The derivative of lgamma, in double: by the recurrence digamma(x) = digamma(x + 1) - 1 / x up to 10, from there by
+/// the asymptotic series; below 0 by reflection (Abramowitz, Stegun 1964, 6.3.5, 6.3.7, 6.3.18). -infinity at 0, NaN at
+/// negative integers, as in PyTorch.
+template <std::floating_point T>
+CHORUS_HD T digamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0;
+  if (x == 0) return std::copysign(std::numeric_limits<T>::infinity(), -number);
+  if (x < 0) {
+    if (x == std::floor(x)) return std::numeric_limits<T>::quiet_NaN();
+    y = -pi / std::tan(pi * (x - std::floor(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; x += 1) y -= 1 / x;
+  const double z = 1 / (x * x);
+  y += std::log(x) - 0.5 / x;
+  y -= z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760))))));
+  return static_cast<T>(y);
+}
+/// The derivative of digamma, in the same way (6.4.6, 6.4.7, 6.4.12).
+template <std::floating_point T>
+CHORUS_HD T trigamma(T number) {
+  constexpr double pi = 3.14159265358979323846;
+  double x = static_cast<double>(number), y = 0, sign = 1;
+  if (x < 0.5) {
+    const double s = std::sin(pi * (x - std::floor(x)));
+    y = -pi * pi / (s * s);
+    x = 1 - x;
+    sign = -1;
+  }
+  for (; x < 10; x += 1) y += 1 / (x * x);
+  const double z = 1 / (x * x);
+  y += 1 / x + z / 2;
+  y += z / x * (1.0 / 6 - z * (1.0 / 30 - z * (1.0 / 42 - z * (1.0 / 30 - z * (5.0 / 66 - z * (691.0 / 2730))))));
+  return static_cast<T>(sign * y);
+}
+
+namespace detail {
+// A Pack, whose lanes are computed one by one.
+template <class S>
+concept Lanes = requires(const S& x) {
+  S::width;
+  x.v[0];
+};
+}  // namespace detail
+
+#define CHORUS_LANE_BY_LANE(NAME)                                 \
+  template <detail::Lanes S>                                      \
+  CHORUS_HD S NAME(const S& x) {                                  \
+    S out;                                                        \
+    for (Index i = 0; i < S::width; ++i) out.v[i] = NAME(x.v[i]); \
+    return out;                                                   \
+  }
+CHORUS_LANE_BY_LANE(lgamma)
+CHORUS_LANE_BY_LANE(digamma)
+CHORUS_LANE_BY_LANE(trigamma)
+#undef CHORUS_LANE_BY_LANE
+template <detail::Lanes S>
+CHORUS_HD S atan2(const S& y, const S& x) {
+  S out;
+  for (Index i = 0; i < S::width; ++i) out.v[i] = atan2(y.v[i], x.v[i]);
+  return out;
+}
+
+template <class S, int N>
+CHORUS_HD Dual<S, N> atan2(const Dual<S, N>& y, const Dual<S, N>& x) {
+  const S square = x.value * x.value + y.value * y.value;
+  return detail::chain<S, N>(atan2(y.value, x.value), x.value / square, y, -y.value / square, x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> digamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(digamma(x.value), trigamma(x.value), x);
+}
+template <class S, int N>
+CHORUS_HD Dual<S, N> lgamma(const Dual<S, N>& x) {
+  return detail::chain<S, N>(lgamma(x.value), digamma(x.value), x);
+}
+
+}  // namespace math
+
+namespace functors {
+
+/// The angle of the point (x, y) in (-pi, pi].
+struct Atan2 {
+  template <class S>
+  CHORUS_HD S operator()(const S& y, const S& x) const {
+    return atan2(y, x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 2> gradient(const S& dy, const S& y, const S& x) const {
+    const S square = x * x + y * y;
+    return {{dy * (x / square), -dy * (y / square)}};
+  }
+};
+
+/// log |gamma(x)|
+struct Lgamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return lgamma(x);
+  }
+  template <class S>
+  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
+    return {{dy * digamma(x)}};
+  }
+};
+
+/// The derivative of lgamma.
+struct Digamma {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return digamma(x);
+  }
+};
+
+}  // namespace functors
+
+/// The angle of the point (x, y), in radians in (-pi, pi]; the operands broadcast.
+template <Operand Y, Operand X>
+auto atan2(const Y& y, const X& x) {
+  return detail::pointwise("atan2", functors::Atan2{}, y, x);
+}
+/// The logarithm of the absolute value of the gamma function.
+template <Operand X>
+auto lgamma(const X& x) {
+  return detail::pointwise("lgamma", functors::Lgamma{}, x);
+}
+/// The derivative of lgamma.
+template <Operand X>
+auto digamma(const X& x) {
+  return detail::pointwise("digamma", functors::Digamma{}, x);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_SPECIAL_FUNCTIONS_HPP
 
 // <chorus/optim/layerwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
@@ -61586,6 +63593,11 @@ class Lion final : public Optimizer<D> {
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
 
+// <chorus/optim/radam.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+/// RAdam (Liu et al. 2020), as in PyTorch.
+
 // <chorus/optim/rmsprop.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
@@ -61700,6 +63712,82 @@ class RmsProp final : public Optimizer<D> {
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_RMSPROP_HPP
 
+namespace chorus::optim {
+
+/// Options of RAdam; defaults are PyTorch's.
+struct RAdamOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+};
+
+namespace detail {
+/// p - rate m / (sqrt(v) + eps)
+struct RAdamStep {
+  double rate, eps;
+  template <class S>
+  CHORUS_HD S operator()(const S& p, const S& m, const S& v) const {
+    using namespace math;
+    using R = real_of<S>;
+    return p - m * R(rate) / (sqrt(v) + R(eps));
+  }
+};
+}  // namespace detail
+
+/// Adam whose step is rectified for the variance of its adaptive rate, and along the momentum alone while that variance
+/// is too large, in the first steps. Weight decay is added to the gradient.
+template <Device D>
+class RAdam final : public Optimizer<D> {
+ public:
+  using options_type = RAdamOptions;
+
+  /// Throws UsageError for betas outside of [0, 1) and negative eps or weight_decay.
+  explicit RAdam(std::vector<nn::NamedParameter<D>> parameters, const RAdamOptions& options = {})
+      : Optimizer<D>(std::move(parameters), options.lr,
+                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+        options_(options) {
+    check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
+                      "RAdam: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
+    check<UsageError>(options.eps >= 0 && options.weight_decay >= 0, "RAdam: expected eps, weight_decay >= 0, got ",
+                      options.eps, " and ", options.weight_decay);
+  }
+
+  void step() override {
+    this->refuse_capture("RAdam");
+    this->for_each_range([&]<class T>(T, const typename Optimizer<D>::Range& range) {
+      const auto device = this->device();
+      const Index n = range.count;
+      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
+                 v = static_cast<T*>(range.state[1]);
+      const T *g = static_cast<const T*>(range.grad), *const_p = p, *const_m = m, *const_v = v;
+      const double decay = range.weight_decay(options_.weight_decay), t = static_cast<double>(range.steps + 1);
+      detail::update(device, n, detail::CenteredMean{options_.beta1, decay}, m, const_m, g, const_p);
+      detail::update(device, n, detail::CenteredSquare{options_.beta2, decay}, v, const_v, g, const_p);
+      const double first = 1 - std::pow(options_.beta1, t), power = std::pow(options_.beta2, t), second = 1 - power;
+      const double longest = 2 / (1 - options_.beta2) - 1, length = longest - 2 * t * power / second;
+      const double rate = this->lr_of(range) / first;
+      if (length > 5) {
+        const double rectified =
+            std::sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+        detail::update(device, n, detail::RAdamStep{rate * rectified * std::sqrt(second), options_.eps}, p, const_p,
+                       const_m, const_v);
+      } else {
+        detail::update(device, n, detail::Mix{1, -rate}, p, const_p, const_m);
+      }
+    });
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+
+ private:
+  RAdamOptions options_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
+
 // <chorus/parallel/hooks/not_sent.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_HOOKS_NOT_SENT_HPP
@@ -61754,15 +63842,18 @@ struct Broadcast {
 
 CHORUS_UNARY(Abs)
 CHORUS_UNARY(AddScalar)
+CHORUS_UNARY(Ceil)
 CHORUS_UNARY(Celu)
 CHORUS_UNARY(Clamp)
 CHORUS_UNARY(Cos)
+CHORUS_UNARY(Digamma)
 CHORUS_UNARY(DivScalar)
 CHORUS_UNARY(DivideInto)
 CHORUS_UNARY(DivisorOrOne)
 CHORUS_UNARY(Elu)
 CHORUS_UNARY(Erf)
 CHORUS_UNARY(Exp)
+CHORUS_UNARY(Floor)
 CHORUS_UNARY(Gelu)
 CHORUS_UNARY(GeluTanh)
 CHORUS_UNARY(Hardshrink)
@@ -61771,6 +63862,7 @@ CHORUS_UNARY(Hardswish)
 CHORUS_UNARY(Hardtanh)
 CHORUS_UNARY(IsZero)
 CHORUS_UNARY(LeakyRelu)
+CHORUS_UNARY(Lgamma)
 CHORUS_UNARY(Log)
 CHORUS_UNARY(Log1p)
 CHORUS_UNARY(LogSigmoid)
@@ -61782,9 +63874,11 @@ CHORUS_UNARY(PowScalar)
 CHORUS_UNARY(Reciprocal)
 CHORUS_UNARY(Relu)
 CHORUS_UNARY(Relu6)
+CHORUS_UNARY(Round)
 CHORUS_UNARY(Rsqrt)
 CHORUS_UNARY(Selu)
 CHORUS_UNARY(Sigmoid)
+CHORUS_UNARY(Sign)
 CHORUS_UNARY(Silu)
 CHORUS_UNARY(Sin)
 CHORUS_UNARY(Softplus)
@@ -61801,6 +63895,7 @@ CHORUS_UNARY(Threshold)
 
 CHORUS_OF_SEVERAL(AbsoluteError, 2)
 CHORUS_OF_SEVERAL(Add, 2)
+CHORUS_OF_SEVERAL(Atan2, 2)
 CHORUS_OF_SEVERAL(BinaryCrossEntropy, 2)
 CHORUS_OF_SEVERAL(CosineEmbedding, 2)
 CHORUS_OF_SEVERAL(Div, 2)
@@ -61845,6 +63940,7 @@ CHORUS_STEP(LambDirection, 3)
 CHORUS_STEP(LionStep, 3)
 CHORUS_STEP(Mix, 2)
 CHORUS_STEP(MixSquare, 2)
+CHORUS_STEP(RAdamStep, 3)
 template struct Forward<chorus::detail::NotSent, float, 2>;
 template struct Forward<chorus::detail::NotSent, double, 2>;
 

@@ -2,9 +2,11 @@
 /// How a training step is timed on a GPU: as torch_train.py times PyTorch's, so that both can stand side by side.
 
 #include <algorithm>
+#include <chorus/io/parameters_hash.hpp>
 #include <chorus/parallel/cuda/graphed.hpp>
 #include <chrono>
 #include <cstdio>
+#include <string_view>
 #include <vector>
 
 #include "models.hpp"
@@ -34,8 +36,24 @@ template <class Step>
 void time_step(const char* name, const char* mode, ch::Index samples, const Step& step) {
   const double ms = cuda_median_ms(step);
   std::printf("%s device=cuda mode=%s median_ms=%.3f samples_per_s=%.0f peak_gpu_mib=%zu\n", name, mode, ms,
-              static_cast<double>(samples) / ms * 1e3,
-              ch::trace::memory(ch::trace_slot(ch::Cuda{})).peak >> 20);
+              static_cast<double>(samples) / ms * 1e3, ch::trace::memory(ch::trace_slot(ch::Cuda{})).peak >> 20);
+  std::fflush(stdout);
+}
+
+/// Whether the word `hash` was among a program's arguments: then no step is timed, but a line for each case and mode
+/// has the loss of the twentieth step and a hash of the parameters after it. A run repeated prints the same.
+inline bool& hashes() {
+  static bool asked = false;
+  return asked;
+}
+/// Takes it out.
+inline void take_hash_word(std::vector<std::string_view>& words) { hashes() = std::erase(words, "hash") > 0; }
+template <class Net, class Step>
+void print_hash(const char* name, const char* mode, Net& net, const Step& step) {
+  double loss = 0;
+  for (int i = 0; i < 20; ++i) loss = step();
+  std::printf("%s device=cuda mode=%s steps=20 loss=%.9g hash=%s\n", name, mode, loss,
+              ch::io::parameters_sha256(net.module()).c_str());
   std::fflush(stdout);
 }
 
@@ -55,6 +73,11 @@ void time_eager_and_graphs(const char* name, Model model, const Images& images,
     optimizer->step();
     return loss;
   };
+  if (hashes()) {
+    print_hash(name, "eager", net, [&] { return static_cast<double>(step(x, y).item()); });
+    ch::Graphed graphed(net, step);
+    return print_hash(name, "graphs", net, [&] { return graphed(x, y), graphed.losses().back(); });
+  }
   time_step(name, "eager", images.size(0), [&] { step(x, y); });
   ch::Graphed graphed(net, step);
   time_step(name, "graphs", images.size(0), [&] { graphed(x, y); });

@@ -2,14 +2,13 @@
 // form for CIFAR), batches of 1 and 32. Both are timed in turns; the ratio is the median over pairs.
 #include <algorithm>
 #include <chorus/chorus.hpp>
+#include <chorus/nn/models/resnet.hpp>
 #include <chorus/quantization/quantized.hpp>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
-
-#include "../../examples/models/resnet.hpp"
 
 namespace ch = chorus;
 
@@ -31,8 +30,8 @@ double milliseconds(const F& f) {
 
 int main(int argc, char** argv) {
   const ch::Index side = argc > 1 ? std::atol(argv[1]) : 32;
-  using Model = ResNet18<ch::Cpu>;
-  ch::nn::QuantizationAware<Model> net{Model({3, side, side, 10})};
+  using Model = ch::nn::ResNet18<ch::Cpu>;
+  ch::nn::QuantizationAware<Model> net{Model({.classes = 10, .small_images = side <= 64})};
   const auto images = [&](ch::Index batch) {
     auto out = ch::Tensor<float, 4>::empty({batch, 3, side, side});
     for (ch::Index i = 0; i < out.numel(); ++i) out.data()[i] = static_cast<float>(i * 7919 % 1000) / 400 - 1.2f;

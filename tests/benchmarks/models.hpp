@@ -2,8 +2,8 @@
 /// The reference models of the step benchmarks, on any kind of device.
 
 #include <chorus/chorus.hpp>
+#include <chorus/nn/models/resnet.hpp>
 #include <chorus/ops/attention_packed.hpp>
-#include <optional>
 
 namespace bench {
 
@@ -28,51 +28,10 @@ struct Mlp : ch::nn::Module {
   auto forward(const auto& x) const { return fc3(ch::relu(fc2(ch::relu(fc1(x))))); }
 };
 
+/// The CIFAR form, 10 classes.
 template <class D>
-struct Block : ch::nn::Module {
-  ch::nn::Conv2d<D> conv1, conv2;
-  ch::nn::BatchNormReLU2d<D> bn1, bn2;
-  std::optional<ch::nn::Conv2d<D>> shortcut_conv;
-  std::optional<ch::nn::BatchNorm2d<D>> shortcut_bn;
-  CHORUS_MODULE(Block, conv1, bn1, conv2, bn2, shortcut_conv, shortcut_bn)
-  Block(ch::Index in, ch::Index out, ch::Index stride)
-      : conv1{in, out, {.kernel = 3, .stride = stride, .padding = 1, .bias = false}},
-        conv2{out, out, {.kernel = 3, .padding = 1, .bias = false}},
-        bn1{out},
-        bn2{out} {
-    if (stride == 1 && in == out) return;
-    shortcut_conv.emplace(in, out, ch::nn::Conv2dOptions{.kernel = 1, .stride = stride, .bias = false});
-    shortcut_bn.emplace(out);
-  }
-  auto forward(const auto& x) const {
-    const auto y = conv2(bn1(conv1(x)));
-    return shortcut_conv ? bn2(y, (*shortcut_bn)((*shortcut_conv)(x))) : bn2(y, x);
-  }
-};
-
-/// The CIFAR form: a 3 x 3 stem without pooling; 64, 128, 256, 512 channels, two basic blocks each.
-template <class D>
-struct ResNet18 : ch::nn::Module {
-  ch::nn::Conv2d<D> stem{3, 64, {.kernel = 3, .padding = 1, .bias = false}};
-  ch::nn::BatchNormReLU2d<D> bn{64};
-  ch::nn::ModuleList<Block<D>> blocks;
-  ch::nn::Linear<D> head{512, 10};
-  CHORUS_MODULE(ResNet18, stem, bn, blocks, head)
-  ResNet18() {
-    ch::Index in = 64;
-    for (const ch::Index out : {64, 128, 256, 512}) {
-      const ch::Index stride = out == 64 ? 1 : 2;
-      blocks.push_back(Block<D>(in, out, stride));
-      blocks.push_back(Block<D>(out, out, 1));
-      in = out;
-    }
-  }
-  auto forward(const auto& images) const {
-    auto x = bn(stem(images));
-    for (const auto& block : blocks) x = block(x);
-    const auto& shape = x.shape();
-    return head(ch::mean(ch::reshape(x, ch::Shape<3>{shape[0], shape[1], shape[2] * shape[3]}), 2));
-  }
+struct ResNet18 : ch::nn::ResNet18<D> {
+  ResNet18() : ch::nn::ResNet18<D>({.classes = 10, .small_images = true}) {}
 };
 
 template <class D>

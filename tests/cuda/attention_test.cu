@@ -134,6 +134,13 @@ TEST_CASE("attention by blocks on a GPU") {
   in_tiles<float>(true, 0, false);
   in_tiles<float>(false, 0.25, true);
   in_tiles<double>(true, 0.25, true);
+  const kernels::AttentionShape no_keys{
+      .samples = 1, .heads = 1, .queries = 70, .keys = 0, .features = 3, .values = 4, .scale = 1};
+  const auto zeros = [&](auto device, const float* q, float* y, float* log_sums) {
+    const float* const none = nullptr;
+    kernels::attention_forward(device, no_keys, q, none, none, none, y, log_sums);
+  };
+  compare(0, zeros, numbers<float>(210, 1), numbers<float>(280, 2), std::vector<float>(70));
 }
 
 TEST_CASE("attention by stacks on a GPU") {

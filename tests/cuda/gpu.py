@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
 """Runs the CUDA tests and benchmarks on a machine with a GPU, in phases of under 8 minutes each on 16 cores.
 
-    tests/gpu.sh [--only PHASE[,PHASE...]]            builds, and runs all phases, or those
-    tests/gpu.sh --pack FOLDER                        builds for sm_80 and sm_90 and any processor, and puts the
-                                                      programs in FOLDER, stripped, to be carried to another machine
-    tests/gpu.sh --packed FOLDER [--only PHASE...]    runs what lies there: without compilers or packages
+    tests/gpu.sh [PHASE...]                    builds, and runs all phases, or those, in their order here
+    tests/gpu.sh --pack FOLDER                 builds for sm_80 and sm_90 and any processor, and puts the programs in
+                                               FOLDER, stripped, to be carried to another machine
+    tests/gpu.sh --packed FOLDER [PHASE...]    runs what lies there: without compilers or packages
 
-Phases:
-    tests      every test file, and the reference numbers in float and bf16
-    bench      training steps beside PyTorch's, in the same call, each case judged
+First of all it compares the driver with the CUDA of the programs.
+
+Phases, each of which fits a call of 10 minutes:
+    tests      every test file, and the reference numbers in float and bf16; tensors of more than 2^31 numbers
+    repeat     training steps three times: the same bits
     faults     a rank that is killed, a program that is killed in a replay, labels and memory that don't fit
-    sanitize   compute-sanitizer: memory of all test files, races of the reductions
+    bench      training steps beside PyTorch's, in the same call, each case judged
+    attention  attention by products of stacks and by blocks, from 1024 tokens on
+    nsys       Nsight Systems' reports of training steps, with the nodes of graphs
+    memcheck, initcheck                  compute-sanitizer over all test files, each tensor in memory of its own
+    racecheck, synccheck                 compute-sanitizer over the kernels that share memory in a block
 
 Options:
     --build DIR      where it builds (build-gpu)
     --run-only       takes what stands in DIR already
     --results DIR    where the logs, results.json and results.tar.gz with all of them go (DIR of --build or --packed,
-                     /results)
+                     /results, or /results-PHASE)
     --torch FILE     times the same cases in PyTorch as `FILE --device cuda --mode MODE CASE...`, with the modes eager,
                      compile and graphs (tests/benchmarks/torch_train.py)
     --limit SECONDS  of a phase (470)
@@ -24,8 +30,9 @@ Options:
 CUDA's libraries are taken from where the loader finds them, from the toolkit in /usr/local/cuda, or from Python's
 packages. Where cuDNN or NCCL is missing, that is said, and the tests that need it are skipped. A line a check: PASSED,
 FAILED or SKIPPED. Ends with 0 where none failed, 1 where one did or had no time left, 2 for wrong options, 77 without
-a GPU.
+a GPU, or with a driver that is too old.
 """
+import glob
 import os
 import pathlib
 import shutil
@@ -36,6 +43,7 @@ from gpu_phases import PHASES, Run
 from gpu_programs import PROGRAMS, Programs, pack
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+DRIVERS = {12: 525, 13: 580}  # the oldest of each CUDA: NVIDIA's release notes, table "CUDA Toolkit and Minimum Required Driver Version"
 
 
 def fail(message, status=2):
@@ -44,14 +52,19 @@ def fail(message, status=2):
 
 
 def options(arguments):
-    found = {"only": "", "pack": "", "packed": "", "build": "", "results": "", "limit": "470", "torch": "", "run-only": False}
-    rest = list(arguments)
+    found = {"pack": "", "packed": "", "build": "", "results": "", "limit": "470", "torch": "", "run-only": False}
+    phases, rest = [], list(arguments)
     while rest:
         word = rest.pop(0)
         name = word.removeprefix("--")
         if word in ("--help", "-h"):
             print(__doc__)
             sys.exit(0)
+        if not word.startswith("-"):
+            if word not in PHASES:
+                fail(f"unknown phase '{word}'; known are {', '.join(PHASES)}")
+            phases.append(word)
+            continue
         if not word.startswith("--") or name not in found:
             fail(f"unknown option '{word}'; --help names all")
         if name == "run-only":
@@ -60,10 +73,7 @@ def options(arguments):
             fail(f"--{name} needs a value")
         else:
             found[name] = rest.pop(0)
-    found["only"] = found["only"].split(",") if found["only"] else list(PHASES)
-    for phase in found["only"]:
-        if phase not in PHASES:
-            fail(f"--only: unknown phase '{phase}'; known are {', '.join(PHASES)}")
+    found["phases"] = [phase for phase in PHASES if phase in phases or not phases]
     if not found["limit"].isdigit() or int(found["limit"]) == 0:
         fail(f"--limit: expected seconds, got '{found['limit']}'")
     if found["packed"] and (found["pack"] or found["build"]):
@@ -99,6 +109,20 @@ def gpus():
     return [line for line in run.stdout.splitlines() if line.strip()] if run.returncode == 0 else []
 
 
+def check_driver(gpu, programs):
+    """A driver that is older than the programs' CUDA needs NVIDIA's package cuda-compat: it is used where it is there."""
+    driver, cuda = gpu.split(",")[2].strip(), programs.cuda_version()
+    needed = DRIVERS.get(cuda)
+    if needed is None or int(driver.split(".")[0]) >= needed:
+        return print(f"driver {driver}, programs of CUDA {cuda or 'unknown'}", flush=True)
+    compat = next(iter(sorted(glob.glob(f"/usr/local/cuda-{cuda}*/compat/libcuda.so.1") + glob.glob("/usr/local/cuda/compat/libcuda.so.1"))), None)
+    if compat is None:
+        fail(f"driver {driver} is too old: CUDA {cuda} needs {needed}; update it, or install the package cuda-compat-{cuda}-0 of "
+             "NVIDIA's repository (data centre GPUs alone), which this script then finds in /usr/local/cuda/compat", 77)
+    print(f"driver {driver}, programs of CUDA {cuda}: with cuda-compat, {compat}", flush=True)
+    programs.put_first(os.path.dirname(compat))
+
+
 def main():
     chosen = options(sys.argv[1:])
     folder = pathlib.Path(chosen["build"] or "build-gpu").resolve()
@@ -122,11 +146,13 @@ def main():
     programs = Programs(programs_in)
     if not programs.there:
         fail(f"{programs_in} has none of the programs {', '.join(PROGRAMS)}", 1)
-    results = pathlib.Path(chosen["results"]).resolve() if chosen["results"] else folder / "results"
+    check_driver(found[0], programs)
+    some = "" if chosen["phases"] == list(PHASES) else "-" + "-".join(chosen["phases"])
+    results = pathlib.Path(chosen["results"]).resolve() if chosen["results"] else folder / f"results{some}"
     torch = pathlib.Path(chosen["torch"]).resolve() if chosen["torch"] else ROOT / "tests/benchmarks/torch_train.py"
     os.chdir(ROOT)
     run = Run(programs, found, results, torch, int(chosen["limit"]))
-    for phase in chosen["only"]:
+    for phase in chosen["phases"]:
         run.phase(phase)
     sys.exit(run.finish())
 

@@ -1,4 +1,5 @@
-"""The phase `bench` of tests/gpu.sh: training steps beside PyTorch's, in one call, each case judged."""
+"""The phase `bench` of tests/gpu.sh: training steps beside PyTorch's, in one call, each case judged. The logs have the
+algorithms of products and convolutions, too."""
 import re
 import subprocess
 
@@ -21,7 +22,7 @@ def bench(run):
     for program in CASES:
         if run.has(program, program):
             wanted = [case for case in CASES[program] if case in cases]
-            keep(run, "chorus", run.check(program, 150, [run.programs.there[program], *wanted]))
+            keep(run, "chorus", run.check(program, 150, [run.programs.there[program], *wanted], CHORUS_CUDA_PLANS="1"))
             own += wanted
     if not run.torch.exists():
         return run.note("pytorch", "skipped", f"there is no {run.torch}")

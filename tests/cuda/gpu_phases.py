@@ -16,6 +16,10 @@ from gpu_programs import OPTIONAL
 
 NEEDS = {"cudnn": r"[cC]onv\d|cudnn|training_step\.hpp", "nccl": r"nccl|NCCL"}  # in the source of a test file
 WITH_CONVOLUTIONS = re.compile(r"conv|train_")  # reference numbers
+# Test files whose kernels share memory within a block, or all kernels of a step.
+WITH_BARRIERS = ["arrays_test", "attention_test", "losses_test", "reduction_test", "training_test"]
+ATTENTION = ["attention_1024", "attention_2048", "attention_4096"]
+REPEATED = {"train_step_cuda": ["mlp_b64", "gpt_b16", "resnet18_b32"], "train_step_large_cuda": ["gpt2_124m_b8_bf16"]}
 
 
 class Run:
@@ -63,7 +67,7 @@ class Run:
             return True
         return False
 
-    def check(self, name, limit, command, judge=None):
+    def check(self, name, limit, command, judge=None, **environment):
         """Runs a command within its time and what is left of the phase's; returns what it wrote. `judge(text)` says what
         else is wrong."""
         limit = min(limit, self.left())
@@ -73,7 +77,7 @@ class Run:
         path, began = self.results / f"{name}.log", time.monotonic()
         with open(path, "w") as log:
             process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=subprocess.STDOUT,
-                                       env=self.programs.environment, start_new_session=True)
+                                       env={**self.programs.environment, **environment}, start_new_session=True)
             try:
                 status = process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -175,26 +179,87 @@ def killed_in_a_replay(run):
     run.check("killed_in_a_replay", 60, [program, "mlp_b64"], lambda text: None if "mode=graphs" in text else "no replays after it")
 
 
-def sanitize(run):
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
-    if not sanitizer:
-        run.note("sanitize", "skipped", "compute-sanitizer is missing")
+def sanitizer(tool):
+    """A phase: compute-sanitizer's `tool` over test files, four at a time, each in memory of its own for every tensor, as
+    the tools know the driver's allocations alone."""
+
+    def phase(run):
+        program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+        if not program:
+            run.note(tool, "skipped", "compute-sanitizer is missing")
+            return
+        # Tests provoke errors of CUDA's calls, and look at them themselves.
+        flags = ["--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
+        exact = {"CHORUS_CUDA_EXACT_MEMORY": "1"} if tool in ("memcheck", "initcheck") else {}
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            started = []
+            for name, needs, text in test_files():
+                check = f"{tool}_{name}"
+                if not exact and name not in WITH_BARRIERS:
+                    continue
+                if re.search(r"processes\.hpp|comm/nccl\.hpp", text):
+                    run.note(check, "skipped", "it starts processes of its own, or runs NCCL's kernels")
+                elif name == "large_test":
+                    run.note(check, "skipped", "under compute-sanitizer its tensors take hours")
+                elif run.has(check, "unit_cuda", needs):
+                    command = [program, *flags, run.programs.there["unit_cuda"], "-#", f"[#{name}]"]
+                    started.append(pool.submit(run.check, check, 300, command, **exact))
+            for check in started:
+                check.result()
+
+    return phase
+
+
+def attention(run):
+    """Attention by stacks of products and by blocks: the times of both, for the limit at which the library changes over."""
+    if run.has("attention", "train_step_large_cuda"):
+        text = run.check("attention", 300, [run.programs.there["train_step_large_cuda"], *ATTENTION],
+                         lambda text: None if text.count("mode=blocks") == len(ATTENTION) else "not all were timed")
+        gpu_bench.keep(run, "chorus", text)
+
+
+def repeat(run):
+    """Two runs of a program end with the same bits; a third takes the steps one by one, without overlap."""
+    for program, cases in REPEATED.items():
+        cases = [case for case in cases if "cudnn" not in run.missing or not case.startswith("resnet")]
+        if not run.has(f"repeat_{program}", program):
+            continue
+        first = None
+        for turn, environment in enumerate(({}, {}, {"CUDA_LAUNCH_BLOCKING": "1"})):
+            def judge(text, first=first):
+                hashes = hashes_in(text)
+                if set(hashes) != {(case, mode) for case in cases for mode in ("eager", "graphs")}:
+                    return "a case printed no hash"
+                other = [" ".join(key) for key in hashes if first is not None and hashes[key] != first[key]]
+                return f"other bits than in the first run: {', '.join(other)}" if other else None
+            text = run.check(f"repeat_{program}_{turn + 1}", 120, [run.programs.there[program], "hash", *cases], judge,
+                             **environment)
+            if first is None:
+                first = hashes_in(text)
+            if not first:
+                break
+
+
+def hashes_in(text):
+    return {(case, mode): value for case, mode, value in re.findall(r"^(\S+) .*mode=(\S+) .*hash=(\S+)", text, re.MULTILINE)}
+
+
+def nsys(run):
+    """What the GPU does in each step, with the nodes of graphs: a report for Nsight Systems, and its sums by kernel."""
+    program = shutil.which("nsys") or shutil.which("nsys", path="/usr/local/cuda/bin")
+    if not program:
+        run.note("nsys", "skipped", "nsys is missing")
         return
-    # Tests provoke errors of CUDA's calls, and look at them themselves.
-    flags = ["--report-api-errors", "no", "--error-exitcode", "9"]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        started = []
-        for name, needs, text in test_files():
-            if re.search(r"processes\.hpp|comm/nccl\.hpp", text):
-                run.note(f"memcheck_{name}", "skipped", "it starts processes of its own, or runs NCCL's kernels")
-            elif run.has(f"memcheck_{name}", "unit_cuda", needs):
-                started.append(pool.submit(run.check, f"memcheck_{name}", 300, [
-                    sanitizer, "--tool", "memcheck", *flags, run.programs.there["unit_cuda"], "-#", f"[#{name}]"]))
-        if run.has("racecheck", "unit_cuda"):
-            started.append(pool.submit(run.check, "racecheck", 300, [
-                sanitizer, "--tool", "racecheck", *flags, run.programs.there["unit_cuda"], "-#", "[#reduction_test]"]))
-        for check in started:
-            check.result()
+    for name, case in (("train_step_cuda", "gpt_b16"), ("train_step_large_cuda", "gpt2_124m_b8_bf16")):
+        if run.has(f"nsys_{case}", name):
+            report = run.results / f"nsys_{case}.nsys-rep"
+            run.check(f"nsys_{case}", 120, [program, "profile", "--trace=cuda", "--cuda-graph-trace=node", "--sample=none",
+                                            "--cpuctxsw=none", "--force-overwrite=true", "-o", report,
+                                            run.programs.there[name], case])
+            if report.exists():
+                run.check(f"kernels_{case}", 60, [program, "stats", "--report", "cuda_gpu_kern_sum", report])
 
 
-PHASES = {"tests": tests, "bench": gpu_bench.bench, "faults": faults, "sanitize": sanitize}
+PHASES = {"tests": tests, "repeat": repeat, "faults": faults, "bench": gpu_bench.bench, "attention": attention, "nsys": nsys,
+          "memcheck": sanitizer("memcheck"), "initcheck": sanitizer("initcheck"), "racecheck": sanitizer("racecheck"),
+          "synccheck": sanitizer("synccheck")}

@@ -54,6 +54,18 @@ class Programs:
         before = self.environment.get("LD_LIBRARY_PATH", "")
         self.environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [before, *folders]))
 
+    def put_first(self, folder):
+        """The loader looks there before anywhere else."""
+        self.environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [folder, self.environment.get("LD_LIBRARY_PATH", "")]))
+
+    def cuda_version(self):
+        """The CUDA whose runtime the programs load; None where they name none."""
+        for path in self.there.values():
+            run = subprocess.run(["ldd", path], capture_output=True, text=True, env=self.environment)
+            if found := re.search(r"libcudart\.so\.(\d+)", run.stdout):
+                return int(found[1])
+        return None
+
     def lacking(self, names=None):
         """Libraries that the loader does not find for these programs."""
         found = set()

@@ -12,7 +12,8 @@ import pathlib
 import struct
 import zipfile
 
-CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
+HERE = pathlib.Path(__file__).resolve().parent
+CORPUS = HERE / "corpus"
 F32, I64 = 11, 7  # chorus::DType
 
 
@@ -31,6 +32,15 @@ def safetensors(tensors, metadata=None):
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return pack("Q", len(text)) + text + data
+
+
+def images(kind):
+    """The files of golden_images whose names begin so."""
+    content = (HERE.parent / "golden_images" / "images.safetensors").read_bytes()
+    begin = 8 + struct.unpack("<Q", content[:8])[0]
+    entries = json.loads(content[8:begin])
+    return [content[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]]
+            for name, entry in entries.items() if name.startswith(kind) and name.endswith(".file")]
 
 
 def floats(*numbers):
@@ -76,6 +86,22 @@ def npz(method, names=("a", "b")):
             content = npy("<f4", (2, 3), floats(*range(6))) if i % 2 == 0 else npy("<i8", (3,), pack("3q", 1, 2, 3))
             archive.writestr(zipfile.ZipInfo(name + ".npy"), content, method)
     return out.getvalue()
+
+
+def made(name):
+    return (HERE.parent / name).read_bytes()
+
+
+def tokenizer(add_prefix_space=False):
+    """A byte-level BPE of few words."""
+    itself = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(b) for b in itself] + [chr(256 + n) for n in range(256 - len(itself))]
+    words = ["th", "the", "\u0120c", "aa", "\u0120the"]
+    level = {"type": "ByteLevel", "add_prefix_space": add_prefix_space}
+    return json.dumps({
+        "added_tokens": [{"id": 300, "content": "<|e|>", "special": True, "normalized": False}], "pre_tokenizer": level, "decoder": level,
+        "model": {"type": "BPE", "vocab": {w: i for i, w in enumerate(letters + words)},
+                  "merges": ["t h", ["th", "e"], "\u0120 c", "a a", "\u0120 the"]}}, separators=(",", ":")).encode()
 
 
 def idx(*sizes, values=None):
@@ -178,6 +204,10 @@ SEEDS = {
     ],
     "npz": [npz(zipfile.ZIP_STORED), npz(zipfile.ZIP_DEFLATED), npz(zipfile.ZIP_STORED, ()),
             npz(zipfile.ZIP_STORED, ("b", "a", "folder/a"))],
+    "pt": [bytes([0]) + made("pt/state.pt"), bytes([1]) + made("pt/checkpoint.pt"), bytes([0]) + made("pt/module.pt"),
+           bytes([0]) + made("pt/legacy.pt")],
+    "tokenizer": [bytes([len(text)]) + text + tokenizer(**how) for text, how in [
+        (b"the cat's <|e|>th \xff\n 12", {}), (b"aaaa ", {"add_prefix_space": True}), ("\u00e9 \u4f60".encode(), {})]],
     "idx": [bytes([2]) + idx(2, 3, 2), bytes([0]) + idx(5), bytes([3]) + idx(1, 2, 1, 2), bytes([0]) + idx(0)],
     "mnist": [mnist(idx(2, 3, 3), idx(2, values=b"\3\7")), mnist(idx(2, 3, 3), idx(2, values=b"\3\7"), gz=True),
               mnist(idx(2, 1, 1), idx(3)), mnist(idx(1, 2, 2), idx(1, values=b"\x0b"))],
@@ -259,6 +289,7 @@ SEEDS = {
         bytes([128, 1, 3]) + bytes(4) + b"\2" + addresses(), bytes([129, 1]) + pack("i", 1) + bytes(5) + b"\2",
         bytes([0]) + b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(20), bytes([130, 2]) + bytes(9) + addresses(10),
     ],
+    "png": images("png"), "jpeg": images("jpeg"),
     "mesh": [bytes([0, 2]), bytes([0]), bytes([0, 1 + 8 * 20, *bytes(20), 2]), bytes([4, 0, 2]), bytes([0, 0, 2])],
 }
 

@@ -467,6 +467,26 @@ def optimizers():
         optimizer(f"adamw_{name}", "optim.adamw", lambda p: O.AdamW(p, **attrs), attrs)
     for name, attrs in (("defaults", {"lr": .01}), ("decay", {"lr": .02, "alpha": .5, "weight_decay": .1}), ("centered", {"lr": .01, "centered": True, "momentum": .3})):
         optimizer(f"rmsprop_{name}", "optim.rmsprop", lambda p: O.RMSprop(p, **attrs), attrs)
+    for name, attrs in (("defaults", {"lr": .01}), ("decay", {"lr": .05, "betas": [.5, .9], "eps": 1e-3, "weight_decay": .1})):
+        optimizer(f"radam_{name}", "optim.radam", lambda p: O.RAdam(p, **attrs), attrs, steps=12)
+    for name, attrs in (("defaults", {"lr": .3, "max_iter": 8}), ("short", {"lr": .2, "max_iter": 12, "history_size": 2})):
+        if wanted and not f"lbfgs_{name}".startswith(wanted):
+            continue
+        # Minimizes sum(w (p - t)^2 + (p - t)^4).
+        p, t, w = (torch.randn(6, generator=generator) for _ in range(3))
+        w = w.abs() + .2
+        parameter = torch.nn.Parameter(p.double())
+        tool = O.LBFGS([parameter], **attrs)
+        after = []
+        def closure():
+            tool.zero_grad()
+            loss = (w.double() * (parameter - t.double()) ** 2 + (parameter - t.double()) ** 4).sum()
+            loss.backward()
+            return loss
+        for _ in range(3):
+            tool.step(closure)
+            after.append(parameter.detach().clone())
+        save(f"lbfgs_{name}", "optim.lbfgs", attrs, {"in.p": p, "in.t": t, "in.w": w, "out.p_after": torch.stack(after)})
     optimizer("adagrad_decay", "optim.adagrad", lambda p: O.Adagrad(p, lr=.1, lr_decay=.2, weight_decay=.1), {"lr": .1, "lr_decay": .2, "weight_decay": .1})
 
     for name, attrs in (("min", {"factor": .5, "patience": 1}), ("max", {"factor": .1, "patience": 0, "mode": "max", "cooldown": 2, "threshold": .05}),
@@ -571,7 +591,83 @@ def fourier():
         case(f"fft_ifft2_{name}", "fft.ifft2", lambda x: as_pairs(torch.fft.ifft2(as_complex(x), **options)), {"x": randn(2, 4, 8, 2)}, options)
 
 
-for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers, functions, linear_algebra, fourier)):
+def further():
+    """Lists, rounding, order, scattered reductions, images, cells, distributions."""
+    for name in ("sign", "floor", "ceil", "round"):
+        case(name, name, getattr(torch, name), {"x": randn(3, 7, scale=3.0)})
+    case("lgamma", "lgamma", torch.lgamma, {"x": uniform(3, 7, low=-3.0, high=9.0)})
+    case("digamma", "digamma", torch.digamma, {"x": uniform(3, 7, low=.1, high=30.0)})
+    case("atan2", "atan2", lambda y, x: torch.atan2(y, x), {"y": randn(3, 4), "x": randn(4)})
+    case("concat_list", "concat_list", lambda a, b, c: torch.cat((a, b, c), 1), {"a": randn(2, 3, 2), "b": randn(2, 1, 2), "c": randn(2, 4, 2)}, {"axis": 1})
+    case("stack_list", "stack_list", lambda a, b, c: torch.stack((a, b, c), -1), {"a": randn(2, 3), "b": randn(2, 3), "c": randn(2, 3)}, {"axis": -1})
+    def parts(cut):
+        return lambda x: {f"y{i}": part for i, part in enumerate(cut(x))}
+    case("split", "split", parts(lambda x: torch.split(x, 3, 1)), {"x": randn(2, 7)}, {"size": 3, "axis": 1})
+    case("split_sizes", "split", parts(lambda x: torch.split(x, [4, 1, 2], 1)), {"x": randn(2, 7)}, {"sizes": [4, 1, 2], "axis": 1})
+    case("chunk", "chunk", parts(lambda x: torch.chunk(x, 5, 1)), {"x": randn(2, 7)}, {"chunks": 5, "axis": 1})
+    case("unbind", "unbind", parts(lambda x: torch.unbind(x, 1)), {"x": randn(2, 3)}, {"axis": 1})
+    case("meshgrid", "meshgrid", lambda a, b: dict(zip(("p", "q"), torch.meshgrid(a, b, indexing="ij"))), {"a": randn(3), "b": randn(2)})
+    for axis in (0, -1):
+        case(f"prod_{axis}", "prod", of(torch.prod, dim=axis), {"x": randn(3, 4)}, {"axis": axis})
+        case(f"median_{axis}", "median", lambda x: dict(zip(("y", "index"), torch.median(x, axis))), {"x": randn(5, 4)}, {"axis": axis})
+    case("prod_zeros", "prod", of(torch.prod, dim=1), {"x": torch.tensor([[2., 0., 3.], [0., 0., 1.], [1., 2., 3.]])}, {"axis": 1})
+    case("median_all", "median", torch.median, {"x": torch.tensor([[3., 1., 2.], [2., 4., 2.]])})
+    for q in (0.0, .3, .5, 1.0):
+        for interpolation in ("linear", "lower", "higher", "nearest", "midpoint"):
+            if interpolation == "linear" or q == .3:
+                case(f"quantile_{q}_{interpolation}", "quantile", of(torch.quantile, q=q, dim=1, interpolation=interpolation), {"x": randn(3, 6)},
+                     {"q": q, "axis": 1, "interpolation": interpolation})
+    case("index_add", "index_add", lambda x, index, src: x.index_add(1, index, src), {"x": randn(2, 4, 3), "index": integers(4, 6), "src": randn(2, 6, 3)}, {"axis": 1})
+    for how in ("sum", "prod", "mean", "amax", "amin"):
+        for own in (True, False):
+            case(f"scatter_reduce_{how}_{own}", "scatter_reduce", lambda x, index, src: x.scatter_reduce(0, index, src, how, include_self=own),
+                 {"x": randn(4, 3), "index": integers(3, 5, 3), "src": randn(5, 3)}, {"axis": 0, "how": how, "include_self": own})
+    for mode in ("bilinear", "nearest"):
+        for padding in ("zeros", "border", "reflection"):
+            for corners in (False, True):
+                case(f"grid_sample_{mode}_{padding}_{corners}", "grid_sample",
+                     lambda x, grid: F.grid_sample(x, grid, mode=mode, padding_mode=padding, align_corners=corners),
+                     {"x": randn(2, 2, 3, 4), "grid": uniform(2, 3, 2, 2, low=-1.8, high=1.8)}, {"mode": mode, "padding": padding, "align_corners": corners})
+    case("unfold", "unfold", of(F.unfold, kernel_size=(2, 3), dilation=(1, 2), padding=(1, 0), stride=(2, 1)), {"x": randn(2, 3, 4, 6)},
+         {"window": [2, 3], "dilation": [1, 2], "padding": [1, 0], "stride": [2, 1]})
+    case("pixel_shuffle", "pixel_shuffle", of(F.pixel_shuffle, upscale_factor=2), {"x": randn(2, 8, 2, 3)}, {"factor": 2})
+    case("max_pool1d", "max_pool1d", of(F.max_pool1d, kernel_size=3, stride=2, padding=1), {"x": randn(2, 3, 8)}, {"window": 3, "stride": 2, "padding": 1, "dilation": 1, "ceil": False})
+    case("max_pool1d_ceil", "max_pool1d", of(F.max_pool1d, kernel_size=3, dilation=2, ceil_mode=True), {"x": randn(2, 3, 9)}, {"window": 3, "stride": 0, "padding": 0, "dilation": 2, "ceil": True})
+
+    for op, module in (("lstm_cell", torch.nn.LSTMCell), ("gru_cell", torch.nn.GRUCell)):
+        for states in (False, True):
+            net = module(3, 2).double()
+            names = [name for name, _ in net.named_parameters()]
+            inputs = {"x": randn(4, 3)} | {name: randn(*p.shape, scale=.5) for name, p in net.named_parameters()}
+            if states:
+                inputs |= {"h0": randn(4, 2)} | ({"c0": randn(4, 2)} if op == "lstm_cell" else {})
+            def run(x, h0=None, c0=None, **parameters):
+                state = None if h0 is None else (h0, c0) if op == "lstm_cell" else h0
+                out = torch.func.functional_call(net, parameters, (x, state))
+                return dict(zip(("h", "c"), out)) if op == "lstm_cell" else {"h": out}
+            case(f"{op}_{states}", op, run, inputs)
+
+    D = torch.distributions
+    def both(make):
+        """The distribution from p and from q: log_prob and entropy of p, and the divergence of q."""
+        def run(**values):
+            x = values.pop("x")
+            p, q = (make(**{key[:-1]: value for key, value in values.items() if key[-1] == end}) for end in "pq")
+            return {"log_prob": p.log_prob(x), "entropy": p.entropy(), "kl": D.kl_divergence(p, q)}
+        return run
+    case("normal", "distributions.normal", both(lambda a, b: D.Normal(a, b)),
+         {"x": randn(3, 2), "ap": randn(3, 2), "bp": uniform(3, 2, low=.2, high=2.0), "aq": randn(3, 2), "bq": uniform(3, 2, low=.2, high=2.0)})
+    case("beta", "distributions.beta", both(lambda a, b: D.Beta(a, b)),
+         {"x": uniform(3, 2, low=.05, high=.95), **{key: uniform(3, 2, low=.3, high=5.0) for key in ("ap", "bp", "aq", "bq")}})
+    for kind in ("logits", "probs"):
+        numbers = (lambda *shape: uniform(*shape, low=.1, high=.9)) if kind == "probs" else (lambda *shape: randn(*shape, scale=2.0))
+        case(f"bernoulli_{kind}", "distributions.bernoulli", both(lambda a: D.Bernoulli(**{kind: a})),
+             {"x": lambda: (torch.rand(3, 2, generator=generator) < .5).float(), "ap": numbers(3, 2), "aq": numbers(3, 2)}, {"kind": kind}, no_grad=("x",))
+        case(f"categorical_{kind}", "distributions.categorical", both(lambda a: D.Categorical(**{kind: a})),
+             {"x": integers(4, 3), "ap": numbers(3, 4), "aq": numbers(3, 4)}, {"kind": kind})
+
+
+for number, part in enumerate((elementwise, reductions, shapes, products, pooling, normalisation, attention, losses, recurrent, transformer, activations, optimizers, functions, linear_algebra, fourier, further)):
     generator.manual_seed(zlib.crc32(part.__name__.encode()))
     torch.manual_seed(number)
     part()

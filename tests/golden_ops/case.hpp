@@ -370,6 +370,7 @@ void add_optimizers(Operations& operations);
 void add_more(Operations& operations);
 void add_transformer(Operations& operations);
 void add_functions(Operations& operations);
+void add_further(Operations& operations);
 void add_training(Operations& operations);
 void add_quantized(Operations& operations);
 void add_quantization(Operations& operations);

@@ -1,7 +1,12 @@
 // Optimizers on a module of one parameter, learning rate schedules, gradient clipping.
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/elementary.hpp>
+#include <chorus/ops/reduction.hpp>
 #include <chorus/optim/adagrad.hpp>
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/clip.hpp>
+#include <chorus/optim/lbfgs.hpp>
+#include <chorus/optim/radam.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/schedules.hpp>
 #include <chorus/optim/sgd.hpp>
@@ -84,17 +89,44 @@ void clip(Case& test) {
   for (std::size_t i = 0; i < names.size(); ++i) test.compare_numbers("out." + names[i], model.list[i].grad());
 }
 
+// Minimizes sum(w (p - t)^2 + (p - t)^4).
+void lbfgs(Case& test) {
+#if CHORUS_GOLDEN_ON_CPU
+  Model model;
+  model.add(test.file("in.p").f32());
+  const auto t = test.tensor<1>("t"), w = test.tensor<1>("w");
+  optim::Lbfgs<Device> optimizer(ch::nn::named_parameters<Device>(model),
+                                 {.lr = test.attr<double>("lr"),
+                                  .max_iter = test.attr<int>("max_iter"),
+                                  .history_size = test.attr("history_size", 100)});
+  std::vector<float> after;
+  for (int step = 0; step < 3; ++step) {
+    optimizer.step([&] {
+      optimizer.zero_grad();
+      const auto squares = ch::square(model.list[0] - t);
+      const auto loss = ch::sum(squares * w + ch::square(squares));
+      loss.backward();
+      return loss;
+    });
+    for (const float value : model.list[0].value().to_vector()) after.push_back(value);
+  }
+  test.compare_numbers("out.p_after", after);
+#else
+  test.leave_out(": on the CPU alone");
+#endif
+}
+
 }  // namespace
 
 void add_optimizers(Operations& operations) {
   operations["optim.sgd"] = [](Case& test) {
     optimizer(test, [&](Parameters parameters) {
       return std::make_unique<optim::Sgd<Device>>(std::move(parameters),
-                                                   optim::SgdOptions{.lr = test.attr<double>("lr"),
-                                                                     .momentum = test.attr("momentum", 0.0),
-                                                                     .dampening = test.attr("dampening", 0.0),
-                                                                     .weight_decay = test.attr("weight_decay", 0.0),
-                                                                     .nesterov = test.attr("nesterov", false)});
+                                                  optim::SgdOptions{.lr = test.attr<double>("lr"),
+                                                                    .momentum = test.attr("momentum", 0.0),
+                                                                    .dampening = test.attr("dampening", 0.0),
+                                                                    .weight_decay = test.attr("weight_decay", 0.0),
+                                                                    .nesterov = test.attr("nesterov", false)});
     });
   };
   operations["optim.adam"] = [](Case& test) {
@@ -127,6 +159,18 @@ void add_optimizers(Operations& operations) {
                                                        .weight_decay = test.attr("weight_decay", 0.0)});
     });
   };
+  operations["optim.radam"] = [](Case& test) {
+    optimizer(test, [&](Parameters parameters) {
+      const auto given = adam_options(test, 0);
+      return std::make_unique<optim::RAdam<Device>>(std::move(parameters),
+                                                    optim::RAdamOptions{.lr = given.lr,
+                                                                        .beta1 = given.beta1,
+                                                                        .beta2 = given.beta2,
+                                                                        .eps = given.eps,
+                                                                        .weight_decay = given.weight_decay});
+    });
+  };
+  operations["optim.lbfgs"] = lbfgs;
   operations["schedule.plateau"] = [](Case& test) {
     optim::HasLearningRate rate(test.attr<double>("lr"));
     optim::ReduceOnPlateau schedule(rate, {.factor = test.attr<double>("factor"),

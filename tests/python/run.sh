@@ -8,10 +8,11 @@ build=$(cd "${1:?usage: tests/python/run.sh BUILD_DIR}" && pwd)
 programs=$build/tests/programs
 venv=$build/tests/python-venv
 
-packages="numpy safetensors tensorboard"
+packages="numpy safetensors tensorboard tokenizers"
 train=$build/examples/train_classifier
 
-for program in "$programs/safetensors_tool" "$programs/npy_tool" "$programs/quantized_tool" "$train"; do
+for program in "$programs/safetensors_tool" "$programs/npy_tool" "$programs/quantized_tool" "$programs/tokenizer_tool" \
+    "$train"; do
   if [ ! -x "$program" ]; then
     echo "tests/python/run.sh: $program is not built" >&2
     exit 1
@@ -26,4 +27,5 @@ fi
 "$venv/bin/python" "$here/npy_check.py" "$programs/npy_tool"
 "$venv/bin/python" "$here/tensorboard_check.py" "$train"
 "$venv/bin/python" "$here/quantized_check.py" "$programs/quantized_tool"
+"$venv/bin/python" "$here/tokenizer_check.py" "$programs/tokenizer_tool"
 exec "$venv/bin/python" "$here/safetensors_check.py" "$programs/safetensors_tool"

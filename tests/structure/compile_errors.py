@@ -91,6 +91,28 @@ struct Words : Layer {
   auto forward(const ch::Tensor<std::int64_t, 2>& x) const { return fc(words(x)); }
 };
 int main() { ch::nn::MixedPrecision<Words>{}(ch::Tensor<std::int64_t, 2>::zeros({2, 4})); }"""),
+    ("DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)", """
+struct Hook {
+  template <class T, ch::Device D>
+  ch::comm::Work start(const ch::GradBucket<T, D>&) { return {}; }
+};
+using Net = ch::DistributedDataParallel<Layer, Hook>;
+int main(int argc, char** argv) {
+  return ch::launch<Net>(argc, argv, [](ch::Run& run) { Net net{Layer{}, run}; });
+}"""),
+    ("Declare x as auto or Variable(x) to assign a Variable", """
+struct Deep : ch::nn::Module {
+  ch::nn::ModuleList<ch::nn::Linear<ch::Cpu>> layers;
+  CHORUS_MODULE(Deep, layers)
+  auto forward(const auto& in) const {
+    auto x = in;
+    for (const auto& layer : layers) x = layer(x);
+    return x;
+  }
+};
+int main() { Deep{}(ones<float, 2>({2, 4})); }"""),
+    ("concat and stack of a std::vector need #include <chorus/ops/lists.hpp>",
+     "int main() { const auto x = ch::concat(0, std::vector<ch::Tensor<float, 1>>{}); }"),
     ("needs #include <chorus/nn/recurrent.hpp>", "struct Remembers : Layer { ch::nn::LSTM<ch::Cpu> lstm{4, 2}; };"),
     ("io::load needs #include <chorus/io/load_model.hpp>", 'int main() { Layer net; ch::io::load(net, "x"); }'),
     ("no member named 'no_such_thing'",

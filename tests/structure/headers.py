@@ -29,8 +29,8 @@ STANDARD = {
     "cctype": "isspace",
     "charconv": "from_chars from_chars_result to_chars",
     "chrono": "chrono",
-    "cmath": "abs ceil copysign cos erf exp expm1 fabs floor fmod hypot isfinite isinf isnan log log1p log2 llround lround nearbyint "
-             "nextafter pow round sin sqrt tanh",
+    "cmath": "abs atan2 ceil copysign cos erf exp expm1 fabs floor fmod hypot isfinite isinf isnan lgamma log log1p log2 llround lround nearbyint "
+             "nextafter pow round sin sqrt tan tanh",
     "complex": "complex",
     "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as unsigned_integral",
     "condition_variable": "condition_variable condition_variable_any",
@@ -45,7 +45,7 @@ STANDARD = {
     "filesystem": "filesystem",
     "fstream": "ifstream",
     "future": "future future_status promise",
-    "functional": "bit_or divides equal_to function hash identity invoke less minus multiplies plus ref",
+    "functional": "bit_or divides equal_to function greater hash identity invoke less minus multiplies plus ref",
     "initializer_list": "initializer_list",
     "istream": "istream",
     "iterator": "back_inserter default_sentinel_t distance istreambuf_iterator next prev size",
@@ -163,7 +163,7 @@ def problems(header, text):
 
 
 # Headers that <chorus/all.hpp> need not bring: what bodies of functions alone use, and what needs a library of its own.
-INNER = re.compile(r"chorus/(compiled/|core/check_output|trace/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl)|"
+INNER = re.compile(r"chorus/(compiled/|core/check_output|trace/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl|staged)|parallel/ddp/gpu_rank|"
                    r"quantization/layer_output|launch/(console|variables|job_of_machines|machines|rank_output|rank_process|signal_pipe|supervisor|supervisor_link"
                    r"|world_from_environment)\.hpp)|/cuda[/.]|_impl\.hpp$|\.cuh$")
 

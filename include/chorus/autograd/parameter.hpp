@@ -48,6 +48,8 @@ class ParameterOn : public detail::AtHome<D> {
   }
   /// Valid until the gradient is cleared.
   void set_grad_in_parts(bool in_parts) { parts_at_ = in_parts ? times_forgotten() + 1 : 0; }
+  /// The gradient's home, for policies that move it.
+  virtual const Storage<D>& grad_storage() const = 0;
   /// The memory block of the gradient; null if unknown.
   virtual const void* grad_block() const { return nullptr; }
   /// Whether a gradient has arrived since it was last cleared.
@@ -188,7 +190,8 @@ class ParameterNode final : public LeafNode<T, Rank, D>, public ParameterOn<D> {
     const auto* const writes = value_.storage().writes();
     return writes == nullptr ? "" : writes->name.c_str();
   }
-  void* grad_place() const override { return this->grad_memory().data(); }
+  void* grad_place() const override { return grad_storage().touch(), this->grad_memory().data(); }
+  const Storage<D>& grad_storage() const override { return this->grad_memory().storage(); }
   const void* grad_block() const override { return this->grad_memory().storage().memory().block(); }
   bool grad_arrived() const override { return this->has_grad(); }
   void set_grad_arrived(bool arrived) override {

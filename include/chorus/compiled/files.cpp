@@ -7,6 +7,7 @@
 #include <chorus/data/mnist.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/data/synthetic_images.hpp>
+#include <chorus/data/tokenizer.hpp>
 #include <chorus/io/model_file.hpp>
 #include <chorus/io/write_in_parts.hpp>
 

@@ -11,8 +11,11 @@
 #include <chorus/ops/norm.hpp>
 #include <chorus/ops/normalization.hpp>
 #include <chorus/ops/recurrent.hpp>
+#include <chorus/ops/rounding.hpp>
+#include <chorus/ops/special_functions.hpp>
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/optim/lion.hpp>
+#include <chorus/optim/radam.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/parallel/hooks/not_sent.hpp>
 
@@ -49,15 +52,18 @@ struct Broadcast {
 
 CHORUS_UNARY(Abs)
 CHORUS_UNARY(AddScalar)
+CHORUS_UNARY(Ceil)
 CHORUS_UNARY(Celu)
 CHORUS_UNARY(Clamp)
 CHORUS_UNARY(Cos)
+CHORUS_UNARY(Digamma)
 CHORUS_UNARY(DivScalar)
 CHORUS_UNARY(DivideInto)
 CHORUS_UNARY(DivisorOrOne)
 CHORUS_UNARY(Elu)
 CHORUS_UNARY(Erf)
 CHORUS_UNARY(Exp)
+CHORUS_UNARY(Floor)
 CHORUS_UNARY(Gelu)
 CHORUS_UNARY(GeluTanh)
 CHORUS_UNARY(Hardshrink)
@@ -66,6 +72,7 @@ CHORUS_UNARY(Hardswish)
 CHORUS_UNARY(Hardtanh)
 CHORUS_UNARY(IsZero)
 CHORUS_UNARY(LeakyRelu)
+CHORUS_UNARY(Lgamma)
 CHORUS_UNARY(Log)
 CHORUS_UNARY(Log1p)
 CHORUS_UNARY(LogSigmoid)
@@ -77,9 +84,11 @@ CHORUS_UNARY(PowScalar)
 CHORUS_UNARY(Reciprocal)
 CHORUS_UNARY(Relu)
 CHORUS_UNARY(Relu6)
+CHORUS_UNARY(Round)
 CHORUS_UNARY(Rsqrt)
 CHORUS_UNARY(Selu)
 CHORUS_UNARY(Sigmoid)
+CHORUS_UNARY(Sign)
 CHORUS_UNARY(Silu)
 CHORUS_UNARY(Sin)
 CHORUS_UNARY(Softplus)
@@ -96,6 +105,7 @@ CHORUS_UNARY(Threshold)
 
 CHORUS_OF_SEVERAL(AbsoluteError, 2)
 CHORUS_OF_SEVERAL(Add, 2)
+CHORUS_OF_SEVERAL(Atan2, 2)
 CHORUS_OF_SEVERAL(BinaryCrossEntropy, 2)
 CHORUS_OF_SEVERAL(CosineEmbedding, 2)
 CHORUS_OF_SEVERAL(Div, 2)
@@ -140,6 +150,7 @@ CHORUS_STEP(LambDirection, 3)
 CHORUS_STEP(LionStep, 3)
 CHORUS_STEP(Mix, 2)
 CHORUS_STEP(MixSquare, 2)
+CHORUS_STEP(RAdamStep, 3)
 template struct Forward<chorus::detail::NotSent, float, 2>;
 template struct Forward<chorus::detail::NotSent, double, 2>;
 

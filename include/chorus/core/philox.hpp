@@ -8,6 +8,7 @@
 
 namespace chorus {
 
+/// A counter, or what it becomes.
 using PhiloxWords = std::array<std::uint32_t, 4>;
 
 /// Four random words for a counter under a key.

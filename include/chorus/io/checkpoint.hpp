@@ -197,18 +197,12 @@ void read_all(const SafetensorsReader& file, const std::vector<TensorPlace<D>>& 
 
 }  // namespace detail
 
-/// Whether all ranks call `save_checkpoint` for this net; otherwise only rank 0, except with a ShardedOptimizer.
-template <class Net>
-constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
-
 /// Writes model, optimizer, learning rate and position to one file, atomically. The model's tensors have their own
-/// names, so the file is also a model's file. Usually one process calls it; under ParameterServer only the server
-/// writes, and workers return at once. With a ShardedOptimizer, under LocalSgd, and under a communication hook with
-/// state, all ranks call it and rank 0 writes. If ranks have parts of the model (FullyShardedDataParallel,
-/// TensorParallel, Pipeline, Mesh), all call it, and each writes its parts into the one file. The plain, the fused and
-/// the sharded form of an optimizer give the same file. `more`: other state that lives from step to step, such as
-/// GradScaler, ParameterAverage and ReduceOnPlateau; at most one of each. Gradients are not saved: save between two
-/// steps. The seed is, and the number of `canonical_shares`.
+/// names, so the file is also a model's file. One call on all ranks, under every policy: rank 0, or ParameterServer's
+/// server, writes. If ranks have parts of the model (FullyShardedDataParallel, TensorParallel, Pipeline, Mesh), each
+/// writes its parts into the one file. The plain, the fused and the sharded form of an optimizer give the same file.
+/// `more`: other state that lives from step to step, such as GradScaler, ParameterAverage and ReduceOnPlateau; at most
+/// one of each. Gradients are not saved: save between two steps. The seed is, and the number of `canonical_shares`.
 ///
 /// The file holds each rank's own state: a hook's state, such as its error feedback, and under LocalSgd and
 /// PostLocalSgd models, optimizers and `more`. Rank 0 temporarily holds the whole file in memory. Of parameters and
@@ -216,7 +210,7 @@ constexpr bool all_ranks_save = detail::all_ranks_save<Net>;
 /// the server's. If the build has OpenSSL, the file has a checksum of its data (see data_hash_key), which
 /// `load_checkpoint` and `io::load` compare.
 ///
-/// Throws FileError, and CommError if all ranks should call it and some don't.
+/// Throws FileError, and CommError if some ranks don't call it and rank 0 needs their state.
 template <class Net, class Optimizer, class... More>
 void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& position, const std::string& path,
                      More&... more) {
@@ -224,9 +218,10 @@ void save_checkpoint(Net& net, Optimizer& optimizer, const TrainingPosition& pos
     if (!net.is_server()) return;
   if constexpr (requires { optimizer.gathered(net); }) {
     const auto whole = optimizer.gathered(net);
-    if (detail::all_ranks_save<Net> || net.communicator().rank() == 0)
-      save_checkpoint(net, *whole, position, path, more...);
+    save_checkpoint(net, *whole, position, path, more...);
   } else {
+    if constexpr (!detail::all_ranks_save<Net> && requires { net.communicator().rank(); })
+      if (net.communicator().rank() != 0) return;
     using D = decltype(optimizer.device());
     detail::Outgoing out;
     detail::KeptRate rate(optimizer);

@@ -6,7 +6,7 @@
 #include <chorus/core/printable.hpp>
 #include <chorus/io/load_options.hpp>
 #include <chorus/io/tensor_place.hpp>
-#include <chorus/io/safetensors_reader.hpp>
+#include <chorus/io/tensor_entry.hpp>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -24,7 +24,7 @@ using NameSet = std::set<std::string, std::less<>>;
 /// Maps names in the file to the model's: applies the user's function, then removes the prefixes of PyTorch's wrappers.
 class FileNames {
  public:
-  FileNames(const SafetensorsReader& file, const NameSet& model, const Rename& rename)
+  FileNames(const auto& file, const NameSet& model, const Rename& rename)
       : model_(model), rename_(rename) {
     std::vector<std::string> names;
     for (const TensorEntry& entry : file.entries())
@@ -73,7 +73,7 @@ class FileNames {
 class FileTensors {
  public:
   /// Throws FileError if two tensors map to one name.
-  FileTensors(const SafetensorsReader& file, const NameSet& model, const Rename& rename) {
+  FileTensors(const auto& file, const NameSet& model, const Rename& rename) {
     const FileNames model_name(file, model, rename);
     for (const TensorEntry& entry : file.entries()) {
       const auto name = model_name(entry.name);

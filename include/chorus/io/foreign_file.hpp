@@ -18,12 +18,6 @@ inline constexpr std::size_t foreign_bytes = 4096;
 [[gnu::cold]] inline std::string identify_file(std::span<const std::byte> begin, std::string_view path) {
   constexpr std::string_view from_numpy =
       "to read a model from it, convert it once in Python: import numpy; from safetensors.numpy import save_file; ";
-  constexpr std::string_view from_torch =
-      "chorus does not read it, because a pickle can run code. Convert it once in Python: import torch; from "
-      "safetensors.torch import save_file; save_file({k: v.contiguous().clone() for k, v in torch.load(\"FILE\", "
-      "map_location=\"cpu\", weights_only=True).items()}, \"FILE.safetensors\") (in a checkpoint the tensors may be "
-      "one level deeper: torch.load(...)[\"state_dict\"] or [\"model\"]; a TorchScript file: "
-      "torch.jit.load(\"FILE\").state_dict())";
   using namespace std::string_view_literals;
   const std::string_view text(reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), foreign_bytes));
   const auto has = [&](std::string_view part) { return text.find(part) != text.npos; };
@@ -40,7 +34,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("a git-lfs pointer in place of the file: fetch the file itself with git lfs pull");
   if (starts("PK\3\4"sv, "PK\5\6"sv)) {
     if (has("data.pkl") || has("/constants.pkl") || has("/code/"))
-      return is("a file of PyTorch's torch.save (a zip archive with a pickle). ", from_torch);
+      return is("a file of PyTorch's torch.save, whose tensors io::load_pt (io/pt.hpp) reads without running its code");
     if (has(".npy"))
       return is("a NumPy archive (.npz), which io::NpzReader reads; ", from_numpy,
                 "save_file(dict(numpy.load(\"FILE\")), \"FILE.safetensors\")");
@@ -51,7 +45,10 @@ inline constexpr std::size_t foreign_bytes = 4096;
     return is("a zip archive: unpack it first (unzip FILE)");
   }
   if (text.size() > 1 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5)
-    return is("a Python pickle, as older versions of PyTorch's torch.save write it. ", from_torch);
+    return is(
+        "a Python pickle, as PyTorch's torch.save before 1.6 wrote it. chorus does not read it, because a pickle can "
+        "run code. Write it again in Python: torch.save(torch.load(\"FILE\", map_location=\"cpu\", weights_only=True), "
+        "\"FILE.pt\"), which io::load_pt reads");
   if (starts("\x89HDF\r\n"sv))
     return is(
         "an HDF5 file, as Keras and h5py write it: convert it once in Python: import h5py; from safetensors.numpy "
@@ -78,10 +75,7 @@ inline constexpr std::size_t foreign_bytes = 4096;
   if (word.starts_with('<'))
     return is("an HTML or XML page, perhaps a server's error or login page: download the file itself, and check it");
   if (word.starts_with('{') && (has("\"weight_map\"") || path.ends_with(".index.json")))
-    return is(
-        "the index of a model in several files: join them once in Python: import json; from safetensors.torch import "
-        "load_file, save_file; save_file({k: v for f in set(json.load(open(\"FILE\"))[\"weight_map\"].values()) for k, "
-        "v in load_file(f).items()}, \"model.safetensors\")");
+    return is("the index of a model in several files, which io::load reads if its name ends in .index.json");
   if (word.starts_with('{') || word.starts_with('['))
     return is("JSON (perhaps a configuration): the numbers are in another file next to it");
 

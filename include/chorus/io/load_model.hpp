@@ -8,10 +8,11 @@
 #include <chorus/io/file_names.hpp>
 #include <chorus/io/load_options.hpp>
 #include <chorus/io/model_file.hpp>
-#include <chorus/io/safetensors_reader.hpp>
+#include <chorus/io/safetensors_files.hpp>
 #include <chorus/io/tensor_place.hpp>
 #include <chorus/io/write_in_parts_impl.hpp>
 #include <cstddef>
+#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ struct Destination {
   std::vector<std::string> names;
   DType dtype{};
   std::vector<Index> shape;
+  bool transposed = false;  ///< in the file
+
+  std::vector<Index> shape_in_file() const { return transposed ? std::vector<Index>{shape[1], shape[0]} : shape; }
 };
 
 /// The file's tensors for each tensor of a model, and those that don't fit.
@@ -42,7 +46,7 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
 }
 
 /// Advice if names or shapes don't fit.
-[[gnu::cold]] inline std::string hints_for(const SafetensorsReader& file, const LoadReport& report,
+[[gnu::cold]] inline std::string hints_for(const std::string& path, const LoadReport& report,
                                            const FileTensors& tensors) {
   std::string hints;
   NameSet missing(report.missing.begin(), report.missing.end());
@@ -79,21 +83,21 @@ inline bool same_shape(std::span<const Index> file, std::span<const Index> model
                    "integers to each other): convert ", x.name, " in Python if that is correct");
     else if (x.got_shape.size() == 2 && x.expected_shape.size() == 2 && x.got_shape[0] == x.expected_shape[1] &&
              x.got_shape[1] == x.expected_shape[0])
-      hints += cat("; ", x.name, " is transposed in the file: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
-                   "PyTorch and chorus [outputs, inputs]: transpose it in Python (also square ones, which fit)");
+      hints +=
+          cat("; ", x.name, " is transposed in the file: Keras, Flax and GPT-2's Conv1D keep [inputs, outputs], ",
+              "PyTorch and chorus [outputs, inputs]: {.transposed = ...} names those (also square ones, which fit)");
     else
       continue;
     break;
   }
-  if (const auto of = file.path().rfind("-of-"); !report.missing.empty() && of != std::string::npos)
-    hints += cat("; the name ", Quoted{file.path().substr(file.path().rfind('/') + 1)},
-                 " says that the model is in several files: join them in Python");
+  if (const auto of = path.rfind("-of-"); !report.missing.empty() && of != std::string::npos)
+    hints += cat("; the name ", Quoted{path.substr(path.rfind('/') + 1)},
+                 " says that the model is in several files: load their index, whose name ends in .index.json");
   return hints;
 }
 
 /// Finds the file's tensors for each destination.
-inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Destination>& model,
-                          const LoadOptions& options) {
+LoadPlan plan_load(const auto& file, const std::vector<Destination>& model, const LoadOptions& options) {
   LoadPlan plan;
   NameSet names;
   for (const auto& to : model) names.insert(to.names.begin(), to.names.end());
@@ -105,7 +109,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
       if (const TensorEntry* entry = tensors.find(name)) sources.push_back(entry);
     const auto& name = to.names.front();
     const auto misfit = std::ranges::find_if(sources, [&](const TensorEntry* entry) {
-      return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape);
+      return !convertible(entry->dtype, to.dtype) || !same_shape(entry->shape, to.shape_in_file());
     });
     // Batch norm of PyTorch before 0.4.1 had no batch counter. As in PyTorch, the layer keeps its own count.
     constexpr std::string_view counted = "num_batches_tracked";
@@ -114,7 +118,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
     if (sources.empty()) {
       if (!may_lack) plan.report.missing.push_back(name);
     } else if (misfit != sources.end()) {
-      plan.report.mismatched.push_back({name, to.dtype, to.shape, (*misfit)->dtype, (*misfit)->shape});
+      plan.report.mismatched.push_back({name, to.dtype, to.shape_in_file(), (*misfit)->dtype, (*misfit)->shape});
       sources.clear();
     } else {
       any = true;
@@ -122,7 +126,7 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   }
   for (const auto& tensor : tensors.unexpected()) plan.report.unexpected.push_back(tensor.in_file);
   if (plan.report.complete()) return plan;
-  const auto hints = hints_for(file, plan.report, tensors);
+  const auto hints = hints_for(file.path(), plan.report, tensors);
   check<FileError>(any || model.empty(), "loading ", file.path(),
                    ": the file doesn't fit the model: ", "none of its tensors does; ", plan.report, hints);
   check<FileError>(!options.strict, "loading ", file.path(), ": the file doesn't fit the model; ", plan.report, hints,
@@ -130,10 +134,27 @@ inline LoadPlan plan_load(const SafetensorsReader& file, const std::vector<Desti
   return plan;
 }
 
+/// The numbers of the transposed matrix.
+inline std::vector<std::byte> transposed(const std::vector<std::byte>& numbers, const std::vector<Index>& shape,
+                                         std::size_t size) {
+  const auto rows = static_cast<std::size_t>(shape[0]), columns = static_cast<std::size_t>(shape[1]);
+  std::vector<std::byte> out(numbers.size());
+  if (!out.empty())
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t column = 0; column < columns; ++column)
+        std::memcpy(out.data() + (column * rows + row) * size, numbers.data() + (row * columns + column) * size, size);
+  return out;
+}
+
+/// Marks the matrices that the file keeps transposed.
+inline void mark_transposed(std::vector<Destination>& model, const Transposed& transposed) {
+  for (auto& to : model) to.transposed = transposed && to.shape.size() == 2 && transposed(to.names.front());
+}
+
 /// The file's numbers for a destination. Throws FileError if a number has no value in its type, and if the file's
 /// sources of a tied tensor differ.
-inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const Destination& to,
-                                          const std::vector<const TensorEntry*>& sources) {
+std::vector<std::byte> numbers_for(const auto& file, const Destination& to,
+                                   const std::vector<const TensorEntry*>& sources) {
   std::vector<std::byte> first;
   for (const TensorEntry* entry : sources) {
     std::vector<std::byte> numbers(entry->bytes);
@@ -148,7 +169,7 @@ inline std::vector<std::byte> numbers_for(const SafetensorsReader& file, const D
                        ", and the model's ", to.names[0],
                        " is tied to both; a LoadOptions::rename that returns \"\" for one of them leaves it out");
   }
-  return first;
+  return to.transposed ? transposed(first, to.shape_in_file(), size_of(to.dtype)) : first;
 }
 
 /// The tensors at `places` with all of their names.
@@ -175,12 +196,12 @@ std::vector<Destination> whole_destinations(nn::Module& model) {
 }
 
 template <Device D>
-LoadReport load_model(nn::Module& model, const std::string& path, const LoadOptions& options) {
-  const SafetensorsReader file(path);
-  check_data_hash(file);
+LoadReport load_model(nn::Module& model, const auto& open, const LoadOptions& options) {
+  const auto file = open();
   const auto places = model_places<D>(model);
   for (const auto& place : places) check_whole(place);
-  const auto wanted = destinations(model, places);
+  auto wanted = destinations(model, places);
+  mark_transposed(wanted, options.transposed);
   auto plan = plan_load(file, wanted, options);
   std::vector<std::vector<std::byte>> numbers;  // all are read before one is stored
   for (std::size_t i = 0; i < wanted.size(); ++i) numbers.push_back(numbers_for(file, wanted[i], plan.sources[i]));
@@ -192,10 +213,11 @@ LoadReport load_model(nn::Module& model, const std::string& path, const LoadOpti
 
 /// Under a policy whose ranks have parts of the model: each takes its own. All ranks call it.
 template <class Net>
-LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& options) {
+LoadReport load_parts(Net& net, const auto& open, const LoadOptions& options) {
   using D = typename Net::device_type;
   const auto places = places_in_parts<D>(net);
-  const auto wanted = whole_destinations<D>(net.module());
+  auto wanted = whole_destinations<D>(net.module());
+  mark_transposed(wanted, options.transposed);
   const auto place_of = [&](const Destination& tensor) {
     return std::find_if(places.begin(), places.end(),
                         [&](const auto& place) { return place.name == tensor.names.front(); });
@@ -203,8 +225,7 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
   std::vector<std::vector<std::byte>> numbers(wanted.size());
   LoadReport report;
   const auto read = [&] {
-    const SafetensorsReader file(path);
-    check_data_hash(file);
+    const auto file = open();
     auto plan = plan_load(file, wanted, options);
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (const auto place = place_of(wanted[i]); place != places.end() && !plan.sources[i].empty())
@@ -218,9 +239,24 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
   return report;
 }
 
+/// Fills a model, or a policy's net, from the file that `open()` opens.
+template <class Model>
+LoadReport load_from(Model& model, const auto& open, const LoadOptions& options) {
+  if constexpr (std::is_base_of_v<nn::Module, Model>) {
+    return load_model<typename Model::device_type>(model, open, options);
+  } else {
+    static_assert(IsNet<Model>, "io::load: expected a model or a policy's net");
+    if constexpr (keeps_parts<Model>)
+      return load_parts(model, open, options);
+    else
+      return load_from(model.module(), open, options);
+  }
+}
+
 }  // namespace detail
 
-/// Fills all parameters and buffers of `model` from a file. Numbers are converted to the model's type: floating-point
+/// Fills all parameters and buffers of `model` from a safetensors file, or from several by their index (see
+/// SafetensorsFiles). Numbers are converted to the model's type: floating-point
 /// numbers of any type to each other, integers and bools to each other. A PyTorch file fits as it does there, even
 /// without batch norm's batch counter (the layer keeps its own count). Tied tensors may have one name, as safetensors'
 /// `save_model` writes them, or all. Prefixes of PyTorch's wrappers are removed, unless the model has them, too:
@@ -236,15 +272,8 @@ LoadReport load_parts(Net& net, const std::string& path, const LoadOptions& opti
 /// reads the file, or only its parts if ranks have parts of the model. If one rank fails, all throw FileError.
 template <class Model>
 LoadReport load(Model& model, const std::string& path, const LoadOptions& options) {
-  if constexpr (std::is_base_of_v<nn::Module, Model>) {
-    return detail::load_model<typename Model::device_type>(model, path, options);
-  } else {
-    static_assert(detail::IsNet<Model>, "io::load: expected a model or a policy's net");
-    if constexpr (detail::keeps_parts<Model>)
-      return detail::load_parts(model, path, options);
-    else
-      return load(model.module(), path, options);
-  }
+  return detail::load_from(
+      model, [&] { return SafetensorsFiles(path); }, options);
 }
 template <class Model>
 LoadReport load(Model& model, const std::string& path) {

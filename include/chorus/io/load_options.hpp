@@ -15,6 +15,9 @@ namespace chorus::io {
 /// Turns a name in the file into the model's; an empty result skips the tensor.
 using Rename = std::function<std::string(std::string_view)>;
 
+/// Whether a file keeps a matrix transposed, by the model's name of it.
+using Transposed = std::function<bool(std::string_view)>;
+
 /// How a model is filled from a file.
 struct LoadOptions {
   /// Whether the file must have exactly the model's tensors, with the same shapes. If false, `load` fills the tensors
@@ -23,6 +26,8 @@ struct LoadOptions {
   /// Called for each tensor of the file, before prefixes of PyTorch's wrappers are removed. See without_prefix,
   /// with_prefix and only_prefix.
   Rename rename = {};
+  /// Called for each matrix of the model: whether the file keeps it transposed, as Keras, Flax and GPT-2's Conv1D do.
+  Transposed transposed = {};
 };
 
 /// The differences of file and model. As text: `cat(report)`.

@@ -148,7 +148,7 @@ class SafetensorsReader {
 namespace detail {
 
 /// Throws FileError if bytes to be read as bools are neither 0 nor 1: other values in a bool are undefined behaviour.
-inline void check_bools(const SafetensorsReader& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
+void check_bools(const auto& file, const TensorEntry& entry, std::span<const std::byte> bytes) {
   const auto is_odd = [](std::byte value) { return value > std::byte{1}; };
   check<FileError>(entry.dtype != FileDType::boolean || std::none_of(bytes.begin(), bytes.end(), is_odd), "loading ",
                    file.path(), ": tensor ", Quoted{entry.name}, ": a BOOL is not 0 or 1");

@@ -2,6 +2,7 @@
 /// Multi-head attention (Vaswani et al. 2017), with PyTorch's parameter names and initialisation.
 
 #include <chorus/nn/elsewhere.hpp>
+#include <chorus/nn/kv_cache.hpp>
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/nn/intercepted.hpp>
 #include <chorus/ops/attention_packed.hpp>
@@ -51,6 +52,11 @@ class MultiheadAttention : public Module {
   auto operator()(const Q& query, const K& key, const V& value, const Tensor<bool, Rank, D>& mask) const {
     return detail::watched(*this, [&] { return attend(query, key, value, mask); });
   }
+  /// Self-attention after the positions in `cache`, which keeps these, too; causal, also without a capacity.
+  template <Operand Q, Operand K, Operand V>
+  auto operator()(const Q& query, const K& key, const V& value, const KvCache& cache) const {
+    return detail::watched(*this, [&] { return attend(query, key, value, cache); });
+  }
 
   /// The same for sharded sequences, with a sharded result: each query attends to keys of all positions.
   template <class Q, class K, class V, class Seen = bool>
@@ -99,7 +105,7 @@ class MultiheadAttention : public Module {
   template <Operand Q, Operand K, Operand V, class Seen>
   auto seen_by_heads(const Q& q, const K& k, const V& v, const Seen& seen, Index head,
                      const TensorGroupRef& group) const {
-    if constexpr (chorus::detail::has_stacked_attention<Q, K, V>) {
+    if constexpr (chorus::detail::has_stacked_attention<Q, K, V> && !std::is_same_v<Seen, KvCache>) {
       if constexpr (AnyTensor<Seen>)
         return seen_in_place(q, k, v, head, {}, of_heads(seen, group));
       else
@@ -134,14 +140,16 @@ class MultiheadAttention : public Module {
                      const TensorGroupRef& group) const {
     return detail::attended(
         this, in_proj_weight, value_of(q).numel() > 0, [&](const auto& own, const auto& input, const auto& operand) {
-          const auto &of_q = input(q), &of_k = input(k), &of_v = input(v);
+          const auto& of_q = input(q);
+          const auto& of_k = input(k);
+          const auto& of_v = input(v);
           const auto& weight = own();
           const auto heads_first = [&](const auto& x, Index part) {
             return permute(project(x, weight, part, head), Shape<4>{0, 2, 1, 3});
           };
           const auto queries = heads_first(of_q, 0), keys = heads_first(of_k, 1), values = heads_first(of_v, 2);
           const auto &a = operand(0, queries), &b = operand(1, keys), &c = operand(2, values);
-          return scaled_dot_product_attention(a, b, c, of_heads(seen, group));
+          return detail::attention_of_layer(this, a, b, c, of_heads(seen, group));
         });
   }
   template <Operand X>

@@ -60,8 +60,13 @@ class FlatParameters {
   /// The first parameter that another FlatParameters has moved away; null if there is none.
   const Entry* taken_away() const {
     for (const Entry& entry : entries_)
-      if (entry.parameter().place() != groups_[entry.group].value(entry.begin)) return &entry;
+      if (const Group& group = groups_[entry.group]; group.values)
+        if (entry.parameter().place() != group.value(entry.begin)) return &entry;
     return nullptr;
+  }
+  /// Drops the buffers: their user has moved the parameters elsewhere.
+  void leave_memory() {
+    for (Group& group : groups_) group.values = group.grads = {};
   }
 
   /// Changes with the layout, and with data that depends on it, such as buckets. Users of cached addresses compare it.

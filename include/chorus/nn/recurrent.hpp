@@ -9,6 +9,7 @@
 #include <chorus/ops/dropout.hpp>
 #include <chorus/ops/recurrent.hpp>
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,13 @@ class Recurrent : public Module {
   };
   /// Layer 0, its reverse direction if there is one, layer 1, ...
   std::vector<Cell> cells;
+
+  /// Initial states of zero for the input x: [layers * directions, batch, hidden].
+  template <Operand X>
+  Tensor<T, 3, D> zero_states(const X& x) const {
+    const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
+    return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
+  }
 
   void visit(Visitor& visitor) override {
     for (std::size_t i = 0; i < cells.size(); ++i) {
@@ -102,19 +110,11 @@ class Recurrent : public Module {
                       value_of(states).shape(), ", expected ", expected);
     return reshape(slice(states, 0, number, number + 1), Shape<2>{expected[1], expected[2]});
   }
-  template <Operand X>
-  Tensor<T, 3, D> zero_states(const X& x) const {
-    const Index batch = value_of(x).size(options_.batch_first ? 0 : 1);
-    return Tensor<T, 3, D>::zeros({static_cast<Index>(cells.size()), batch, hidden_}, value_of(x).device());
-  }
   /// Stacks the states of all layers and directions, [batch, hidden] each, to [layers * directions, batch, hidden],
   /// marked with batch axis 1 for DataParallel.
   template <class State>
   static auto join_states(const std::vector<State>& states) {
-    const auto& shape = states.front().shape();
-    std::vector<decltype(reshape(states.front(), Shape<3>{}))> rows;
-    for (const State& state : states) rows.push_back(reshape(state, Shape<3>{1, shape[0], shape[1]}));
-    return batch_axis<1>(concat(0, std::span<const typename decltype(rows)::value_type>(rows)));
+    return batch_axis<1>(stack(0, states));
   }
 
  private:
@@ -124,33 +124,37 @@ class Recurrent : public Module {
 };
 
 /// x: [time, batch, features] (or batch first) -> {output: [time, batch, directions * hidden], hidden, cell: [layers *
-/// directions, batch, hidden]}. Initial states default to zero. Throws ShapeError if sizes don't match.
+/// directions, batch, hidden]}. Initial states default to zero. `lengths`, [batch]: where each sample ends and its
+/// padding begins; the states are those of the ends, and outputs after them are zero, as with PyTorch's packed
+/// sequences. Throws ShapeError if sizes don't match, UsageError for a length outside of [0, time].
 template <Device D, Real T>
 class LSTM final : public Recurrent<D, T> {
  public:
   LSTM(Index in_features, Index hidden, const RecurrentOptions& options = {})
       : Recurrent<D, T>("LSTM", 4, in_features, hidden, options) {}
 
+  using Lengths = Tensor<std::int64_t, 1, D>;
+
   template <Operand X, Operand H, Operand C>
-  auto operator()(const X& x, const H& h0, const C& c0) const {
-    return detail::watched(*this, [&] { return run(x, h0, c0); });
+  auto operator()(const X& x, const H& h0, const C& c0, const Lengths& lengths = {}) const {
+    return detail::watched(*this, [&] { return run(x, h0, c0, lengths); });
   }
   template <Operand X>
-  auto operator()(const X& x) const {
+  auto operator()(const X& x, const Lengths& lengths = {}) const {
     const auto zero = this->zero_states(x);
-    return (*this)(x, zero, zero);
+    return (*this)(x, zero, zero, lengths);
   }
 
  private:
   template <class X, class H, class C>
-  auto run(const X& x, const H& h0, const C& c0) const {
+  auto run(const X& x, const H& h0, const C& c0, const Lengths& lengths) const {
     using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
                                 this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
                                .hidden);
     std::vector<State> hidden, cell;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
       auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
-                       this->state_of(c0, number), reverse);
+                       this->state_of(c0, number), reverse, lengths);
       hidden.push_back(made.hidden);
       cell.push_back(made.cell);
       return made.output;
@@ -161,31 +165,34 @@ class LSTM final : public Recurrent<D, T> {
   }
 };
 
-/// The same with one state: {output, hidden}.
+/// The same with one state: {output, hidden}. A second argument of integers is lengths.
 template <Device D, Real T>
 class GRU final : public Recurrent<D, T> {
  public:
   GRU(Index in_features, Index hidden, const RecurrentOptions& options = {})
       : Recurrent<D, T>("GRU", 3, in_features, hidden, options) {}
 
+  using Lengths = Tensor<std::int64_t, 1, D>;
+
   template <Operand X, Operand H>
-  auto operator()(const X& x, const H& h0) const {
-    return detail::watched(*this, [&] { return run(x, h0); });
+  auto operator()(const X& x, const H& h0, const Lengths& lengths = {}) const {
+    return detail::watched(*this, [&] { return run(x, h0, lengths); });
   }
   template <Operand X>
-  auto operator()(const X& x) const {
-    return (*this)(x, this->zero_states(x));
+  auto operator()(const X& x, const Lengths& lengths = {}) const {
+    return (*this)(x, this->zero_states(x), lengths);
   }
 
  private:
   template <class X, class H>
-  auto run(const X& x, const H& h0) const {
+  auto run(const X& x, const H& h0, const Lengths& lengths) const {
     using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
                                this->cells[0].bias_hh, this->state_of(h0, 0))
                                .hidden);
     std::vector<State> hidden;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse);
+      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse,
+                      lengths);
       hidden.push_back(made.hidden);
       return made.output;
     });

@@ -55,7 +55,7 @@ class TransformerEncoderLayer : public Module {
         norm2(features),
         options_(options) {}
 
-  /// `seen`: whether attention is causal, or a mask that is true for visible keys.
+  /// `seen`: whether attention is causal, a mask that is true for visible keys, or a KvCache.
   template <Operand X, class Seen = bool>
   auto operator()(const X& x, const Seen& seen = Seen{}) const {
     return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), seen)); });
@@ -119,14 +119,15 @@ class TransformerDecoderLayer : public Module {
         norm3(features),
         options_(options) {}
 
-  template <Operand X, class M>
-  auto operator()(const X& x, const M& memory, bool causal = true) const {
-    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, causal)); });
+  /// `seen`: whether self-attention is causal, or a KvCache for it.
+  template <Operand X, class M, class Seen = bool>
+  auto operator()(const X& x, const M& memory, const Seen& seen = true) const {
+    return detail::watched(*this, [&] { return gather_sequence(forward(split_sequence(x), memory, seen)); });
   }
   /// The same for a sharded sequence: see split_sequence. The memory may be whole or sharded.
-  template <class X, class M>
-  auto operator()(const SequencePart<X>& x, const M& memory, bool causal = true) const {
-    return detail::watched(*this, [&] { return forward(x, memory, causal); });
+  template <class X, class M, class Seen = bool>
+  auto operator()(const SequencePart<X>& x, const M& memory, const Seen& seen = true) const {
+    return detail::watched(*this, [&] { return forward(x, memory, seen); });
   }
 
   void visit(Visitor& visitor) override {
@@ -141,15 +142,15 @@ class TransformerDecoderLayer : public Module {
   std::string describe() const override { return cat("TransformerDecoderLayer(", linear1.weight.shape()[1], ")"); }
 
  private:
-  template <class X, class M>
-  auto forward(const SequencePart<X>& x, const M& memory, bool causal) const {
+  template <class X, class M, class Seen>
+  auto forward(const SequencePart<X>& x, const M& memory, const Seen& seen) const {
     if (options_.norm_first) {
       const auto own = norm1(x);
-      const auto y = x + dropped(self_attn(own, own, own, causal));
+      const auto y = x + dropped(self_attn(own, own, own, seen));
       const auto z = y + dropped(multihead_attn(norm2(y), memory, memory));
       return z + transformed(norm3(z));
     }
-    const auto y = norm1(x + dropped(self_attn(x, x, x, causal)));
+    const auto y = norm1(x + dropped(self_attn(x, x, x, seen)));
     const auto z = norm2(y + dropped(multihead_attn(y, memory, memory)));
     return norm3(z + transformed(z));
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// Cumulative sums and products.
+/// Cumulative sums and products, and prod.
 
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/cumulative.hpp>
@@ -12,6 +12,10 @@ namespace operations {
 struct CumulativeSum {
   static constexpr const char* name = "cumsum";
   static constexpr bool linear = true;
+  Index axis;
+};
+struct CumulativeProduct {
+  static constexpr const char* name = "cumprod";
   Index axis;
 };
 }  // namespace operations
@@ -40,12 +44,31 @@ auto cumprod(const X& x, Index axis) {
   auto out = tensor_of<X>::empty(input.shape(), input.device());
   kernels::cumprod(input.device(), view, input.data(), out.data());
   return record(
-      "cumprod", std::move(out),
+      operations::CumulativeProduct{axis}, std::move(out),
       [view, input = detail::Saved(input)](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         kernels::cumprod_backward(dy.device(), view, input.read("cumprod").data(), dy.data(), grad.data(), accumulate);
       },
       x);
+}
+
+/// The product along an axis, which is removed; 1 for an empty axis.
+template <Operand X>
+auto prod(const X& x, Index axis) {
+  constexpr int rank = tensor_of<X>::rank;
+  const auto a = normalize_axis("prod", axis, rank);
+  auto shape = value_of(x).shape();
+  shape[a] = 1;
+  const auto one = tensor_of<X>::ones(shape, value_of(x).device());
+  Shape<rank - 1> rest{};
+  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  const Index size = value_of(x).shape()[a];
+  return reshape(slice(cumprod(concat(axis, one, x), axis), axis, size, size + 1), rest);
+}
+/// The product of all elements.
+template <Operand X>
+auto prod(const X& x) {
+  return prod(reshape(x, Shape<1>{value_of(x).numel()}), 0);
 }
 
 }  // namespace chorus

@@ -16,6 +16,22 @@
 namespace chorus {
 
 namespace detail {
+/// What a value that all members computed together gets as its gradient: the sum of all members' gradients `dy`, each
+/// weighted by its member, for this member's weight, by which the policy multiplies later. All members call it.
+template <Real T, int Rank, Device D>
+Tensor<T, Rank, D> sum_of_gradients(BatchGroup& group, const Tensor<T, Rank, D>& dy, double factor = 1) {
+  const double weight = group.weight();
+  const auto here = contiguous(to_device(dy, Cpu{}));
+  std::vector<double> numbers(static_cast<std::size_t>(here.numel()));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = weight == 0 ? 0 : weight * static_cast<double>(here.data()[i]);
+  group.sum(numbers);
+  auto sums = Tensor<T, Rank, Cpu>::empty(here.shape());
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    sums.data()[i] = static_cast<T>(weight == 0 ? 0 : numbers[i] * factor / weight);
+  return to_device(sums, dy.device());
+}
+
 /// Turns `value`, proportional to a mean or sum over this member's part, into that over the global batch.
 template <class T, int Rank, class D>
 Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const LossTerms::Term& term,
@@ -35,18 +51,7 @@ Variable<T, Rank, D> sum_over_members(const Variable<T, Rank, D>& value, const L
     whole.data()[i] = static_cast<T>(numbers[static_cast<std::size_t>(i)] / over);
   return record(
       global_batch_name, to_device(whole, value.device()),
-      [group, share = own / over](const auto& dy, auto dx) {
-        // Sums the gradients of all members, each weighted by its member's share.
-        const double weight = group->weight();
-        const auto here = contiguous(to_device(dy, Cpu{}));
-        std::vector<double> gradients;
-        for (Index i = 0; i < here.numel(); ++i) gradients.push_back(weight * static_cast<double>(here.data()[i]));
-        group->sum(gradients);
-        auto grad = Tensor<T, Rank, Cpu>::empty(here.shape());
-        for (Index i = 0; i < grad.numel(); ++i)
-          grad.data()[i] = static_cast<T>(weight == 0 ? 0 : gradients[static_cast<std::size_t>(i)] * share / weight);
-        dx->add(to_device(grad, dy.device()));
-      },
+      [group, share = own / over](const auto& dy, auto dx) { dx->add(sum_of_gradients(*group, dy, share)); },
       value);
 }
 }  // namespace detail

@@ -13,12 +13,11 @@
 /// How it works: GraphVariable is a type of its own, so Variables have no extra cost. `record` is overloaded for it:
 /// nodes keep the operation and its inputs, in addition to the backward function. `grad` walks the nodes and calls
 /// `derivatives(operation, dy, y, inputs...)`, which is written once for each operation in terms of other operations.
-/// These run on GraphVariables, so their results are on the tape. An element-wise functor's gradient is a functor; its
-/// own gradient uses Dual numbers of Dual numbers.
+/// These run on GraphVariables, so their results are on the tape. The gradient of an element-wise functor is a functor;
+/// of one input, so are all its higher derivatives (autograd/jet.hpp).
 ///
-/// Second derivatives exist for element-wise functions, matrix products, convolutions, pooling, normalisation,
-/// reductions, softmax, cross entropy, dropout, shape operations and indexing; higher orders for products, sums and exp
-/// only. Else `grad` throws a UsageError with the operation's name.
+/// Which operation has which order: see the table in ops/README.md. Elsewhere `grad` throws a UsageError with the
+/// operation's name.
 
 #include <chorus/ops/higher_order/convolution.hpp>
 #include <chorus/ops/higher_order/graph_variable.hpp>

@@ -1,7 +1,7 @@
 #pragma once
 /// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
-/// cholesky, qr, svd, eigh, all differentiable once. Names and results are torch.linalg's. Not in chorus.hpp, since
-/// Eigen's factorizations are slow to compile.
+/// cholesky, qr, svd, eigh, all differentiable; the first four any number of times. Names and results are
+/// torch.linalg's. Not in chorus.hpp, since Eigen's factorizations are slow to compile.
 
 #include <algorithm>
 #include <array>
@@ -10,11 +10,26 @@
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/cpu/linalg.hpp>
 #include <chorus/kernels/cpu/linalg_gradients.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/matmul.hpp>
 #include <chorus/ops/shape.hpp>
 #include <concepts>
 #include <cstddef>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+
+namespace chorus::operations {
+#define CHORUS_MATRIX_OPERATION(TYPE, NAME)     \
+  struct TYPE {                                 \
+    static constexpr const char* name = NAME; \
+  }
+CHORUS_MATRIX_OPERATION(Solve, "solve");
+CHORUS_MATRIX_OPERATION(Inverse, "inverse");
+CHORUS_MATRIX_OPERATION(Determinant, "det");
+CHORUS_MATRIX_OPERATION(Cholesky, "cholesky");
+#undef CHORUS_MATRIX_OPERATION
+}  // namespace chorus::operations
 
 namespace chorus::linalg {
 
@@ -78,7 +93,7 @@ auto solve(const A& a, const B& b) {
   auto out = Tensor<T, rank>::empty(right.shape());
   kernels::linalg::solve("solve", count, n, k, left.data(), right.data(), out.data());
   return record(
-      "solve", out,
+      operations::Solve{}, out,
       [left = chorus::detail::Saved(left), out = chorus::detail::Saved(out), count, n, k](const auto& dy, auto da,
                                                                                           auto db) {
         const auto turned = contiguous(left.read("solve").transpose(-1, -2));
@@ -107,7 +122,7 @@ auto inverse(const A& a) {
   auto out = Of::empty(input.shape());
   kernels::linalg::solve("inverse", count, n, n, input.data(), ones.data(), out.data());
   return record(
-      "inverse", out,
+      operations::Inverse{}, out,
       [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         const auto& y = out.read("inverse");
@@ -133,7 +148,7 @@ auto det(const A& a) {
   auto out = Tensor<T, rank - 2>::empty(shape);
   kernels::linalg::determinant(count, n, input.data(), out.data());
   return record(
-      "det", std::move(out),
+      operations::Determinant{}, std::move(out),
       [input = chorus::detail::Saved(input), count, n](const auto& dy, auto da) {
         const auto cofactors = Tensor<T, rank>::empty(input.tensor().shape());
         kernels::linalg::cofactors(count, n, input.read("det").data(), cofactors.data());
@@ -152,7 +167,7 @@ auto cholesky(const A& a) {
   auto out = tensor_of<A>::zeros(input.shape());
   kernels::linalg::cholesky(count, n, input.data(), out.data());
   return record(
-      "cholesky", out,
+      operations::Cholesky{}, out,
       [out = chorus::detail::Saved(out), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::cholesky_backward(count, n, out.read("cholesky").data(), dy.data(), grad.data(), accumulate);
@@ -250,3 +265,48 @@ auto eigh(const A& a) {
 }
 
 }  // namespace chorus::linalg
+
+namespace chorus {
+
+// The rules of backward as recorded operations: see ops/higher_order.hpp.
+
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Solve&, const Dy& dy, const Y& y, const A& a, const B&) {
+  const auto back = [&] { return linalg::solve(transpose(a, -2, -1), dy); };
+  return std::tuple{[&, back] { return -matmul(back(), transpose(y, -2, -1)); }, back};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Inverse&, const Dy& dy, const Y& y, const A&) {
+  return std::tuple{[&] {
+    const auto turned = transpose(y, -2, -1);
+    return -matmul(matmul(turned, dy), turned);
+  }};
+}
+/// Throws UsageError for a singular matrix.
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Determinant&, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    auto single = a.shape();
+    single[single.size() - 2] = single[single.size() - 1] = 1;
+    return reshape(dy * y, single) * transpose(linalg::inverse(a), -2, -1);
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Cholesky&, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    const Index n = a.size(-1);
+    using Matrix = Tensor<typename A::value_type, 2>;
+    auto lower = Matrix::zeros({n, n}), halved = Matrix::zeros({n, n});
+    for (Index i = 0; i < n; ++i)
+      for (Index j = 0; j <= i; ++j) {
+        lower(i, j) = 1;
+        halved(i, j) = i == j ? typename A::value_type(0.5) : 1;
+      }
+    const auto turned = transpose(y, -2, -1);
+    const auto right = linalg::solve(turned, matmul(turned, dy * lower) * halved);
+    const auto both = linalg::solve(turned, transpose(right, -2, -1));
+    return (both + transpose(both, -2, -1)) * 0.5;
+  }};
+}
+
+}  // namespace chorus

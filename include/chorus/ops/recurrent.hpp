@@ -2,10 +2,14 @@
 /// Recurrent layers over whole sequences: LSTM (Hochreiter, Schmidhuber 1997) and GRU (Cho et al. 2014), with PyTorch's
 /// weights and gate order.
 
+#include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/lists.hpp>
+#include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/shape.hpp>
-#include <span>
+#include <cstddef>
+#include <cstdint>
 #include <tuple>
 #include <vector>
 
@@ -132,27 +136,52 @@ State as_state(const H& h) {
     return State(h);
 }
 
-template <class State>
-auto join_steps(const std::vector<State>& steps) {
-  const auto& shape = steps.front().shape();
-  std::vector<decltype(reshape(steps.front(), Shape<3>{}))> rows;
-  for (const State& step : steps) rows.push_back(reshape(step, Shape<3>{shape[0], 1, shape[1]}));
-  return concat(1, std::span<const typename decltype(rows)::value_type>(rows));
+/// Which samples of a batch have a step: [time, batch, 1]; undefined if all have all of them.
+template <Operand X, class D>
+Tensor<bool, 3, D> real_steps(const char* operation, const X& x, const Tensor<std::int64_t, 1, D>& lengths) {
+  if (!lengths.defined()) return {};
+  const Index batch = value_of(x).size(0), time = value_of(x).size(1);
+  check<ShapeError>(lengths.numel() == batch, operation, ": expected ", batch, " lengths, got ", lengths.numel());
+  const auto near = contiguous(to_device(lengths, Cpu{}));
+  auto steps = Tensor<bool, 3, Cpu>::empty({time, batch, 1});
+  for (Index i = 0; i < batch; ++i) {
+    check<UsageError>(near(i) >= 0 && near(i) <= time, operation, ": expected lengths in [0, ", time, "], got ",
+                      near(i), " for sample ", i);
+    for (Index t = 0; t < time; ++t) steps(t, i, 0) = t < near(i);
+  }
+  return to_device(steps, lengths.device());
+}
+/// The state after step t: that before it for samples which have ended.
+template <class State, class D>
+State state_after(const Tensor<bool, 3, D>& real, Index t, const State& next, const State& before) {
+  return real.defined() ? State(where(contiguous(real.select(0, t)), next, before)) : next;
+}
+/// The output of step t: zero for samples which have ended.
+template <class State, class D>
+State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
+  using Value = tensor_of<State>;
+  return real.defined() ? State(where(contiguous(real.select(0, t)), state,
+                                      Tensor<typename Value::value_type, 0, D>::zeros({}, real.device())))
+                        : state;
 }
 
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
 /// order: input, forget, candidate, output. h0, c0: initial states, [batch, hidden]. `reverse` reads the sequence
-/// backwards; outputs stay at their steps. Throws ShapeError if sizes don't match.
+/// backwards; outputs stay at their steps. `lengths`, [batch]: a sample ends after so many steps, and padding follows:
+/// its last state is that of its end, `reverse` begins there, and outputs after it are zero, as PyTorch's packed
+/// sequences. Throws ShapeError if sizes don't match, UsageError for a length outside of [0, time].
 template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-          const C& c0, bool reverse = false) {
+          const C& c0, bool reverse = false,
+          const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
   detail::check_state("lstm", x, weight_hh, h0);
   detail::check_state("lstm", x, weight_hh, c0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("lstm", x, lengths);
   using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
                                            linear(h0, weight_hh, bias_hh), c0, c0));
   auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
@@ -161,12 +190,15 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
     const Index t = reverse ? time - 1 - step : step;
     const auto gates =
         detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
-    c = detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
+    const State cell =
+        detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
                           detail::gate(gates, 2, hidden), c);
-    h = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), c);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), cell);
+    c = detail::state_after(real, t, cell, c);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return LstmResult<decltype(output), State>{std::move(output), h, c};
 }
 /// The same with initial states of zero.
@@ -177,15 +209,17 @@ auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, 
 }
 
 /// x: [batch, time, features], weight_ih: [3 hidden, features], weight_hh: [3 hidden, hidden], biases: [3 hidden]. Gate
-/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` as for lstm. Throws ShapeError if
-/// sizes don't match.
+/// order: reset, update, candidate. h0: initial state, [batch, hidden]; `reverse` and `lengths` as for lstm. Throws
+/// ShapeError if sizes don't match.
 template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
-         bool reverse = false) {
+         bool reverse = false,
+         const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
   detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
   detail::check_state("gru", x, weight_hh, h0);
   const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
   const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = detail::real_steps("gru", x, lengths);
   using State =
       decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
   auto h = detail::as_state<State>(h0);
@@ -197,11 +231,12 @@ auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, c
     const auto candidate =
         detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
                           detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    h = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden), detail::gate(gh, 1, hidden),
-                          candidate, h);
-    steps[static_cast<std::size_t>(t)] = h;
+    const State state = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden),
+                                          detail::gate(gh, 1, hidden), candidate, h);
+    h = detail::state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
   }
-  auto output = detail::join_steps(steps);
+  auto output = stack(1, steps);
   return GruResult<decltype(output), State>{std::move(output), h};
 }
 /// The same with an initial state of zero.

@@ -1,13 +1,16 @@
 #pragma once
 /// reshape, flatten, permute, transpose, expand, slice, concat, stack.
 
+#include <algorithm>
 #include <array>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/ops/intercepted.hpp>
+#include <functional>
 #include <numeric>
 #include <span>
+#include <vector>
 
 namespace chorus {
 
@@ -64,6 +67,11 @@ template <Operand X, std::size_t NewRank>
 auto reshape(const X& x, const std::array<Index, NewRank>& shape) {
   return detail::with_variables([&](const auto& v) { return operations::reshape(v, shape); }, x);
 }
+/// The same for a shape in braces: `reshape(x, {x.size(0), -1})`.
+template <class X, std::size_t NewRank>
+auto reshape(const X& x, const Index (&shape)[NewRank]) {
+  return reshape(x, std::to_array(shape));
+}
 
 /// Joins all axes from `start_axis` on: [batch, channels, height, width] -> [batch, channels * height * width].
 template <int StartAxis = 1, Operand X>
@@ -72,27 +80,19 @@ auto flatten(const X& x) {
   static_assert(StartAxis >= 0 && StartAxis <= rank, "flatten: the start axis does not exist");
   const auto& old = value_of(x).shape();
   Shape<StartAxis + 1> shape{};
-  shape.back() = 1;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(rank); ++axis) {
-    if (axis < static_cast<std::size_t>(StartAxis))
-      shape[axis] = old[axis];
-    else
-      shape.back() *= old[axis];
-  }
+  std::copy_n(old.begin(), StartAxis, shape.begin());
+  shape.back() = std::accumulate(old.begin() + StartAxis, old.end(), Index{1}, std::multiplies<>());
   return reshape(x, shape);
 }
 
 /// Axis i of the result is axis `axes[i]` of x.
 template <Operand X>
 auto permute(const X& x, const Shape<tensor_of<X>::rank>& axes) {
-  const auto& input = value_of(x);
-  constexpr auto rank = static_cast<std::size_t>(tensor_of<X>::rank);
-  auto out = contiguous(input.permute(axes));
-  Shape<tensor_of<X>::rank> inverse{};
-  for (std::size_t i = 0; i < rank; ++i)
-    inverse[normalize_axis("permute", axes[i], tensor_of<X>::rank)] = static_cast<Index>(i);
+  constexpr int rank = tensor_of<X>::rank;
+  Shape<rank> inverse{};
+  for (Index i = 0; const Index axis : axes) inverse[normalize_axis("permute", axis, rank)] = i++;
   return record(
-      operations::Permute<tensor_of<X>::rank>{inverse}, std::move(out),
+      operations::Permute<rank>{inverse}, contiguous(value_of(x).permute(axes)),
       [inverse](const auto& dy, auto dx) { dx->add(contiguous(dy.permute(inverse))); }, x);
 }
 
@@ -111,9 +111,8 @@ template <Operand X, std::size_t NewRank>
 auto expand(const X& x, const std::array<Index, NewRank>& shape) {
   const auto& input = value_of(x);
   detail::check_defined(operations::Expand::name, input);
-  auto out = contiguous(input.expand(shape));
   return record(
-      operations::Expand{}, std::move(out),
+      operations::Expand{}, contiguous(input.expand(shape)),
       [shape](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (!accumulate) zero_bytes(grad.device(), grad.data(), grad.bytes());
@@ -121,15 +120,18 @@ auto expand(const X& x, const std::array<Index, NewRank>& shape) {
       },
       x);
 }
+template <class X, std::size_t NewRank>
+auto expand(const X& x, const Index (&shape)[NewRank]) {
+  return expand(x, std::to_array(shape));
+}
 
 /// Indices `start` to `stop - 1` of an axis.
 template <Operand X>
 auto slice(const X& x, Index axis, Index start, Index stop) {
   const auto& input = value_of(x);
   const auto whole = detail::around_axis(input.shape(), normalize_axis("slice", axis, tensor_of<X>::rank));
-  auto out = contiguous(input.slice(axis, start, stop));
   return record(
-      operations::Slice{axis, start}, std::move(out),
+      operations::Slice{axis, start}, contiguous(input.slice(axis, start, stop)),
       [whole, start, count = stop - start](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (accumulate)
@@ -144,7 +146,6 @@ namespace detail {
 /// concat without the interceptor.
 template <Operand First, Operand... Rest>
 auto plain_concat(Index axis, const First& first, const Rest&... rest) {
-  using T = typename tensor_of<First>::value_type;
   constexpr int rank = tensor_of<First>::rank;
   static_assert(((tensor_of<Rest>::rank == rank) && ...), "concat: operands have different ranks");
   const auto a = normalize_axis("concat", axis, rank);
@@ -162,7 +163,7 @@ auto plain_concat(Index axis, const First& first, const Rest&... rest) {
   }
   const auto device = parts[0].device();
   const auto whole = detail::around_axis(shape, a);
-  auto out = Tensor<T, rank, typename tensor_of<First>::device_type>::empty(shape, device);
+  auto out = tensor_of<First>::empty(shape, device);
   for (std::size_t i = 0; i < count; ++i)
     kernels::put_block(device, whole, starts[i], parts[i].shape()[a], parts[i].data(), out.data());
   return record(
@@ -189,9 +190,8 @@ X plain_concat(Index axis, std::span<const X> list) {
 /// Joins operands along an axis; their other sizes are equal. Throws ShapeError if they are not.
 template <Operand First, Operand... Rest>
 auto concat(Index axis, const First& first, const Rest&... rest) {
-  return detail::joined(
-      Interceptor::Joint::concatenation, [axis](const auto&... x) { return detail::plain_concat(axis, x...); },
-      first, rest...);
+  const auto plain = [axis](const auto&... x) { return detail::plain_concat(axis, x...); };
+  return detail::joined(Interceptor::Joint::concatenation, plain, first, rest...);
 }
 
 /// Joins the operands of a list. Throws UsageError for an empty one.
@@ -200,6 +200,13 @@ X concat(Index axis, std::span<const X> list) {
   check<UsageError>(!list.empty(), "concat: expected at least one tensor, got none");
   return detail::joined_list([axis](std::span<const X> xs) { return detail::plain_concat(axis, xs); }, list);
 }
+
+template <class X>
+struct JoinedList;  // concat and stack of a std::vector need #include <chorus/ops/lists.hpp>
+template <Operand X>
+JoinedList<X> concat(Index axis, const std::vector<X>& list);
+template <Operand X>
+JoinedList<X> stack(Index axis, const std::vector<X>& list);
 
 /// Joins operands of one shape along a new axis.
 template <Operand First, Operand... Rest>

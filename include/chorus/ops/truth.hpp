@@ -1,5 +1,5 @@
 #pragma once
-/// any, all, count_nonzero, masked_select, nonzero.
+/// any, all, count_nonzero, masked_select, nonzero, allclose.
 
 #include <algorithm>
 #include <chorus/kernels/to_device.hpp>
@@ -7,6 +7,7 @@
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/reduction.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -117,6 +118,23 @@ auto nonzero(const X& x) {
   return Tensor<std::int64_t, 2, typename tensor_of<X>::device_type>::from(
       std::span<const std::int64_t>(out), {static_cast<Index>(places.size()), static_cast<Index>(rank)},
       value_of(x).device());
+}
+
+/// Whether |a - b| <= atol + rtol |b| for all elements; the operands broadcast. Equal infinities are close; with
+/// `equal_nan`, so are two NaN. Waits for the GPU. Throws ShapeError if shapes don't broadcast.
+template <Operand A, Operand B>
+bool allclose(const A& a, const B& b, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false) {
+  detail::check_defined("allclose", value_of(a), value_of(b));
+  const auto shape = broadcast_shapes("allclose", value_of(a).shape(), value_of(b).shape());
+  const auto left = to_device(detail::broadcast_to(value_of(a), shape), Cpu{});
+  const auto right = to_device(detail::broadcast_to(value_of(b), shape), Cpu{});
+  for (Index i = 0; i < left.numel(); ++i) {
+    const auto x = static_cast<double>(left.data()[i]), y = static_cast<double>(right.data()[i]);
+    const bool finite = std::isfinite(x) && std::isfinite(y);
+    if (!(finite ? std::abs(x - y) <= atol + rtol * std::abs(y) : x == y || (equal_nan && x != x && y != y)))
+      return false;
+  }
+  return true;
 }
 
 }  // namespace chorus

@@ -149,11 +149,14 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   const auto ranks = detail::ranks_of(parameters);
 #if CHORUS_USE_CUDA && defined(__CUDACC__)
   if constexpr (std::is_same_v<D, Cuda>) {
-    check<UsageError>(ranks.empty(), "clip_grad_norm: parameters that are split over ranks need the CPU");
-    if (!options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
-    return detail::clip_grad_norm_on_device(parameters, max_norm,
-                                            [&](double norm) { detail::check_finite(parameters, norm); });
-  } else
+    if (ranks.empty() && !options.error_if_nonfinite) return detail::clip_grad_norm_on_device(parameters, max_norm);
+    if (ranks.empty())
+      return detail::clip_grad_norm_on_device(parameters, max_norm,
+                                              [&](double norm) { detail::check_finite(parameters, norm); });
+    for (const auto& named : parameters)
+      check<UsageError>(!cuda::is_capturing(cuda::current_stream(named.parameter->where())),
+                        "clip_grad_norm: parameters that are split over ranks can't be clipped in a captured step");
+  }
 #endif
   {
     double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});

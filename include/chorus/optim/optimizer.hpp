@@ -334,7 +334,7 @@ class Optimizer : public HasLearningRate {
     for (std::size_t i = 0; i < entries_.size(); ++i)
       if (entries_[i].named.parameter->dtype() == type) places.push_back(i);
     auto order = places;
-    std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {
+    std::stable_sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) {  // a rank's empty parts
       return std::less<>()(entries_[a].named.parameter->place(), entries_[b].named.parameter->place());
     });
     std::vector<Entry> sorted;

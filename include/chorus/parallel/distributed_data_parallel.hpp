@@ -160,6 +160,9 @@ class DistributedDataParallel
   using typename Base::D;
   using policy_type = DistributedDataParallel;
   static constexpr const char* name = "ddp";
+  static_assert(
+      ddp::HookTraits<Hook, D, Communicator>::starts,
+      "DistributedDataParallel: expected a hook with comm::Work start(const GradBucket<T, D>&, Communicator&)");
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = DistributedDataParallel<Other, Hook, Communicator>;
@@ -173,7 +176,7 @@ class DistributedDataParallel
       : Base(std::move(model), communicator, options, seed, std::move(hook)) {
     this->begin();
   }
-  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU and uses NCCL.
+  /// For `launch`: takes communicator and seed from `run`. A model for GPUs moves to this rank's GPU (see RankDevice).
   template <detail::LaunchedRun Run>
   DistributedDataParallel(Model model, Run& run, const DistributedDataParallelOptions& options = {}, Hook hook = {})
       : DistributedDataParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed(),

@@ -57,7 +57,6 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = FullyShardedDataParallel<Other, Units, Communicator, Averages>;
-  static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a model on the CPU");
 
   /// As DistributedDataParallel's. `gathers`: a second communicator of the ranks that shard the parameters, in the same
   /// order, so that parameters and gradients are sent concurrently. It must outlive this, too.
@@ -72,17 +71,25 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   FullyShardedDataParallel(Model model, Run& run, const FullyShardedDataParallelOptions& options = {})
       : Base(std::move(model), run, ddp_options(options)) {
     gathers_.emplace(comm::connect(comm::split(run.communicator(), run.world(), 0)));
-    shard(*gathers_, options);
+    if constexpr (std::is_same_v<D, Cpu>)
+      shard(*gathers_, options);
+    else
+      shard(detail::RankDevice<D>::over(*gathers_, this->model_device(), run.world().timeout, gathers_on_device_),
+            options);
   }
 
   /// The same for a model that is constructed here: each rank draws only its own parts; no rank ever holds the whole.
   template <class... Arguments, class... More>
   explicit FullyShardedDataParallel(const Deferred<Model, Arguments...>& model, More&&... more)
-      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {}
+      : FullyShardedDataParallel(detail::Making<Model>(model).take(), std::forward<More>(more)...) {
+    static_assert(std::is_same_v<D, Cpu>, "FullyShardedDataParallel: expected a deferred model on the CPU");
+  }
 
   /// Returns the model's output for this rank's share of the batch. All ranks call it.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!this->in_captured_step(),
+                      "FullyShardedDataParallel: its units move, so a step can't be captured; train without Graphed");
     // 3. Units are gathered when an operation uses them.
     const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
     return Base::operator()(inputs...);
@@ -156,6 +163,9 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
 
   [[gnu::cold]] void shard(Communicator& gathers, const FullyShardedDataParallelOptions& options) {
+    if constexpr (!std::is_same_v<D, Cpu>)
+      check<UsageError>(gathers.takes_device_memory(), "FullyShardedDataParallel: expected gathers in the memory of ",
+                        D::kind, ", such as comm::StagedCommunicator, got ", gathers.backend());
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
     // 1. The parameters, already rank 0's, are cut into units.
@@ -175,7 +185,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     }
   }
 
-  std::optional<comm::AnyCommunicator> gathers_;  // set if constructed from a run
+  std::optional<comm::AnyCommunicator> gathers_, gathers_on_device_;  // set if constructed from a run
   fsdp::ShardedUnits<D, Communicator>* units_ = nullptr;
 };
 

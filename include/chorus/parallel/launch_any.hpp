@@ -1,63 +1,16 @@
 #pragma once
-/// Programs that select the policy on the command line.
+/// Programs that select a policy around one model on the command line.
 
-#include <chorus/core/error.hpp>
-#include <chorus/core/printable.hpp>
-#include <chorus/core/say.hpp>
-#include <chorus/launch/launch.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
+#include <chorus/parallel/launch_any_of.hpp>
 #include <chorus/parallel/single_device.hpp>
-#include <string>
-#include <string_view>
 
 namespace chorus {
 
-namespace detail {
-template <class Net, class Body>
-auto run_body(const Body& body, Run& run) {
-  run.option("policy", "");  // marks the option as known
-  return body.template operator()<Net>(run);
-}
-}  // namespace detail
-
-/// Calls `launch` with the policy of `--policy NAME`, one of `Nets`; the first by default. `body` is a lambda with a
-/// template parameter:
-///   return ch::launch_any_of<ch::SingleDevice<Model>, ch::LocalSgd<Model>>(argc, argv, []<class Net>(ch::Run& run) {
-///     Net net{Model{}, run};
-///     ...
-///   });
-/// Returns what `launch` returns; for an unknown policy, prints an error and returns 2.
-template <class... Nets, class Body>
-requires(sizeof...(Nets) > 0) int launch_any_of(int argc, char** argv, const Body& body) {
-  std::string policy;
-  try {
-    constexpr std::string_view names[] = {Nets::name...};
-    policy = Arguments(argc, argv).find("policy").value_or(names[0]);
-    std::string expected;
-    for (const auto name : names) expected += cat(expected.empty() ? "" : ", ", name);
-    check<UsageError>(((policy == Nets::name) || ...), "option --policy: expected one of ", expected, ", got '",
-                      printable(policy), "'");
-  } catch (const UsageError& error) {
-    detail::say(error.what());
-    return 2;
-  }
-  int status = 2;
-  const auto launch_if_named = [&]<class Net>() {
-    static_assert(
-        requires { &Body::template operator()<Net>; },
-        "launch_any: expected a lambda with a template parameter, []<class Net>(ch::Run& run) { ... }");
-    if (policy == Net::name)
-      status = launch<Net>(argc, argv, [&](Run& run) { return detail::run_body<Net>(body, run); });
-  };
-  (launch_if_named.template operator()<Nets>(), ...);
-  return status;
-}
-
-/// The same with SingleDevice, DataParallel, DistributedDataParallel and FullyShardedDataParallel around `Model`:
-/// `--policy single` (default), `dp`, `ddp` or `fsdp`, plus `--devices N` and the other options of `launch`. The body
-/// is compiled for each of the four.
+/// `launch_any_of` with the four policies that suit every model: `--policy single` (default), `dp`, `ddp` or `fsdp`,
+/// plus `--devices N` and the other options of `launch`. The body is compiled for each of the four.
 template <class Model, class Body>
 int launch_any(int argc, char** argv, const Body& body) {
   return launch_any_of<SingleDevice<Model>, DataParallel<Model>, DistributedDataParallel<Model>,

@@ -27,6 +27,7 @@ class ParameterSlice : public ParameterOn<D> {
   Index part_begin() const override { return begin_; }
   const Storage<D>& storage() const override { return whole_.storage(); }
   void* grad_place() const override { return at(whole_.grad_place()); }
+  const Storage<D>& grad_storage() const override { return whole_.grad_storage(); }
   const void* grad_block() const override { return whole_.grad_block(); }
   bool grad_arrived() const override { return whole_.grad_arrived(); }
   void set_grad_arrived(bool arrived) override { whole_.set_grad_arrived(arrived); }

@@ -116,7 +116,7 @@ class PolicyOn {
     if ((any_model_.training() || random_.drew) && counts_) ++passes_;
   }
   /// The device of the parameters; under DataParallel the first device.
-  device_type model_device() const { return flat_.groups().front().values.device(); }
+  device_type model_device() const { return flat_.entries().front().parameter().where(); }
   /// Ranks have agreed on a number for the current pass.
   void settle_pass(std::uint32_t number) {
     if (counts_) passes_ = number;

@@ -3,6 +3,7 @@
 /// ranks agree on.
 
 #include <algorithm>
+#include <any>
 #include <array>
 #include <chorus/autograd/loss_terms.hpp>
 #include <chorus/autograd/tape.hpp>
@@ -335,6 +336,15 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
   bool asks_in_forward_ = false;  // ranks exchange messages before a pass begins
   bool operators_send_ = false;   // forward passes have had collectives; so will backward
 
+  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
+  bool in_captured_step() const {
+#if CHORUS_USE_CUDA
+    if constexpr (!std::is_same_v<D, Cpu>)
+      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
+#endif
+    return false;
+  }
+
  private:
   /// Nodes of the tape may outlive the policy: then the group is gone.
   struct Group final : BatchGroup {
@@ -352,6 +362,14 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       of_living().communicator_.all_reduce(values, comm::ReduceOp::max, {.traffic = trace::Traffic::activations});
     }
     double weight() override { return of_living().shares_.weight(); }
+    std::vector<std::any> exchange(const std::any& own) override {
+      auto& net = of_living();
+      check<UsageError>(!net.joining_, net.title_, "::join: a rank without batches calls no collectives of a model");
+      net.operators_send_ = true;
+      const auto texts = comm::all_gather_object(net.communicator_, std::any_cast<const std::string&>(own));
+      return std::vector<std::any>(texts.begin(), texts.end());
+    }
+    std::size_t member() const override { return static_cast<std::size_t>(policy->communicator_.rank()); }
     PolicyOfRanks& of_living() {
       check<UsageError>(policy != nullptr, "SyncBatchNorm: the policy that ran the forward pass was destroyed");
       return *policy;
@@ -391,14 +409,6 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
       scale_in_backward(node, scales[i]);
     }
   }
-  // Replays of a captured step (Graphed) don't exchange messages: weights are by samples, whose numbers stay the same.
-  bool in_captured_step() const {
-#if CHORUS_USE_CUDA
-    if constexpr (!std::is_same_v<D, Cpu>)
-      return cuda::is_capturing(cuda::current_stream(this->flat_.entries().front().parameter().where()));
-#endif
-    return false;
-  }
   std::uint64_t count_buffer_writes() const;
   [[gnu::cold]] void check_evaluates_rank_0s();
   struct Recorded {
@@ -431,8 +441,8 @@ PolicyOfRanks<Where, Communicator>::PolicyOfRanks(nn::Module& model, std::string
       buffers_(nn::named_buffers<D>(model)),
       handles_(model) {
   if constexpr (!std::is_same_v<D, Cpu>)
-    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ",
-                      D::kind, ", such as comm::NcclCommunicator, got ", communicator.backend());
+    check<UsageError>(communicator.takes_device_memory(), "policy: expected a communicator for the memory of ", D::kind,
+                      ", such as comm::StagedCommunicator, got ", communicator.backend());
   check<UsageError>(dim >= 0, title, ": expected dim of at least 0, got ", dim);
   shares_.compare(program_);
   program_.listen(this->flat_.parameters(), buffers_, {.contents = true});

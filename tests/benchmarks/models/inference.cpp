@@ -2,7 +2,6 @@
 
 #include <chorus/nn/fold_batch_norm.hpp>
 
-#include "../../../examples/models/resnet.hpp"
 #include "../models.hpp"
 #include "../operators/cases.hpp"
 #include "image_models.hpp"
@@ -10,6 +9,7 @@
 namespace {
 
 using bench::D;
+namespace nn = ch::nn;
 
 template <bool folds, class Make>
 Run infer(const Make& make, Index side) {
@@ -38,14 +38,13 @@ void add(const std::string& name, const Make& make, Index side) {
 }
 
 const int all = [] {
-  const ImageFacts image224{.channels = 3, .height = 224, .width = 224, .classes = 1000};
   Reg("infer_toy_b1", [] { return infer<false>([] { return bench::Toy<D>{}; }, 32); });
   add(
       "infer_resnet18_b1_32", [] { return bench::ResNet18<D>{}; }, 32);
   add(
-      "infer_resnet18_b1_224", [=] { return ResNet18<D>(image224); }, 224);
+      "infer_resnet18_b1_224", [] { return nn::ResNet18<D>{}; }, 224);
   add(
-      "infer_resnet50_b1_224", [=] { return ResNet50<D>(image224); }, 224);
+      "infer_resnet50_b1_224", [] { return nn::ResNet50<D>{}; }, 224);
   add(
       "infer_mobilenetv2_b1_224", [] { return bench::MobileNetV2{}; }, 224);
   return 0;

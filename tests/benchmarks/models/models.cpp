@@ -4,7 +4,6 @@
 #include <array>
 #include <chorus/ops/class_losses.hpp>
 
-#include "../../../examples/models/resnet.hpp"
 #include "../models.hpp"
 #include "../operators/cases.hpp"
 #include "image_models.hpp"
@@ -108,12 +107,15 @@ Run dcgan() {
           }};
 }
 
-const ImageFacts image224{.channels = 3, .height = 224, .width = 224, .classes = 1000};
-ResNet18<D> resnet18() { return ResNet18<D>(image224); }
-ResNet50<D> resnet50() { return ResNet50<D>(image224); }
+ch::nn::ResNet18<D> resnet18() { return ch::nn::ResNet18<D>{}; }
+ch::nn::ResNet50<D> resnet50() { return ch::nn::ResNet50<D>{}; }
 bench::MobileNetV2 mobilenetv2() { return {}; }
 bench::Toy<D> toy() { return {}; }
 bench::ResNet18<D> resnet18_of_32() { return {}; }
+/// GPT-2's width and vocabulary, four of its twelve blocks.
+ch::nn::GPT<D> gpt2() {
+  return ch::nn::GPT<D>({.n_positions = 256, .n_layer = 4, .dropout = 0, .tie_word_embeddings = false});
+}
 
 using Sgd = ch::optim::Sgd<D>;
 using Adam = ch::optim::Adam<D>;
@@ -136,7 +138,7 @@ const Reg all[] = {
     {"bert_dropout_d512_l4_t128_b8", [] { return bert(0.1); }},
     {"lstm_lm_v10k_h512_b20_t35",
      [] { return predict<Sgd>([] { return bench::LstmLanguageModel{}; }, {.lr = 0.1}, {20, 35}, 10000, 0.25); }},
-    {"gpt2_d768_l4_t256_b2", [] { return predict<AdamW>([] { return bench::Gpt2{}; }, decaying, {2, 256}, 50257); }},
+    {"gpt2_d768_l4_t256_b2", [] { return predict<AdamW>(gpt2, decaying, {2, 256}, 50257); }},
     {"gpt_small_b16",
      [] {
        return predict<AdamW>([] { return bench::Gpt<D>{}; }, {.lr = 1e-3, .weight_decay = 0.01}, {16, 128}, 65);

@@ -159,9 +159,9 @@ class LstmLanguageModel(nn.Module):
 
 
 class GptBlock(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, gelu):
         super().__init__()
-        self.heads = heads
+        self.heads, self.gelu = heads, gelu
         self.ln_1, self.c_attn, self.c_proj = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.ln_2, self.c_fc, self.m_proj = (nn.LayerNorm(width), nn.Linear(width, 4 * width),
                                              nn.Linear(4 * width, width))
@@ -172,14 +172,14 @@ class GptBlock(nn.Module):
                    for part in self.c_attn(self.ln_1(x)).split(w, 2))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.c_proj(seen.transpose(1, 2).reshape(n, t, w))
-        return x + self.m_proj(F.gelu(self.c_fc(self.ln_2(x))))
+        return x + self.m_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate=self.gelu))
 
 
 class Gpt(nn.Module):
-    def __init__(self, words, width, heads, length, bias):
+    def __init__(self, words, width, heads, length, bias, gelu):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.h = nn.Sequential(*[GptBlock(width, heads) for _ in range(4)])
+        self.h = nn.Sequential(*[GptBlock(width, heads, gelu) for _ in range(4)])
         self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, words, bias=bias)
 
     def forward(self, text):
@@ -320,9 +320,9 @@ train("resnet18_b32_32", resnet18_of_32, sgd(0.01, 0.9), (32, 3, 32, 32), (32,),
 train("bert_d512_l4_t128_b8", lambda: Bert(0.0), adamw(1e-4), (8, 128), (8,), 2, words=30522)
 train("bert_dropout_d512_l4_t128_b8", lambda: Bert(0.1), adamw(1e-4), (8, 128), (8,), 2, words=30522)
 train("lstm_lm_v10k_h512_b20_t35", LstmLanguageModel, sgd(0.1), (20, 35), (700,), 10000, words=10000, clip=0.25)
-train("gpt2_d768_l4_t256_b2", lambda: Gpt(50257, 768, 12, 256, False), adamw(1e-4), (2, 256), (512,), 50257,
+train("gpt2_d768_l4_t256_b2", lambda: Gpt(50257, 768, 12, 256, False, "tanh"), adamw(1e-4), (2, 256), (512,), 50257,
       words=50257)
-train("gpt_small_b16", lambda: Gpt(65, 128, 4, 128, True), adamw(1e-3), (16, 128), (2048,), 65, words=65)
+train("gpt_small_b16", lambda: Gpt(65, 128, 4, 128, True, "none"), adamw(1e-3), (16, 128), (2048,), 65, words=65)
 infer("infer_toy_b1", Toy, (1, 3, 32, 32))
 infer("infer_resnet18_b1_32", resnet18_of_32, (1, 3, 32, 32))
 infer("infer_resnet18_b1_224", resnet18, (1, 3, 224, 224))

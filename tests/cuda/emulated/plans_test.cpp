@@ -5,6 +5,11 @@
 #include <chorus/kernels/attention.hpp>
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/gemm.hpp>
+#include <chorus/nn/module.hpp>
+#include <chorus/ops/matmul.hpp>
+#include <chorus/ops/reduction.hpp>
+#include <chorus/parallel/cuda/graphed.hpp>
+#include <chorus/parallel/single_device.hpp>
 #include <chorus/tensor/tensor.hpp>
 #include <cstdio>
 #include <string>
@@ -136,6 +141,51 @@ TEST_CASE("cuda: that convolutions are computed by direct kernels is said, once"
         "chorus: cuda:0: convolution F32 [2, 3, 4, 5] by [6, 3, 3, 3], stride 1 x 1, padding 0 x 0, dilation 1 x 1, "
         "groups 1: this program was compiled without cuDNN; a direct kernel computes it, many times slower (this "
         "warning appears once)\n");
+}
+
+TEST_CASE("cuda: a product's bias may have another type than its result") {
+  const auto numbers = Tensor<bf16, 1, Cuda>::from({bf16(1), bf16(2), bf16(3), bf16(4), bf16(5), bf16(-3)}, {6});
+  const auto c = Tensor<float, 2, Cuda>::zeros({2, 2});
+  const bf16 *const in = numbers.data(), *const bias = in + 4;
+  kernels::gemm(Cuda{}, Trans::no, Trans::no, 2, 2, 2, in, 2, in, 2, c.data(), 2, false, bias);
+  CHECK(c.to_vector() == std::vector<float>{12, 7, 20, 19});
+}
+
+TEST_CASE("cuda: products whose operands lie elsewhere have the same plan") {
+  const auto numbers = Tensor<float, 1, Cuda>::zeros({256});
+  const auto& plans = kernels::cuda::CublasContext::of(Cuda{}).plans;
+  const auto at = [&](Index place) {
+    const float* in = numbers.data();
+    kernels::gemm(Cuda{}, Trans::no, Trans::no, 3, 3, 3, in, 3, in + place, 3, numbers.data() + 128, 3, false);
+    return plans.size();
+  };
+  const auto before = plans.size();
+  for (const Index place : {0, 64, 32, 16, 8, 4}) CHECK(at(place) == before + 1);
+  CHECK(at(2) == before + 2);  // no access of 16 bytes
+}
+
+struct Doubled : nn::Module {
+  Parameter<float, 2, Cuda> weight{Tensor<float, 2, Cuda>::ones({2, 2})};
+  CHORUS_MODULE(Doubled, weight)
+  auto forward(const auto& x) const { return matmul(x, weight); }
+};
+
+TEST_CASE("cuda: a captured step makes no plan, and says that more warming up does") {
+  SingleDevice<Doubled> net{Doubled{}};
+  const auto some = Tensor<float, 2, Cuda>::ones({17, 2});
+  int calls = 0;
+  const auto one = [&](const auto& x) { return calls++ == 2 ? sum(net(some)) : sum(net(x)); };
+  Graphed step(net, one, {.warm_up = 2});
+  const auto x = Tensor<float, 2, Cuda>::ones({18, 2});
+  step(x), step(x);
+  CHECK(message_of<UsageError>([&] { step(x); }) ==
+        "Graphed: while the step was captured: captured graph: expected only plans that eager steps have made, got a "
+        "new one on cuda:0 for matrix product F32 [17, 2] by [2, 2]; warm up more: run the step eagerly until it has "
+        "met this shape and alignment (Graphed: GraphedOptions::warm_up)");
+  net(some);  // the plan's shape, eagerly
+  calls = 2;
+  step(x);
+  CHECK(step.losses() == std::vector<double>{72, 72, 68});
 }
 
 }  // namespace plans_test

@@ -7,6 +7,7 @@
 #include <chorus/tensor/tensor.hpp>
 #include <vector>
 
+#include "../../unit/comm/processes.hpp"
 #include "../../unit/message_of.hpp"
 
 namespace runtime_test {
@@ -99,6 +100,37 @@ TEST_CASE("cuda: where cuBLASLt calls a bias of doubles invalid, a kernel adds i
   layer.weight.assign(Tensor<double, 2, Cuda>::full({2, 4}, 0.5));
   layer.bias.assign(Tensor<double, 1, Cuda>::from({1, 2}, {2}));
   CHECK(value_of(layer(x)).to_vector() == std::vector<double>{6, 7, 14, 15});
+}
+
+// On a new stream: bytes of the driver's blocks that hold tensors of 40, 4000 and 0 bytes, and another one after them,
+// or -1 inside a block; then how many blocks there are more by then.
+std::string blocks(const char* exact) {
+  return test::Ranks(1,
+                     [exact](const comm::World&) {
+                       setenv("CHORUS_CUDA_EXACT_MEMORY", exact, 1);
+                       const cuda::Stream stream(Cuda{});
+                       const cuda::StreamScope scope(stream);
+                       const auto& blocks = emulation::device_memory().blocks;
+                       const auto bytes_of = [&](const Memory& memory) {
+                         const auto at = blocks.find(static_cast<const char*>(memory.data()));
+                         return at == blocks.end() ? " -1" : cat(' ', at->second.first - at->first);
+                       };
+                       std::string text;
+                       const auto before = blocks.size();
+                       {
+                         const Memory small(Cuda{}, 40), larger(Cuda{}, 4000), none(Cuda{}, 0);
+                         text = bytes_of(small) + bytes_of(larger) + bytes_of(none);
+                       }
+                       const Memory later(Cuda{}, 4000);
+                       return cat(text, bytes_of(later), ' ', blocks.size() - before);
+                     })
+      .texts()[0];
+}
+
+TEST_CASE("cuda: exact memory gives each tensor a block of its own, and gives it back") {
+  CHECK(blocks("1") == " 40 4000 1 4000 1");
+  CHECK(blocks("0") == " 2097152 -1 -1 -1 1");
+  CHECK_THAT(blocks("yes"), Catch::Matchers::Contains("CHORUS_CUDA_EXACT_MEMORY must be 0 or 1, got 'yes'"));
 }
 
 }  // namespace runtime_test

@@ -21,6 +21,7 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_TRANSB = 4,
   CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
   CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+  CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 };
 enum cublasLtMatrixLayoutAttribute_t {
   CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
@@ -42,6 +43,7 @@ struct cublasLtMatmulDescOpaque_t {
   cublasOperation_t operation_a = CUBLAS_OP_N, operation_b = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
+  std::int32_t bias_type = -1;  ///< -1: that of the result
 };
 struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType_t type;
@@ -100,6 +102,9 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       std::memcpy(&d->bias, value, bytes);
       break;
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      std::memcpy(&d->bias_type, value, bytes);
+      break;
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -135,6 +140,8 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t c,
                                                      cublasLtMatrixLayout_t, cublasLtMatmulPreference_t p, int,
                                                      cublasLtMatmulHeuristicResult_t* out, int* found) {
+  // As CUDA 13.3's, which do what a capture forbids.
+  if (emulation::captures() > 0) return CUBLAS_STATUS_EXECUTION_FAILED;
   const bool bias = d->epilogue != CUBLASLT_EPILOGUE_DEFAULT;
   const bool narrow = a->type == CUDA_R_16F || a->type == CUDA_R_16BF;
   if (narrow && p->schemes != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) {
@@ -171,7 +178,10 @@ void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* 
     std::fprintf(stderr, "emulated cuBLASLt: layouts do not fit\n");
     std::abort();
   }
-  const T* bias = static_cast<const T*>(d.bias);
+  const auto bias = [&d](std::int64_t i) {
+    return d.bias_type == CUDA_R_16BF ? static_cast<T>(static_cast<double>(static_cast<const Bf16*>(d.bias)[i]))
+                                      : static_cast<const T*>(d.bias)[i];
+  };
   if (d.epilogue == CUBLASLT_EPILOGUE_BGRADB)
     for (std::int64_t j = 0; j < static_cast<std::int64_t>(lc.columns); ++j) {
       double sum = 0;
@@ -192,7 +202,7 @@ void matmul(const cublasLtMatmulDescOpaque_t& d, const void* alpha, const void* 
         T& out = z[j * lc.pitch + i];
         const T scaled = *static_cast<const T*>(beta) == 0 ? T{0} : *static_cast<const T*>(beta) * out;
         out = static_cast<T>(sum) * *static_cast<const T*>(alpha) + scaled;
-        if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) out += bias[i];
+        if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) out += bias(i);
       }
   }
 }

@@ -2,7 +2,8 @@
 // A CUDA runtime that computes on the CPU, for tests on machines without a GPU. Three devices, whose memory is the
 // host's. Streams do what they are given as late as they may: when somebody waits for them, be it the host or another
 // stream, so that numbers are wrong where an order is missing. Kernels run block by block, with a fiber for each thread
-// that waits at a barrier; threads of a block that don't meet at the same barriers end the program.
+// that waits at a barrier; threads of a block that don't meet at the same barriers end the program. order.h: in which
+// order, and without which barrier.
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -17,9 +18,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "order.h"
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #endif
@@ -27,7 +30,6 @@
 #define __host__
 #define __device__
 #define __global__
-#define __shared__ static
 #define __grid_constant__
 
 enum cudaError_t {
@@ -135,6 +137,15 @@ inline void finish_all() {
   const std::lock_guard lock(runtime());
   for (std::size_t i = 0; i < streams().size(); ++i) streams()[i]->finish(streams()[i]->given);
 }
+/// The devices' memory: the end and the device of each block, by its begin.
+struct DeviceMemory {
+  std::mutex mutex;
+  std::map<const char*, std::pair<const char*, int>> blocks;
+};
+inline DeviceMemory& device_memory() {
+  static DeviceMemory memory;
+  return memory;
+}
 /// Captures that this thread has begun: calls that a capture forbids are errors in it.
 inline int& captures() {
   thread_local int count = 0;
@@ -183,9 +194,15 @@ class Block {
     threads = dim3(count);
     blocks = grid;
     kernel_ = &kernel;
-    for (block.z = 0; block.z < grid.z; ++block.z)
-      for (block.y = 0; block.y < grid.y; ++block.y)
-        for (block.x = 0; block.x < grid.x; ++block.x) run_block();
+    order_.resize(count);
+    std::iota(order_.begin(), order_.end(), 0u);
+    const auto at = [](unsigned i, unsigned size) { return seed == 0 ? i : size - 1 - i; };
+    for (unsigned z = 0; z < grid.z; ++z)
+      for (unsigned y = 0; y < grid.y; ++y)
+        for (unsigned x = 0; x < grid.x; ++x) {
+          block = {at(x, grid.x), at(y, grid.y), at(z, grid.z)};
+          run_block();
+        }
   }
 
   /// The barrier; true in all threads where `value` was in any.
@@ -217,7 +234,7 @@ class Block {
     Block& self = get();
     for (;;) {
       while (self.next_ < self.threads.x) {
-        self.thread.x = self.next_++;
+        self.thread.x = self.order_[self.next_++];
         (*self.kernel_)();
         ++self.finished_;
       }
@@ -245,6 +262,7 @@ class Block {
 
   void run_block() {
     next_ = finished_ = 0;
+    if (seed != 0) shuffle(order_), fill_shared();
     while (next_ < threads.x) {
       if (idle_.empty()) idle_.push_back(new_fiber());
       Fiber* fiber = idle_.back();
@@ -261,6 +279,7 @@ class Block {
       any_ = false;
       std::vector<Fiber*> now;
       now.swap(waiting_);
+      if (seed != 0) shuffle(now);
       for (Fiber* fiber : now) {
         thread.x = fiber->thread;
         run(fiber);
@@ -272,6 +291,7 @@ class Block {
   const std::function<void()>* kernel_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> all_;
   std::vector<Fiber*> idle_, waiting_;
+  std::vector<unsigned> order_;  // of threads
   Fiber* running_ = nullptr;
   Stack main_;
   unsigned next_ = 0, finished_ = 0;
@@ -301,13 +321,17 @@ inline void CUstream_st::finish(std::size_t until) {
 #define blockIdx (::emulation::Block::get().block)
 #define blockDim (::emulation::Block::get().threads)
 #define gridDim (::emulation::Block::get().blocks)
-#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...)                                             \
+#define CHORUS_LAUNCH_KERNEL(KERNEL, BLOCKS, THREADS, STREAM, ...)                                           \
   (++::emulation::counters().launches, (STREAM)->run([=, grid = dim3(BLOCKS), threads = unsigned{THREADS}] { \
-    ::emulation::Block::get().run(grid, threads, [&] { KERNEL(__VA_ARGS__); });                                \
+    ::emulation::Block::get().run(grid, threads, [&] { KERNEL(__VA_ARGS__); });                              \
   }))
 
-inline void __syncthreads() { emulation::Block::get().wait(false); }
-inline int __syncthreads_or(int value) { return emulation::Block::get().wait(value != 0); }
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  if (!emulation::is_left_out(file, line)) emulation::Block::get().wait(false);
+}
+inline int __syncthreads_or(int value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return emulation::is_left_out(file, line) ? value : emulation::Block::get().wait(value != 0);
+}
 inline void __threadfence_system() {}
 inline unsigned atomicCAS(unsigned* place, unsigned expected, unsigned value) {
   const unsigned before = *place;
@@ -346,11 +370,16 @@ inline cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   if (bytes > emulation::counters().limit) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   std::memset(*data, 0xFF, bytes);  // NaN, so that nobody relies on zeros
+  const std::lock_guard lock(emulation::device_memory().mutex);
+  const char* const begin = static_cast<char*>(*data);
+  emulation::device_memory().blocks[begin] = {begin + bytes, emulation::current_device()};
   return cudaSuccess;
 }
 inline cudaError_t cudaFree(void* data) {
   if (emulation::captures() > 0) return cudaErrorStreamCaptureUnsupported;
   emulation::finish_all();
+  const std::lock_guard lock(emulation::device_memory().mutex);
+  emulation::device_memory().blocks.erase(static_cast<char*>(data));
   return std::free(data), cudaSuccess;
 }
 inline cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
@@ -360,6 +389,19 @@ inline cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned) {
   return *data = std::malloc(bytes), cudaSuccess;
 }
 inline cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+};
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* data) {
+  const std::lock_guard lock(emulation::device_memory().mutex);
+  const auto& blocks = emulation::device_memory().blocks;
+  auto at = blocks.upper_bound(static_cast<const char*>(data));
+  const bool found = at != blocks.begin() && data < (--at)->second.first;
+  *attributes = {found ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, found ? at->second.second : -2};
+  return cudaSuccess;
+}
 inline cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = emulation::counters().limit;
   return cudaSuccess;
@@ -415,7 +457,10 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t stream) {
   if (kind == cudaMemcpyDeviceToHost && !stream->pending.empty()) ++emulation::counters().waiting_copies;
-  return stream->run([=] { std::memcpy(to, from, bytes); }), cudaSuccess;
+  return stream->run([=] {
+    std::memcpy(to, from, bytes);
+    if (kind == cudaMemcpyDeviceToHost) emulation::results.add(to, bytes);
+  }), cudaSuccess;
 }
 inline cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t stream) {
   return stream->run([=] { std::memcpy(to, from, bytes); }), cudaSuccess;

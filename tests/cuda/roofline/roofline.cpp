@@ -7,7 +7,7 @@
 
 #include <chorus/nn/mixed_precision.hpp>
 
-#include "../../../examples/models/resnet.hpp"
+#include <chorus/nn/models/resnet.hpp>
 #include "../../benchmarks/cases.hpp"
 #include "../../benchmarks/gpt2.hpp"
 
@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
          text.view(ch::Shape<2>{batch, sizes.context}), text,
          bench::Optimizing<ch::optim::AdamW<Cuda>>{{.lr = 1e-4, .weight_decay = 0.01}});
   } else {
-    note(ch::nn::MixedPrecision<ResNet50<Cuda>>{ResNet50<Cuda>(ImageFacts{3, 224, 224, 1000})},
+    note(ch::nn::MixedPrecision<ch::nn::ResNet50<Cuda>>{ch::nn::ResNet50<Cuda>{}},
          bench::normal<4>({batch, 3, 224, 224}), bench::labels(batch, 1000),
          bench::Optimizing<ch::optim::Sgd<Cuda>>{{.lr = 0.01, .momentum = 0.9}});
   }

@@ -74,8 +74,7 @@ std::vector<std::string> train(int ranks, const MakeNet& make_net, const std::st
     io::TrainingPosition position;
     if (!from.empty()) position = io::load_checkpoint(net, optimizer, from);
     for (; position.step < last; ++position.step) step(net, optimizer, position.step, world);
-    if (!to.empty() && (world.rank == 0 || io::detail::all_ranks_save<Net>))
-      io::save_checkpoint(net, optimizer, position, to);
+    if (!to.empty()) io::save_checkpoint(net, optimizer, position, to);
     if (!from.empty() || to.empty()) net.eval();  // at the end of runs, ranks average
     return test::text_of(numbers_of(net, optimizer));
   });

@@ -40,8 +40,7 @@ std::string train(int ranks, const std::string& from, std::uint32_t last, const 
           .backward();
       optimizer.step();
     }
-    constexpr bool sharded = std::is_same_v<Optimizer, ShardedOptimizer<Adam>>;
-    if (!to.empty() && (sharded || world.rank == 0)) io::save_checkpoint(rank.net, optimizer, position, to);
+    if (!to.empty()) io::save_checkpoint(rank.net, optimizer, position, to);
     return test::text_of(test::values(rank.net.module()));
   });
 }
@@ -117,9 +116,7 @@ std::string train_with_all(int ranks, const std::string& from, std::uint32_t las
       average.update();
       plateau.step(number < 1 ? 1 : 2);
     }
-    constexpr bool sharded = std::is_same_v<Optimizer, ShardedOptimizer<Adam>>;
-    if (!to.empty() && (sharded || world.rank == 0))
-      io::save_checkpoint(rank.net, optimizer, position, to, scaler, average, plateau);
+    if (!to.empty()) io::save_checkpoint(rank.net, optimizer, position, to, scaler, average, plateau);
     const auto values = test::text_of(test::values(rank.net.module()));
     const optim::AveragedScope averaged{average};
     return cat(values, "|", test::text_of(test::values(rank.net.module())), "|", scaler.loss_scale(), "|",

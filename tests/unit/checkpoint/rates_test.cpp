@@ -43,8 +43,7 @@ std::string train(const std::string& from, std::uint32_t last, const std::string
           .backward();
       optimizer.step();
     }
-    constexpr bool all = std::is_same_v<Optimizer, ShardedOptimizer<Sgd>>;
-    if (!to.empty() && (all || world.rank == 0)) io::save_checkpoint(rank.net, optimizer, position, to);
+    if (!to.empty()) io::save_checkpoint(rank.net, optimizer, position, to);
     return cat(test::text_of(test::values(rank.net.module())), optimizer.lr());
   });
 }

@@ -155,8 +155,7 @@ class Training {
     net_.train();
   }
   void save(const std::string& path) {
-    if (sharded || rank_ == 0 || io::detail::all_ranks_save<Net>)
-      io::save_checkpoint(net_, optimizer_, at_, path, scaler_, average_, plateau_);
+    io::save_checkpoint(net_, optimizer_, at_, path, scaler_, average_, plateau_);
   }
 
   Net& net_;

@@ -38,8 +38,8 @@ Model seeded() {
 /// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; returns the state as text. 3 epochs of 4
 /// batches.
 template <class Policy>
-std::string run(Policy& net, bool adam, const std::string& from, std::int64_t last, const std::string& to,
-                const World& world) {
+std::string run(Policy& net, bool adam, const std::string& from, std::int64_t last,
+                const std::string& to) {
   const data::SyntheticImages images{26, 1, data::Split::train, {1, 8, 8}};
   data::DataLoader loader{
       images,
@@ -67,7 +67,7 @@ std::string run(Policy& net, bool adam, const std::string& from, std::int64_t la
     }
     if (position.batch == loader.size()) position = {.epoch = position.epoch + 1, .batch = 0, .step = position.step};
   }
-  if (!to.empty() && world.rank == 0) io::save_checkpoint(net, *optimizer, position, to);
+  if (!to.empty()) io::save_checkpoint(net, *optimizer, position, to);
   return io::parameters_sha256(net.module()) + cat(" passes ", net.forward_passes(), " step ", position.step);
 }
 
@@ -75,7 +75,7 @@ std::string run(Policy& net, bool adam, const std::string& from, std::int64_t la
 std::string run_under(const std::string& policy, int devices, bool adam, const std::string& from, std::int64_t last,
                       const std::string& to) {
   const auto with_buffers = [&](auto& net, const World& world) {
-    auto text = run(net, adam, from, last, to, world);
+    auto text = run(net, adam, from, last, to);
     return text + (world.rank == 0 ? " mean " + test::text_of(net.module().norm.running_mean.value().to_vector()) : "");
   };
   if (policy == "single") {

@@ -16,6 +16,8 @@
 #include <zlib.h>
 #endif
 
+#include "../message_of.hpp"
+
 using Bytes = std::vector<std::uint8_t>;
 
 class TestFolder {
@@ -71,14 +73,3 @@ inline Bytes gzip(const Bytes& plain) {
   return {out.data(), out.data() + stream.total_out};
 }
 #endif
-
-/// The message of the `Kind` that `action` throws; other exceptions propagate.
-template <class Kind, class Action>
-std::string message_of(Action action) {
-  try {
-    action();
-  } catch (const Kind& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}

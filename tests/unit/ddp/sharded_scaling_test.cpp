@@ -88,7 +88,7 @@ std::string train(Net& net, Optimizer& optimizer, const World& world, const Extr
     out += scaler.step(optimizer) ? "stepped " : "skipped ";
     out += cat(scaler.loss_scale(), " ", io::parameters_sha256(net.module()).substr(0, 16), "\n");
   }
-  if (!extras.to.empty() && (sharded || world.rank == 0)) io::save_checkpoint(net, optimizer, position, extras.to);
+  if (!extras.to.empty()) io::save_checkpoint(net, optimizer, position, extras.to);
   return cat(out, "|", scaler.state().scale, " ", scaler.state().good_steps);
 }
 

@@ -40,7 +40,7 @@ TEST_CASE("each reader says what a file of another format is, and what to do wit
   const struct {
     std::string content, what, remedy;
   } cases[] = {
-      {zip_of("archive/data.pkl", "\x80\x02}q."), "PyTorch's torch.save", "weights_only=True"},
+      {zip_of("archive/data.pkl", "\x80\x02}q."), "PyTorch's torch.save", "io::load_pt"},
       {"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."s, "a Python pickle", "weights_only=True"},
       {"\x80\x04\x95\x10\0\0\0\0\0\0\0}."s, "a Python pickle", "can run code"},
       {"\x89HDF\r\n\x1a\n"s + std::string(90, '\0'), "HDF5", "h5py"},
@@ -48,7 +48,7 @@ TEST_CASE("each reader says what a file of another format is, and what to do wit
       {"\x1f\x8b\x08\0\0\0\0\0\0\3abc"s, "compressed with gzip", "gunzip"},
       {"\n <!DOCTYPE html><html><head>", "an HTML or XML page", "download"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", "git-lfs", "git lfs pull"},
-      {R"({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}})", "several files", "load_file"},
+      {R"({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}})", "several files", ".index.json"},
       {R"({"architectures": ["Net"]})", "JSON (perhaps a configuration)", "next to it"},
       {"\x08\x07\x12\x07pytorch\x1a\x05"s, "ONNX", "onnx.load"},
       {zip_of("readme", "hello"), "a zip archive", "unzip"},

@@ -281,8 +281,8 @@ TEST_CASE(
     flipped[good.size() - 1 - bit / 8] = static_cast<char>(flipped[good.size() - 1 - bit / 8] ^ (1 << bit % 8));
     chorus_test::put(folder / "bad", flipped);
     CHECK(refusal(other, folder / "bad")
-              .starts_with(cat("loading ", folder / "bad",
-                               ": the file is damaged: its data changed after it was written")));
+              .starts_with(
+                  cat("loading ", folder / "bad", ": the file is damaged: its data changed after it was written")));
   }
   CHECK(io::parameters_sha256(other) == before);
   chorus_test::put(folder / "older", [&] {
@@ -372,6 +372,42 @@ TEST_CASE("load: a transposed weight and one of several files are named as such"
   file.add<float>("fc.weight", {1, 2}, {1, 2}).add<float>("fc.bias", {2}, {1, 2});
   CHECK_THAT(refusal(model, file.save(folder / "model-00001-of-00002.safetensors")),
              Contains("fc.weight is transposed in the file") && Contains("the model is in several files"));
+}
+
+TEST_CASE("load: a model in several files is read by their index, which names files of its folder alone") {
+  const TemporaryFolder folder;
+  const auto index = folder / "model.safetensors.index.json";
+  const auto map = [&](const std::string& weight, const std::string& bias) {
+    put(index, cat(R"({"metadata": {}, "weight_map": {"weight": )", weight, R"(, "bias": )", bias, "}}"));
+  };
+  File{}.add<float>("weight", {2, 3}, {1, 2, 3, 4, 5, 6}).save(folder / "a.safetensors");
+  File{}.add<float>("bias", {2}, {7, 8}).save(folder / "b.safetensors");
+  nn::Linear<Cpu> model{3, 2}, turned{2, 3};
+  map(R"("a.safetensors")", R"("b.safetensors")");
+  CHECK(io::load(model, index).complete());
+  CHECK(value_of(model.weight).to_vector() == std::vector<float>{1, 2, 3, 4, 5, 6});
+  CHECK(value_of(model.bias).to_vector() == std::vector<float>{7, 8});
+  io::load(turned, index, {.strict = false, .transposed = [](std::string_view name) { return name == "weight"; }});
+  CHECK(value_of(turned.weight).to_vector() == std::vector<float>{1, 4, 2, 5, 3, 6});
+  CHECK_THAT(refusal(turned, index, {.transposed = [](std::string_view) { return true; }}), Contains("bias"));
+
+  map(R"("a.safetensors")", R"("a.safetensors")");
+  CHECK_THAT(refusal(model, index), Contains("tensor \"bias\" is not in a.safetensors"));
+  for (const auto* name : {R"("../b.safetensors")", R"("/b.safetensors")", R"("b.bin")", "3", "null"}) {
+    map(R"("a.safetensors")", name);
+    CHECK_THAT(refusal(model, index), Contains("tensor \"bias\": expected the name of a .safetensors file"));
+  }
+  map(R"("a.safetensors")", R"("c.safetensors")");
+  CHECK_THAT(refusal(model, index), Contains("c.safetensors: opening the file failed"));
+  File{}
+      .add<float>("bias", {2}, {7, 8})
+      .add<float>("weight", {2, 3}, {1, 2, 3, 4, 5, 6})
+      .save(folder / "c.safetensors");
+  CHECK_THAT(refusal(model, index), Contains("tensor \"weight\" is in ") && Contains("and in "));
+  for (const auto* text : {"", "[]", "{", R"({"weight_map": 3})"}) {
+    put(index, text);
+    CHECK_THAT(refusal(model, index), Contains("expected a JSON object with a weight_map"));
+  }
 }
 
 TEST_CASE("load: from a file with bytes changed at random, all comes or nothing") {

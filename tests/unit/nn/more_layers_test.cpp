@@ -2,8 +2,12 @@
 #include <chorus/nn/containers.hpp>
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/group_norm.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/nn/module_dict.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/positions.hpp>
+#include <chorus/nn/recurrent.hpp>
+#include <chorus/nn/recurrent_cells.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <cmath>
 
@@ -125,6 +129,79 @@ TEST_CASE("products of rotated queries and keys depend on distances alone") {
   const auto both = nn::rotary_positions(ch::concat(0, q, q));
   CHECK(both(0, 1) == q(0, 1));
   CHECK(both(1, 3) == Approx(nn::rotary_positions(q, 1)(0, 3)));
+}
+
+TEST_CASE("a ModuleDict has its modules by name, and their parameters' paths") {
+  nn::ModuleDict<nn::Linear<Cpu>> heads;
+  heads.insert("b", nn::Linear<Cpu>(2, 3));
+  heads.insert("a", nn::Linear<Cpu>(2, 1));
+  CHECK(names(heads) == std::vector<std::string>{"b.weight", "b.bias", "a.weight", "a.bias"});
+  CHECK(heads["a"](ramp<2>({4, 2})).shape() == Shape<2>{4, 1});
+  CHECK(heads.contains("b"));
+  CHECK(message_of<ch::UsageError>([&] { heads["c"]; }) == "ModuleDict: expected one of 2 names, got 'c'");
+  CHECK_THROWS_AS(heads.insert("a", nn::Linear<Cpu>(2, 1)), ch::UsageError);
+  CHECK_THROWS_AS(heads.insert("a.b", nn::Linear<Cpu>(2, 1)), ch::UsageError);
+}
+
+TEST_CASE("cells compute the steps of recurrent layers") {
+  const auto x = ramp<3>({2, 5, 3});
+  const auto steps = [&](const auto& cell, const auto& hidden_of) {
+    auto state = cell(ch::reshape(x.slice(1, 0, 1), {2, 3}));
+    for (Index t = 1; t < 5; ++t) state = cell(ch::reshape(x.slice(1, t, t + 1), {2, 3}), state);
+    return hidden_of(state);
+  };
+  nn::LSTMCell<Cpu> lstm_cell(3, 4);
+  nn::GRUCell<Cpu> gru_cell(3, 4);
+  const auto lstm = ch::lstm(x, lstm_cell.weight_ih, lstm_cell.weight_hh, lstm_cell.bias_ih, lstm_cell.bias_hh);
+  const auto gru = ch::gru(x, gru_cell.weight_ih, gru_cell.weight_hh, gru_cell.bias_ih, gru_cell.bias_hh);
+  CHECK(steps(lstm_cell, [](const auto& s) { return s.hidden.value().to_vector(); }) ==
+        lstm.hidden.value().to_vector());
+  CHECK(steps(gru_cell, [](const auto& s) { return s.value().to_vector(); }) ==
+        gru.hidden.value().to_vector());
+  CHECK(names(gru_cell) == std::vector<std::string>{"weight_ih", "weight_hh", "bias_ih", "bias_hh"});
+  nn::LSTMCell<Cpu> without(3, 4, {.bias = false});
+  CHECK(names(without) == std::vector<std::string>{"weight_ih", "weight_hh"});
+  CHECK(without(ramp<2>({2, 3})).cell.shape() == Shape<2>{2, 4});
+  CHECK_THROWS_AS((nn::GRUCell<Cpu>(0, 4)), ch::ShapeError);
+  CHECK_THROWS_AS(gru_cell(ramp<2>({2, 5})), ch::ShapeError);
+}
+
+/// The results of a padded batch beside those of each sample alone, and the gradients of both.
+template <class Layer>
+void check_lengths() {
+  using namespace chorus;
+  Layer layer(3, 4, {.num_layers = 2, .bidirectional = true});
+  const std::vector<std::int64_t> lengths{5, 2, 1, 4};
+  auto x = Tensor<double, 3>::empty({5, 4, 3});
+  for (Index i = 0; i < x.numel(); ++i) x.data()[i] = std::sin(static_cast<double>(3 * i + 1));
+  const auto gradients = [&](const auto& loss) {
+    loss.backward();
+    return layer.cells[1].weight_hh.grad().to_vector();
+  };
+  const auto all = layer(x, Tensor<std::int64_t, 1>::from(lengths, {4}));
+  const auto whole = gradients(sum(square(all.output)) + sum(square(all.hidden)));
+  std::vector<double> twice;
+  for (Index i = 0; i < 4; ++i) {
+    const Index length = lengths[static_cast<std::size_t>(i)];
+    const auto one = layer(contiguous(x.slice(1, i, i + 1).slice(0, 0, length)));
+    for (Index t = 0; t < 5; ++t)
+      for (Index k = 0; k < 8; ++k)
+        CHECK(value_of(all.output)(t, i, k) == Approx(t < length ? value_of(one.output)(t, 0, k) : 0).margin(1e-14));
+    for (Index n = 0; n < 4; ++n)
+      for (Index k = 0; k < 4; ++k) {
+        CHECK(value_of(all.hidden)(n, i, k) == Approx(value_of(one.hidden)(n, 0, k)).margin(1e-14));
+        if constexpr (requires { all.cell; })
+          CHECK(value_of(all.cell)(n, i, k) == Approx(value_of(one.cell)(n, 0, k)).margin(1e-14));
+      }
+    twice = gradients(sum(square(one.output)) + sum(square(one.hidden)));  // added to the batch's
+  }
+  for (std::size_t k = 0; k < whole.size(); ++k) CHECK(2 * whole[k] == Approx(twice[k]).margin(1e-12));
+  CHECK_THROWS_AS(layer(x, Tensor<std::int64_t, 1>::from({1, 2, 6, 1}, {4})), UsageError);
+  CHECK_THROWS_AS(layer(x, Tensor<std::int64_t, 1>::from({1, 2}, {2})), ShapeError);
+}
+TEST_CASE("LSTM and GRU with lengths give each sample what it gets alone, in both directions") {
+  check_lengths<nn::LSTM<Cpu, double>>();
+  check_lengths<nn::GRU<Cpu, double>>();
 }
 
 }  // namespace more_layers_test

@@ -2,6 +2,7 @@
 #include <array>
 #include <catch.hpp>
 #include <chorus/chorus.hpp>
+#include <chorus/nn/models/resnet.hpp>
 #include <chorus/quantization/conv_bn_relu.hpp>
 #include <chorus/quantization/quantized.hpp>
 #include <chorus/quantization/quantized_file.hpp>
@@ -16,7 +17,6 @@
 
 #include "../io/files.hpp"
 #include "../message_of.hpp"
-#include "../../../examples/models/resnet.hpp"
 
 namespace quantized_test {
 
@@ -109,7 +109,7 @@ TEST_CASE("an input may be flattened before it is rounded") {
 }
 
 TEST_CASE("a ResNet in integers has every integer of its fake-quantised pass") {
-  const Compared<ResNet18<Cpu>> compared(ResNet18<Cpu>({3, 16, 16, 10}), images({3, 3, 16, 16}));
+  const Compared<nn::ResNet18<Cpu>> compared(nn::ResNet18<Cpu>({.classes = 10, .small_images = true}), images({3, 3, 16, 16}));
   CHECK(compared.all > 500000);
   CHECK(compared.differ == 0);
   const auto& steps = compared.integers.steps();
@@ -124,7 +124,7 @@ TEST_CASE("a ResNet in integers has every integer of its fake-quantised pass") {
 
 TEST_CASE("a model in integers goes through a file, which is a quarter of the float one's") {
   const chorus_test::TemporaryFolder folder;
-  Compared<ResNet18<Cpu>> compared(ResNet18<Cpu>({3, 16, 16, 10}), images({2, 3, 16, 16}));
+  Compared<nn::ResNet18<Cpu>> compared(nn::ResNet18<Cpu>({.classes = 10, .small_images = true}), images({2, 3, 16, 16}));
   ch::io::save(compared.integers, folder / "int8.safetensors");
   ch::io::save(compared.net.model(), folder / "float.safetensors");
   const auto again = ch::io::load_quantized(folder / "int8.safetensors");

@@ -1,15 +1,13 @@
-#include "../../../examples/models/resnet.hpp"
-
 #include <algorithm>
 #include <catch.hpp>
+#include <chorus/chorus.hpp>
+#include <chorus/models.hpp>
 #include <string>
 #include <vector>
 
 namespace resnet_test {
 
 namespace ch = chorus;
-
-constexpr ImageFacts imagenet{3, 224, 224, 1000};
 
 template <class Model>
 ch::Index parameters_of(Model& model) {
@@ -32,7 +30,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 }
 
 TEST_CASE("ResNet-18 has torchvision's parameters, in its order") {
-  ResNet18<ch::Cpu> model(imagenet);
+  ch::nn::ResNet18<ch::Cpu> model;
   CHECK(parameters_of(model) == 11'689'512);
   const auto names = names_of(model);
   CHECK(names.size() == 62);
@@ -48,7 +46,7 @@ TEST_CASE("ResNet-18 has torchvision's parameters, in its order") {
 }
 
 TEST_CASE("ResNet-50 has torchvision's parameters") {
-  ResNet50<ch::Cpu> model(imagenet);
+  ch::nn::ResNet50<ch::Cpu> model;
   CHECK(parameters_of(model) == 25'557'032);
   const auto names = names_of(model);
   CHECK(names.size() == 161);
@@ -59,7 +57,7 @@ TEST_CASE("ResNet-50 has torchvision's parameters") {
 }
 
 TEST_CASE("the form for small images keeps their size up to the second stage, that for large ones takes any") {
-  ResNet18<ch::Cpu> small({3, 16, 16, 10}), large({1, 80, 72, 7});
+  ch::nn::ResNet18<ch::Cpu> small({.classes = 10, .small_images = true}), large({.channels = 1, .classes = 7});
   CHECK(contains(names_of(small), "conv1.weight [64, 3, 3, 3]"));
   const ch::NoGrad no_grad;
   CHECK(small(ch::Tensor<float, 4>::ones({2, 3, 16, 16})).shape() == ch::Shape<2>{2, 10});

@@ -6,6 +6,7 @@
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/mixed_precision.hpp>
 #include <chorus/nn/recurrent.hpp>
+#include <chorus/nn/summary.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <cstdint>
 #include <limits>
@@ -91,13 +92,13 @@ TEST_CASE("LeNet's multiply-adds") {
 }
 
 TEST_CASE("ResNet-18 has torchvision's multiply-adds, and one more image as many again") {
-  ResNet18<Cpu> model(ImageFacts{3, 224, 224, 1000});
+  nn::ResNet18<Cpu> model;
   model.eval();
   const auto text = nn::summary(model, {1, 3, 224, 224});
   CHECK(has(text, "11689512 parameters, 11689512 trainable"));
   CHECK(has(text, "input [1, 3, 224, 224]: 1814073344 multiply-adds"));
   CHECK(has(squeezed(text), "conv1 Conv2d(3, 64, kernel=7x7, stride=2, padding=3) [1, 64, 112, 112] 9408 118013952\n"));
-  ResNet18<Cpu> small(ImageFacts{3, 32, 32, 10});
+  nn::ResNet18<Cpu> small({.classes = 10, .small_images = true});
   const auto adds = [&](Index images) {
     const auto all = nn::summary(small, {images, 3, 32, 32});
     return std::stoll(all.substr(all.find("]: ") + 3));

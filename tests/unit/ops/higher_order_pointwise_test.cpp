@@ -1,5 +1,8 @@
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/elementary.hpp>
+#include <chorus/ops/masking.hpp>
+#include <golden/orders.hpp>
+#include <string_view>
 
 #include "higher_order.hpp"
 #include "swiglu.hpp"
@@ -39,19 +42,112 @@ TEST_CASE("second derivatives through what changes shapes") {
                numbers<3>({2, 2, 3}, 1));
 }
 
-TEST_CASE("third derivatives where only products, sums and exp are met") {
-  const ch::GraphVariable x(numbers<1>({4}, 1), true);
-  const auto first = ch::grad(ch::sum(ch::exp(x) * x), x, {.create_graph = true});
-  const auto second = ch::grad(ch::sum(first), x, {.create_graph = true});
-  const auto third = ch::grad(ch::sum(second), x);
-  std::vector<double> expected;
-  for (const double v : values(x.value())) expected.push_back((v + 3) * std::exp(v));
-  CHECK(distance(values(third.value()), expected) < 1e-12);
-  CHECK_FALSE(third.requires_grad());
+/// The derivatives of the orders 1 to 4, each by the gradient of the one before; the last without create_graph.
+template <class F>
+void check_orders(std::string_view name, const F& f) {
+  CAPTURE(name);
+  const auto& expected = golden_orders::derivatives.at(name);
+  const ch::GraphVariable x(Tensor<1>::from(golden_orders::points, {4}), true);
+  auto y = f(x);
+  for (std::size_t order = 0; order < 4; ++order) {
+    y = ch::grad(ch::sum(y + 0 * x), x, {.create_graph = order < 3});
+    for (std::size_t i = 0; i < 4; ++i) {
+      CAPTURE(order, i);
+      CHECK(y.value()(static_cast<Index>(i)) == Approx(expected[order][i]).epsilon(1e-12).margin(1e-13));
+    }
+  }
+  CHECK_FALSE(y.requires_grad());
+}
 
-  const auto tanh = ch::grad(ch::sum(ch::tanh(x)), x, {.create_graph = true});
-  CHECK(message_of<ch::UsageError>([&] { ch::grad(ch::sum(tanh), x, {.create_graph = true}); }) ==
-        "grad: create_graph: 'tanh' has no derivative of this order");
+TEST_CASE("derivatives to the fourth order are PyTorch's") {
+  check_orders("reciprocal", [](const auto& x) { return 1 / x; });
+  check_orders("one_minus", [](const auto& x) { return ch::pow(1 - x, 3); });
+  check_orders("quotient", [](const auto& x) { return (x - 2) / (1 + x * x); });
+  check_orders("tanh", [](const auto& x) { return ch::tanh(x); });
+  check_orders("sin", [](const auto& x) { return ch::sin(x); });
+  check_orders("cos", [](const auto& x) { return ch::cos(x); });
+  check_orders("sigmoid", [](const auto& x) { return ch::sigmoid(x); });
+  check_orders("exp", [](const auto& x) { return ch::exp(x); });
+  check_orders("log", [](const auto& x) { return ch::log(x); });
+  check_orders("log1p", [](const auto& x) { return ch::log1p(x); });
+  check_orders("sqrt", [](const auto& x) { return ch::sqrt(x); });
+  check_orders("rsqrt", [](const auto& x) { return ch::rsqrt(x); });
+  check_orders("erf", [](const auto& x) { return ch::erf(x); });
+  check_orders("square", [](const auto& x) { return ch::square(x) * x; });
+  check_orders("pow3", [](const auto& x) { return ch::pow(x, 3); });
+  check_orders("pow2_5", [](const auto& x) { return ch::pow(x, 2.5); });
+  check_orders("power", [](const auto& x) { return ch::pow(x, x + 1); });
+  check_orders("gelu", [](const auto& x) { return ch::gelu(x); });
+  check_orders("gelu_tanh", [](const auto& x) { return ch::gelu_tanh(x); });
+  check_orders("relu", [](const auto& x) { return ch::relu(x - 1) * x; });
+  check_orders("softplus", [](const auto& x) { return ch::softplus(x, 1.5); });
+  check_orders("silu", [](const auto& x) { return ch::silu(x); });
+  check_orders("mish", [](const auto& x) { return ch::mish(x); });
+  check_orders("elu", [](const auto& x) { return ch::elu(x - 1) * x; });
+  check_orders("log_sigmoid", [](const auto& x) { return ch::log_sigmoid(x); });
+  check_orders("maximum", [](const auto& x) { return ch::maximum(x * x, x + 1) * x; });
+  check_orders("where", [](const auto& x) { return ch::where(x.value() > 1, ch::sin(x), ch::pow(x, 3)); });
+}
+
+/// A user's function, with all kinds of numbers in it: x^x + 2^x - max(x, 1 / x).
+struct Unusual {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    using namespace ch::math;
+    return pow(x, x) + pow(S(2), x) - max(x, 1 / x) + abs(min(x, 1)) * expm1(-x);
+  }
+};
+
+TEST_CASE("a user's functor has derivatives to the eighth order") {
+  const ch::GraphVariable x(Tensor<1>::from({1.5, 2.5}, {2}), true);
+  // x^x is e^(x log x), 2^x is e^(x log 2), and |min(x, 1)| is 1 for x > 1.
+  auto y = ch::pointwise(Unusual{}, x);
+  auto same = ch::exp(x * ch::log(x)) + ch::exp(x * std::log(2.0)) - x + ch::exp(-x) - 1;
+  for (int order = 1; order <= 8; ++order) {
+    CAPTURE(order);
+    y = ch::grad(ch::sum(y), x, {.create_graph = order < 8});
+    same = ch::grad(ch::sum(same), x, {.create_graph = order < 8});
+    CHECK(distance(values(y.value()), values(same.value())) < 1e-8 * std::abs(same.value()(1)));
+    if (order == 7)
+      CHECK(message_of<ch::UsageError>([&] { ch::grad(ch::sum(y), x, {.create_graph = true}); }) ==
+            "grad: create_graph: 'pointwise': expected an order below 8, got 8; take the last derivative without "
+            "create_graph");
+  }
+}
+
+TEST_CASE("a polynomial's derivatives at 0 are exact, and those of several inputs end at the second order") {
+  const ch::GraphVariable x(Tensor<1>::zeros({3}), true);
+  const auto cube = [](const auto& a) { return ch::pow(a, 3); };
+  const auto first = ch::grad(ch::sum(cube(x)), x, {.create_graph = true});
+  const auto second = ch::grad(ch::sum(first), x, {.create_graph = true});
+  const auto third = ch::grad(ch::sum(second), x, {.create_graph = true});
+  CHECK(values(second.value()) == std::vector<double>{0, 0, 0});
+  CHECK(values(third.value()) == std::vector<double>{6, 6, 6});
+  CHECK(values(ch::grad(ch::sum(third), x).value()) == std::vector<double>{0, 0, 0});
+
+  const auto gate = ch::grad(ch::sum(ch::pointwise(SwiGlu{}, x, x)), x, {.create_graph = true});
+  CHECK(message_of<ch::UsageError>([&] { ch::grad(ch::sum(gate), x, {.create_graph = true}); }) ==
+        "grad: create_graph: 'pointwise' has no derivative of this order");
+}
+
+/// d²u/dx² of a net with a hidden layer, for each row of x: [rows, 2].
+template <class Leaf, class... W>
+auto laplacian(const Leaf& leaf, const W&... w) {
+  const ch::GraphVariable x(leaf);
+  const auto [w1, b1, w2] = std::tie(w...);
+  const auto wide = ch::concat(1, x, ch::slice(x, 1, 0, 1));
+  const auto hidden = ch::tanh(ch::linear(wide, w1, b1)) + ch::gelu(ch::matmul(wide, ch::transpose(w1, 0, 1)));
+  const auto u = ch::reshape(ch::matmul(hidden, w2), Shape<1>{-1}) * ch::mean(ch::sin(x), 1);
+  const auto du = ch::grad(ch::sum(u), x, {.create_graph = true});
+  return ch::grad(ch::sum(ch::slice(du, 1, 0, 1)), x, {.create_graph = true});
+}
+
+TEST_CASE("a loss with second derivatives of a net reaches inputs and parameters, twice") {
+  const auto squares = [](const auto&... leaf) { return ch::square(laplacian(leaf...)); };
+  CHECK(ch::gradient_error(squares, numbers<2>({3, 2}, 1), numbers<2>({4, 3}, 2), numbers<1>({4}, 3),
+                           numbers<2>({4, 1}, 4)) < 1e-6);
+  CHECK(ch::gradient_error(gradient_of(squares), numbers<2>({2, 2}, 1), numbers<2>({2, 3}, 2), numbers<1>({2}, 3),
+                           numbers<2>({2, 1}, 4)) < 1e-5);
 }
 
 TEST_CASE("a gradient penalty reaches parameters, in one backward with the loss") {

@@ -1,4 +1,5 @@
 #include <chorus/ops/attention.hpp>
+#include <chorus/ops/cumulative.hpp>
 #include <chorus/ops/scatter.hpp>
 
 #include "higher_order.hpp"
@@ -12,6 +13,20 @@ TEST_CASE("second derivatives of reductions") {
   check_second([](const auto& a) { return ch::square(ch::var(a, 1)) + ch::var(a, 1, 0); }, x);
   check_second([](const auto& a) { return ch::square(ch::amax(a, 2)) * ch::amin(a, 2); }, x);
   check_second([](const auto& a) { return ch::cumsum(ch::square(ch::cumsum(a, 1)), 0); }, x);
+  check_second([](const auto& a) { return ch::cumprod(a, 1); }, x);
+  check_second([](const auto& a) { return ch::prod(a * ch::slice(a, 1, 1, 2) - a * 0.2, 0); }, x);
+}
+
+TEST_CASE("a product with zeros has second derivatives") {
+  check_second([](const auto& a) { return ch::cumprod(a, 0); }, Tensor<1>::from({2, 0, 3, 0, 5}, {5}));
+  check_second([](const auto& a) { return ch::cumprod(a, 0); }, Tensor<1>::from({2}, {1}));
+}
+
+TEST_CASE("third derivatives of reductions, softmax and products") {
+  const auto f = [](const auto& a) {
+    return ch::softmax(a, 1) * ch::var(a, 0) + ch::cumprod(a, 1) * ch::reshape(ch::logsumexp(a, 1), Shape<2>{2, 1});
+  };
+  CHECK(ch::gradient_error(gradient_of(gradient_of(f)), numbers<2>({2, 3}, 1)) < 1e-5);
 }
 
 TEST_CASE("second derivatives of softmax and of losses over classes") {

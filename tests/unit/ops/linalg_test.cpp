@@ -4,7 +4,7 @@
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/reduction.hpp>
 
-#include "check_operator.hpp"
+#include "higher_order.hpp"
 
 namespace linalg_test {
 
@@ -35,6 +35,14 @@ TEST_CASE("gradients of solve, inverse and det, of stacks") {
         }) == "solve: expected a right side of shape [2, 3, 2], got [1, 3, 2]");
   CHECK(la::det(Tensor<2>::empty({0, 0})).item() == 1);
   CHECK(la::inverse(Tensor<3>::empty({0, 3, 3})).numel() == 0);
+}
+
+TEST_CASE("second derivatives of solve, inverse, det and cholesky, of stacks") {
+  const auto a = numbers<3>({2, 3, 3}, 1), b = numbers<3>({2, 3, 2}, 2);
+  check_second([](const auto& x, const auto& y) { return la::solve(x, y); }, a, b);
+  check_second([](const auto& x) { return la::inverse(x); }, a);
+  check_second([](const auto& x) { return la::det(x); }, a);
+  check_second([](const auto& x) { return la::cholesky(symmetric(x, 6)); }, a);
 }
 
 TEST_CASE("gradients of cholesky and eigh") {

@@ -2,8 +2,13 @@
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/averaging.hpp>
 #include <chorus/optim/clip.hpp>
+#include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/elementary.hpp>
+#include <chorus/ops/reduction.hpp>
 #include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/lbfgs.hpp>
 #include <chorus/optim/lion.hpp>
+#include <chorus/optim/radam.hpp>
 #include <chorus/optim/schedules.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <cmath>
@@ -206,6 +211,51 @@ TEST_CASE("a warm-up leads into another schedule, and the linear scaling rule gi
   const Numbers expected{0, 0.1, 0.2, 0.3, 0.4, 0.4, 0.2, 0.2};
   for (std::size_t i = 0; i < expected.size(); ++i) CHECK(rates[i] == Approx(expected[i]).margin(1e-15));
   CHECK_THROWS_AS(optim::scaled_lr(0.1, 0, 10), ch::UsageError);
+}
+
+// Rosenbrock's valley through bias, whose minimum is (1, 1).
+TEST_CASE("L-BFGS with a line search finds the end of a curved valley") {
+  Model model;
+  optim::Lbfgs<Cpu> optimizer(model.parameters(),
+                              {.max_iter = 100, .line_search = optim::LineSearch::strong_wolfe});
+  int evaluations = 0;
+  const auto closure = [&] {
+    ++evaluations;
+    optimizer.zero_grad();
+    const auto x = slice(model.bias, 0, 0, 1), y = slice(model.bias, 0, 1, 2);
+    const auto loss = ch::sum(ch::square(y - ch::square(x)) * 100 + ch::square(1 - x));
+    loss.backward();
+    return loss.item();
+  };
+  const auto weight = model.weight.value().to_vector();
+  const double first = optimizer.step(closure);
+  CHECK(first == Approx(100 * 1.75 * 1.75 + 0.25));
+  CHECK(evaluations < 100);
+  for (const double value : model.bias.value().to_vector()) CHECK(value == Approx(1).epsilon(1e-4));
+  CHECK(model.weight.value().to_vector() == weight);  // without a gradient it stays
+}
+
+TEST_CASE("L-BFGS refuses what it cannot do") {
+  Model model;
+  optim::Lbfgs<Cpu> optimizer(model.parameters());
+  optim::Optimizer<Cpu>& as_any = optimizer;
+  CHECK_THROWS_WITH(as_any.step(),
+                    "Lbfgs: expected step(closure), where closure computes the loss again");
+  CHECK_THROWS_AS((optim::Lbfgs<Cpu>(model.parameters(), {.history_size = 0})), ch::UsageError);
+  optimizer.step([&] {
+    model.give(1);
+    return 1.0;
+  });
+  CHECK(message_of<ch::UsageError>([&] { optimizer.state(); }).find("a checkpoint does not hold its history") !=
+        std::string::npos);
+  optimizer.reset_history();
+  CHECK_NOTHROW(optimizer.state());
+}
+
+TEST_CASE("RAdam refuses options out of range") {
+  Model model;
+  CHECK_THROWS_AS((optim::RAdam<Cpu>(model.parameters(), {.beta2 = 1})), ch::UsageError);
+  CHECK_THROWS_AS((optim::RAdam<Cpu>(model.parameters(), {.eps = -1})), ch::UsageError);
 }
 
 }  // namespace more_optimizers_test

@@ -179,7 +179,7 @@ class Rank {
     within(pass.quiet_backward, [&] { loss.backward(); });
   }
   void save_and_load(const Step& other) {
-    if (rank_ == 0 || program_.stepping >= Stepping::sharded) optimizer_.save(program_.file);
+    optimizer_.save(program_.file);
     take(other);
     communicator_.barrier();
     if (program_.loads_into_new) make_net();

@@ -3,13 +3,13 @@
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/model_file.hpp>
 #include <chorus/nn/mixed_precision.hpp>
+#include <chorus/nn/models/resnet.hpp>
 #include <chorus/same_bits.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
 
-#include "../../../examples/models/resnet.hpp"
 #include "models.hpp"
 
 namespace quantization_aware_test {
@@ -286,7 +286,7 @@ TEST_CASE("qat: what can't be quantised is refused") {
 }
 
 TEST_CASE("qat: a ResNet's convolutions are folded with the batch norms that it lists behind them") {
-  ResNet18<Cpu> model(ImageFacts{3, 32, 32, 10});
+  nn::ResNet18<Cpu> model({.classes = 10, .small_images = true});
   const auto found = nn::quantization::find_layers(model);
   REQUIRE(found.size() == 21);
   for (const auto& layer : found) {

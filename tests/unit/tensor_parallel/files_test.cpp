@@ -64,8 +64,7 @@ std::string steps(Net& net, const std::string& path, bool resumes) {
   for (std::uint32_t i = resumes ? 8 : 0; i < 20; ++i) {
     losses.push_back(test::step(net, optimizer, i, 0));
     average.update();
-    if (!resumes && i == 7 && (ch::io::all_ranks_save<Net> || net.devices() == 1))
-      ch::io::save_checkpoint(net, optimizer, {.step = 8}, path, average);
+    if (!resumes && i == 7) ch::io::save_checkpoint(net, optimizer, {.step = 8}, path, average);
   }
   average.swap();
   for (std::uint32_t i = 0; i < 2; ++i) losses.push_back(test::step(net, optimizer, i, 0));  // with the averages

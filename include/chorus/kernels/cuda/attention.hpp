@@ -127,7 +127,8 @@ struct AttentionGradients {
   AttentionAdds adds;
 };
 
-/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix.
+/// m.weights = the weights after dropout, m.gradients = the gradients w.r.t. q kᵀ; 0 beyond the matrix. Other threads
+/// read them in `add_products`, which begins with a barrier.
 template <class T>
 __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const AttentionShape& s,
                                     const AttentionInputs<T>& in, const AttentionGradients<T>& back, Index matrix,
@@ -148,7 +149,6 @@ __device__ void attention_gradients(TileMemory<compute_type<T>>& m, const Attent
     m.gradients[row][column] =
         inside ? weight * (gradient * factor - back.dots[first + row]) * static_cast<C>(s.scale) : C(0);
   });
-  __syncthreads();
 }
 
 /// One block per tile of queries and of features.

@@ -52,6 +52,7 @@ class GemmPlan {
     if (problem.epilogue != Epilogue::none) {
       const bool sums = problem.epilogue == Epilogue::sums;  // our A is its B
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS);
+      if (!sums && out != type) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type);  // else that of the result
       set_vector(vector);
     }
     layout(&a_, type, problem.n, problem.k, problem.ldb, left);
@@ -163,12 +164,13 @@ struct CublasContext {
     static auto& all = *new std::array<CublasContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   GemmPlan& plan(Cuda device, const GemmProblem& problem, cudaDataType_t type, cudaDataType_t out,
                  const void* vector) {
     if (handle == nullptr) CHORUS_CUBLAS_CHECK(cublasLtCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<GemmPlan>(handle, problem, type, out, vector);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;

@@ -297,11 +297,12 @@ struct CudnnContext {
     static auto& all = *new std::array<CudnnContext, Cuda::max_devices>;
     return all[static_cast<std::size_t>(device.index)];
   }
-  /// The caller holds `mutex`, and the device is current.
+  /// The caller holds `mutex`, and the device is current. Throws as `require_eager`.
   ConvolutionPlan& plan(Cuda device, const ConvolutionProblem& problem) {
     if (handle == nullptr) CHORUS_CUDNN_CHECK(cudnnCreate(&handle));
     auto& plan = plans[problem.key()];
     if (plan) return *plan;
+    require_eager(device, problem);
     plan = std::make_unique<ConvolutionPlan>(handle, problem);
     log_plan(device, problem, [&] { return plan->text(); });
     return *plan;

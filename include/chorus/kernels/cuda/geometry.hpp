@@ -19,19 +19,24 @@ inline constexpr int block_threads = 256;
 /// Bytes of a vector access, for pointers aligned to it.
 inline constexpr int access_bytes = 16;
 
+// The project's tests replace it, so that small grids loop.
+#ifndef CHORUS_MOST_BLOCKS
+#define CHORUS_MOST_BLOCKS 8192
+#endif
+
 constexpr Index divide_up(Index a, Index b) { return (a + b - 1) / b; }
 
 /// The number of blocks for `items`, one per thread at a time. Above the limit, threads continue in grid strides. At
 /// least 1, and the same on every GPU, so that results are the same.
 constexpr unsigned blocks_for(Index items, Index per_block = block_threads) {
-  constexpr Index most = 8192;
-  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, most));
+  return static_cast<unsigned>(std::clamp(divide_up(items, per_block), Index{1}, Index{CHORUS_MOST_BLOCKS}));
 }
 
-/// The largest power of two, at most `most`, that divides the address.
-inline int alignment_of(const void* pointer, int most = 256) {
+/// The largest power of two, at most `access_bytes`, that divides the address. More makes no access faster, and would
+/// only tell apart plans (see plan_key.hpp) of operands that lie elsewhere in the next step.
+inline int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-  return address == 0 ? most : std::min(most, 1 << std::min(30, std::countr_zero(address)));
+  return address % access_bytes == 0 ? access_bytes : 1 << std::countr_zero(address);
 }
 /// Whether all pointers, except null ones, allow 16-byte accesses.
 template <class... T>

@@ -1,9 +1,10 @@
 #pragma once
-/// Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new shape of a matrix
-/// product or convolution. Always warns if a convolution uses a direct kernel.
+/// Plans in words. Logs library choices: with CHORUS_CUDA_PLANS=1 in the environment, a line on stderr for each new
+/// shape of a matrix product or convolution. Always warns if a convolution uses a direct kernel. Refuses new plans in a
+/// capture.
 
 #include <atomic>
-#include <chorus/core/device.hpp>
+#include <chorus/core/cuda/stream.hpp>
 #include <chorus/core/environment.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/say.hpp>
@@ -38,6 +39,16 @@ template <class Problem, class Choice>
 [[gnu::cold]] void log_plan(Cuda device, const Problem& problem, const Choice& choice) {
   if (!chorus::detail::env_switch("CHORUS_CUDA_PLANS", false)) return;
   chorus::detail::say(cat(device, ": ", text_of(problem), ": ", choice()));
+}
+
+/// Before a new plan: asking a library for one may do what a capture forbids. Throws UsageError if this thread's stream
+/// is captured.
+template <class Problem>
+[[gnu::cold]] void require_eager(Cuda device, const Problem& problem) {
+  check<UsageError>(!chorus::cuda::is_capturing(chorus::cuda::current_stream(device)),
+                    "captured graph: expected only plans that eager steps have made, got a new one on ", device,
+                    " for ", text_of(problem), "; warm up more: run the step eagerly until it has met this shape and "
+                    "alignment (Graphed: GraphedOptions::warm_up)");
 }
 
 namespace detail {

@@ -1,10 +1,16 @@
 #pragma once
-/// Recorded derivatives of element-wise functions (Dual numbers of Dual numbers) and of shape operations.
+/// Recorded derivatives of element-wise functions and of shape operations. The first derivative of a functor is fused
+/// with its factor dy; higher ones of a function of one input are by Jets.
 
 #include <array>
+#include <chorus/autograd/jet.hpp>
 #include <chorus/kernels/cpu/pointwise.hpp>
 #include <chorus/ops/cast.hpp>
+#include <chorus/ops/comparison.hpp>
+#include <chorus/ops/elementary.hpp>
 #include <chorus/ops/higher_order/graph_variable.hpp>
+#include <chorus/ops/losses.hpp>
+#include <chorus/ops/masking.hpp>
 #include <chorus/ops/padding.hpp>
 #include <chorus/ops/pointwise.hpp>
 #include <chorus/ops/shape.hpp>
@@ -41,6 +47,29 @@ template <class F>
 inline constexpr bool is_derivative = false;
 template <class F, int I>
 inline constexpr bool is_derivative<functors::PartialDerivative<F, I>> = true;
+template <class F>
+inline constexpr bool is_derivative<functors::NthDerivative<F>> = true;
+
+/// Functors of several inputs whose derivatives do not change with the inputs, but for jumps.
+template <class F>
+inline constexpr bool piecewise_linear = false;
+template <>
+inline constexpr bool piecewise_linear<functors::Maximum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Minimum> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::Where> = true;
+template <>
+inline constexpr bool piecewise_linear<functors::MaskedFill> = true;
+
+/// The derivative of the given order at x; one order more must exist for backward.
+template <class F, Operand X>
+auto nth_derivative(const char* operation, const F& f, int order, const X& x) {
+  using Derivative = functors::NthDerivative<F>;
+  check<UsageError>(order < Derivative::most, "grad: create_graph: '", operation, "': expected an order below ",
+                    Derivative::most, ", got ", order, "; take the last derivative without create_graph");
+  return pointwise(operation, Derivative{f, order}, x);
+}
 
 /// The transpose of expand: sums x over the axes along which `expand` would repeat.
 template <Operand X, std::size_t Rank>
@@ -84,6 +113,61 @@ requires(!detail::is_derivative<F>) auto derivatives(const operations::Pointwise
   (std::make_integer_sequence<int, static_cast<int>(sizeof...(Xs))>());
 }
 
+template <class F, class G, class Y, class Dy, class X>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, 0>>& operation, const G& g, const Y&,
+                 const Dy& dy, const X& x) {
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x); },
+                    [&] { return g * dy * detail::nth_derivative(operation.name, operation.f.f, 2, x); }};
+}
+template <class F, class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::NthDerivative<F>>& operation, const Dy& dy, const Y&,
+                 const X& x) {
+  return std::tuple{
+      [&] { return dy * detail::nth_derivative(operation.name, operation.f.f, operation.f.order + 1, x); }};
+}
+
+template <class F, int I, class G, class Y, class Dy, class... Xs>
+requires detail::piecewise_linear<F>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<F, I>>& operation, const G& g, const Y&,
+                 const Dy&, const Xs&... x) {
+  const auto zeros = [](const auto& input) {
+    return [&input] { return std::decay_t<decltype(input)>(value_of(input).zeros(input.shape(), input.device())); };
+  };
+  return std::tuple{[&] { return detail::pointwise(operation.name, operation.f, g, x...); }, zeros(x)...};
+}
+
+// The second derivatives of a^b: b (b - 1) a^(b-2), a^(b-1) + b a^(b-1) log a, a^b log² a. Each is a first one of
+// another power, which knows what is 0 at a = 0.
+namespace detail {
+template <int I, class Dy, class A, class B>
+auto power_derivative(const Dy& dy, const A& a, const B& b) {
+  return pointwise("pow", functors::PartialDerivative<functors::Pow, I>{}, dy, a, b);
+}
+template <class Dy, class A, class B>
+auto mixed_power_derivative(const Dy& dy, const A& a, const B& b) {
+  const auto below = b - 1;
+  return dy * pow(a, below) + power_derivative<1>(dy * b, a, below);
+}
+}  // namespace detail
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 0>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{
+      [&] { return detail::power_derivative<0>(g, a, b); },
+      [&] { return detail::sum_to(detail::power_derivative<0>(g * dy * b, a, b - 1), a.shape()); },
+      [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), b.shape()); }};
+}
+template <class G, class Y, class Dy, class A, class B>
+auto derivatives(const operations::Pointwise<functors::PartialDerivative<functors::Pow, 1>>&, const G& g, const Y&,
+                 const Dy& dy, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::power_derivative<1>(g, a, b); },
+                    [&] { return detail::sum_to(detail::mixed_power_derivative(g * dy, a, b), a.shape()); },
+                    [&] {
+                      const auto logarithm = masked_fill(log(a), a.value() == 0, 0);
+                      return detail::sum_to(detail::power_derivative<1>(g * dy * logarithm, a, b), b.shape());
+                    }};
+}
+
 // Simple derivatives of any order.
 template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Add>&, const Dy& dy, const Y&, const A& a, const B& b) {
@@ -97,6 +181,21 @@ template <class Dy, class Y, class A, class B>
 auto derivatives(const operations::Pointwise<functors::Mul>&, const Dy& dy, const Y&, const A& a, const B& b) {
   return std::tuple{[&] { return detail::sum_to(dy * b, a.shape()); },
                     [&] { return detail::sum_to(dy * a, b.shape()); }};
+}
+// y / b and not a / b²: equal to Div's own gradient to the bit.
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::Div>&, const Dy& dy, const Y& y, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy / b, a.shape()); },
+                    [&] { return detail::sum_to(-dy * (y / b), b.shape()); }};
+}
+template <class Dy, class Y, class A, class B>
+auto derivatives(const operations::Pointwise<functors::SquaredError>&, const Dy& dy, const Y&, const A& a, const B& b) {
+  return std::tuple{[&] { return detail::sum_to(dy * (a - b) * 2, a.shape()); },
+                    [&] { return detail::sum_to(dy * (b - a) * 2, b.shape()); }};
+}
+template <class Dy, class Y, class X>
+auto derivatives(const operations::Pointwise<functors::SubtractFrom>&, const Dy& dy, const Y&, const X&) {
+  return std::tuple{[&] { return -dy; }};
 }
 template <class Dy, class Y, class X>
 auto derivatives(const operations::Pointwise<functors::Neg>&, const Dy& dy, const Y&, const X&) {

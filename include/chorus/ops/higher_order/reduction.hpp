@@ -106,6 +106,24 @@ auto derivatives(const operations::CumulativeSum& operation, const Dy& dy, const
   return std::tuple{[&] { return sum(dy, operation.axis, keep_axis) - cumsum(dy, operation.axis) + dy; }};
 }
 
+/// From the last element on, without a division: what a product that goes on contributes to element i is its product
+/// before i times r(i) = dy(i) + x(i + 1) r(i + 1).
+template <class Dy, class Y, class X>
+auto derivatives(const operations::CumulativeProduct& operation, const Dy& dy, const Y& y, const X& x) {
+  return std::tuple{[&] {
+    const Index axis = operation.axis, size = x.size(axis);
+    if (size == 0) return X(dy);
+    const auto at = [axis](const auto& from, Index i) { return slice(from, axis, i, i + 1); };
+    X rest = at(dy, size - 1), all = rest;
+    for (Index i = size - 1; i-- > 0;) {
+      rest = at(dy, i) + at(x, i + 1) * rest;
+      all = concat(axis, rest, all);
+    }
+    const auto first = tensor_of<X>::ones(rest.shape(), x.device());
+    return X(concat(axis, first, slice(y, axis, 0, size - 1)) * all);
+  }};
+}
+
 namespace detail {
 /// The gradient of nll_loss w.r.t. the log probabilities, if that of each sample's loss, or of the reduced loss, is 1.
 template <class X, class D>

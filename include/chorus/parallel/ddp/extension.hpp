@@ -97,7 +97,9 @@ class Core {
   /// A parameter's number stays the same when its entry moves.
   std::size_t entry_of(std::size_t number) const { return entry_of_[number]; }
   std::size_t number_of(std::size_t i) const { return number_of_[i]; }
-  std::byte* gradients(const Bucket& bucket) const { return flat.groups()[bucket.group].grad(bucket.begin); }
+  std::byte* gradients(const Bucket& bucket) const {
+    return static_cast<std::byte*>(parameter(bucket.parameters.front()).grad_place());
+  }
   DType dtype(const Bucket& bucket) const { return flat.groups()[bucket.group].dtype; }
   std::size_t bytes(const Bucket& bucket) const { return bucket.count * size_of(dtype(bucket)); }
 

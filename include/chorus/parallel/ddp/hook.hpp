@@ -88,6 +88,8 @@ class StepInBackward;  // needs #include <chorus/parallel/ddp/step_in_backward.h
 template <class Hook, Device D, class Communicator>
 struct HookTraits {
   using View = GradBucket<double, D>;
+  static constexpr bool starts =
+      requires(Hook& hook, const View& bucket, Communicator& communicator) { hook.start(bucket, communicator); };
   static constexpr bool resumes =
       requires(Hook& hook, const View& bucket, Communicator& communicator) { hook.resume(bucket, communicator, 0); };
   static constexpr bool several_rounds = requires { Hook::several_rounds; };

@@ -25,7 +25,8 @@ struct HookCalls {
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
     if (core.sums) return core.sums->start(bucket);
-    as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
+    if constexpr (HookTraits<Hook, D, Communicator>::starts)  // else DistributedDataParallel has said so
+      as_hooks_see(core, bucket, [&](const auto& view) { bucket.work = hook.start(view, core.ranks); });
   }
   /// Waits for buckets, and for the hook's later rounds, round by round for all buckets.
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {

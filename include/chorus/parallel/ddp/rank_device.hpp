@@ -6,9 +6,8 @@
 #include <optional>
 #include <utility>
 
-#if CHORUS_USE_NCCL
-#include <chorus/comm/nccl.hpp>
-#include <memory>
+#if CHORUS_USE_CUDA
+#include <chorus/parallel/ddp/gpu_rank.hpp>
 #endif
 
 namespace chorus::detail {
@@ -29,30 +28,5 @@ class RankDevice {
   comm::AnyCommunicator* communicator_;
   std::optional<int> named_;
 };
-
-#if CHORUS_USE_NCCL
-/// GPU: the one that the run names, or the one with the rank's number on its machine, and NCCL. Ranks with the same GPU
-/// share it (see comm::settle_gpus), which is for tests.
-template <>
-class RankDevice<Cuda> {
- public:
-  template <class Run>
-  explicit RankDevice(Run& run) {
-    cuda::require(Cuda{0});
-    device_ = Cuda{run.own_device().value_or(run.local_rank() % cuda::device_count())};
-    comm::settle_gpus(run.communicator(), device_.index);
-    communicator_ = std::make_unique<comm::NcclCommunicator<>>(run.communicator(), device_.index, run.world().timeout);
-  }
-  template <class Model>
-  Model place(Model model) const {
-    return moved_to(std::move(model), device_);
-  }
-  comm::AnyCommunicator& communicator() const { return *communicator_; }
-
- private:
-  Cuda device_;
-  std::unique_ptr<comm::NcclCommunicator<>> communicator_;
-};
-#endif
 
 }  // namespace chorus::detail

@@ -12,9 +12,14 @@ namespace chorus::fsdp {
 template <Device D>
 class Shard final : public chorus::detail::ParameterSlice<D> {
  public:
-  using chorus::detail::ParameterSlice<D>::ParameterSlice;
+  /// `at`: an empty part's place in the parameter, which may be outside of it: all shards' addresses are in the order
+  /// of the parameters, on all ranks.
+  Shard(ParameterOn<D>& whole, Index begin, Index count, std::ptrdiff_t at)
+      : chorus::detail::ParameterSlice<D>(whole, begin, count),
+        at_(at * static_cast<std::ptrdiff_t>(size_of(whole.dtype()))) {}
 
-  void* place() const override { return this->at(this->whole().place()); }
+  void* place() const override { return static_cast<std::byte*>(this->whole().place()) + at_; }
+  void* grad_place() const override { return static_cast<std::byte*>(this->whole().grad_storage().data()) + at_; }
   bool grad_arrived() const override { return arrived_; }
   /// Dropping the part's gradient also drops the whole parameter's gradient from passes under no_sync.
   void set_grad_arrived(bool arrived) override {
@@ -28,6 +33,7 @@ class Shard final : public chorus::detail::ParameterSlice<D> {
   void set_averaged(bool averaged) { arrived_ = averaged; }
 
  private:
+  const std::ptrdiff_t at_;  // in bytes
   bool arrived_ = false;
   std::uint32_t forgotten_ = 0;
 };

@@ -10,7 +10,6 @@
 #include <chorus/parallel/fsdp/units_at_hand.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <utility>
@@ -104,8 +103,10 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (const std::size_t i : unit.entries) {
       const auto& entry = core_.flat.entries()[i];
       const auto mine = within<D>(unit, entry, part);
-      shard_of_[i] = std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
-                                                static_cast<Index>(mine.end - mine.begin));
+      const std::size_t from = entry.begin - unit.begin, at = std::clamp(from + mine.begin, part.begin, part.end);
+      shard_of_[i] =
+          std::make_unique<Shard<D>>(entry.parameter(), static_cast<Index>(mine.begin),
+                                     static_cast<Index>(mine.end - mine.begin), static_cast<std::ptrdiff_t>(at - from));
       shard_of_[i]->set_ledger(entry.parameter().ledger());
       shards_.push_back({entry.named.name, entry.named.handle, shard_of_[i].get()});
     }
@@ -115,8 +116,11 @@ class ShardedUnits final : public ddp::Extension<D> {
     for (std::size_t u = 0; u < at_hand_->units(); ++u)
       for (const std::size_t i : at_hand_->unit(u).entries) {
         if (!shard_of_[i]->grad_arrived()) continue;
-        const auto* const from = static_cast<const std::byte*>(shard_of_[i]->grad_place());
-        aside_[u].push_back({i, {from, from + shard_of_[i]->size_bytes()}, shard_of_[i]->times_forgotten()});
+        const Shard<D>& shard = *shard_of_[i];
+        const MemoryScope scope(trace::Memory::gradients);
+        aside_[u].push_back({i, Storage<D>(shard.where(), shard.size_bytes()), shard.times_forgotten()});
+        copy_bytes(shard.where(), aside_[u].back().gradient.data(), shard.where(), shard.grad_place(),
+                   shard.size_bytes());
         shard_of_[i]->set_averaged(false);
       }
   }
@@ -126,12 +130,12 @@ class ShardedUnits final : public ddp::Extension<D> {
         Shard<D>& shard = *shard_of_[aside.entry];
         if (shard.times_forgotten() != aside.times_forgotten) continue;
         if (!shard.grad_arrived()) {
-          std::memcpy(shard.grad_place(), aside.gradient.data(), aside.gradient.size());
+          copy_bytes(shard.where(), shard.grad_place(), shard.where(), aside.gradient.data(), shard.size_bytes());
           shard.set_averaged(true);
           continue;
         }
         ddp::with_type(shard.dtype(), shard.grad_place(), [&]<class T>(T* grad) {
-          kernels::axpy(Cpu{}, shard.count(), T{1}, reinterpret_cast<const T*>(aside.gradient.data()), grad);
+          kernels::axpy(shard.where(), shard.count(), T{1}, static_cast<const T*>(aside.gradient.data()), grad);
         });
       }
       of_unit.clear();
@@ -140,7 +144,7 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   struct Aside {
     std::size_t entry;
-    std::vector<std::byte> gradient;
+    Storage<D> gradient;
     std::uint32_t times_forgotten;
   };
 

@@ -9,8 +9,8 @@
 #include <chorus/parallel/ddp/parts.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/fsdp/order.hpp>
+#include <chorus/parallel/fsdp/unit_memory.hpp>
 #include <chorus/parallel/fsdp/units.hpp>
-#include <chorus/tensor/paged_memory.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,9 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,8 +35,8 @@ enum class Pass : std::uint8_t {
   gathered,  // within gathered()
 };
 
-/// Each rank keeps its part of each unit and gathers the other parts at their places in the flat buffer, so that
-/// addresses in tensors and in saved values stay valid. All ranks make the same calls and gather in one order (see
+/// Each rank keeps its part of each unit and gathers the other parts (UnitMemory says where; tensors and saved values
+/// follow). All ranks make the same calls and gather in one order (see
 /// Order). At most two units are whole at a time: the one that operations read, and the next, which is being gathered.
 /// A unit that is used again later in the pass stays.
 template <Device D, class Communicator>
@@ -54,32 +56,32 @@ class UnitsAtHand final : public Residence {
     for (auto& unit : units) states_.push_back({.unit = std::move(unit)});
   }
 
-  /// Moves the flat buffers to memory whose pages can be freed, and frees the other ranks' parts. Draws promised
-  /// values: only this rank's part of each unit.
-  [[gnu::cold]] void settle(std::shared_ptr<Residence> self) {
-    const int slot = trace_slot(flat_->groups().front().values.device());
+  /// Moves the parameters to memory that can be freed, and frees the other ranks' parts. Draws promised values: only
+  /// this rank's part of each unit.
+  [[gnu::cold]] void settle(std::shared_ptr<UnitsAtHand> self) {
+    const auto device = flat_->entries().front().parameter().where();
     {
-      const trace::PeakKept kept(slot);
-      const auto pages = [slot](auto& list, trace::Memory kind) {
-        return [slot, kind, &list](std::size_t bytes) {
-          list.push_back(std::make_shared<PagedMemory>(bytes, slot, kind));
-          return std::shared_ptr<void>(list.back(), list.back()->data());
-        };
-      };
-      flat_->use_memory(pages(values_, trace::Memory::parameters), pages(grads_, trace::Memory::gradients));
+      const trace::PeakKept kept(trace_slot(device));
+      std::vector<UnitPart> parts;
+      for (std::size_t u = 0; u < states_.size(); ++u) parts.push_back({&states_[u].unit, part(u)});
+      memory_.emplace(*flat_, std::move(parts));
+      const auto grads = std::shared_ptr<Residence>(self, &grads_);
       for (std::size_t u = 0; u < states_.size(); ++u) {
         for (const std::size_t i : states_[u].unit.entries) {
+          const auto& parameter = flat_->entries()[i].parameter();
           draw_promised(states_[u].unit, flat_->entries()[i], part(u));
-          flat_->entries()[i].parameter().storage().set_residence(self, u);
+          parameter.storage().set_residence(self, u);
+          if constexpr (!std::is_same_v<D, Cpu>) parameter.grad_storage().set_residence(grads, u);
         }
         give_back(u);
         states_[u].has_gradients = true;
         give_gradients_back(u);
       }
+      memory_->settled();
       if (auto* const promises = PromisedNumbers::current())
         for (const auto& entry : flat_->entries()) promises->forget(entry.parameter().place());
     }
-    CachingAllocator<D>::of(flat_->groups().front().values.device()).empty_cache();
+    CachingAllocator<D>::of(device).empty_cache();
   }
   /// The policy is being destroyed.
   void end() { flat_ = nullptr; }
@@ -152,14 +154,12 @@ class UnitsAtHand final : public Residence {
   /// A gradient of the unit is about to be written.
   void gradient_begins(std::size_t u) {
     State& state = states_[u];
-    if (std::exchange(state.has_gradients, true)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->take(begin, end); });
+    if (!std::exchange(state.has_gradients, true)) memory_->take_grads(u);
   }
   /// Frees the parts of the unit's gradients that belong to other ranks.
   void give_gradients_back(std::size_t u) {
     State& state = states_[u];
-    if (!std::exchange(state.has_gradients, false)) return;
-    on_others(u, [&](std::size_t begin, std::size_t end) { grads_[state.unit.group]->give_back(begin, end); });
+    if (std::exchange(state.has_gradients, false)) memory_->give_grads_back(u);
   }
 
   /// Keeps all units gathered until `end_gathered`.
@@ -215,6 +215,20 @@ class UnitsAtHand final : public Residence {
     std::vector<comm::Work> work = {};
   };
 
+  // The gradients of a unit get memory before one is written.
+  class GradsOfUnits final : public Residence {
+   public:
+    explicit GradsOfUnits(UnitsAtHand& units) : units_(units) {}
+    void touch(std::size_t u) override {
+      if (units_.flat_ == nullptr) units_.refuse(u);
+      units_.gradient_begins(u);
+    }
+    bool present(std::size_t u) const override { return units_.states_[u].has_gradients; }
+
+   private:
+    UnitsAtHand& units_;
+  };
+
   static void draw_promised(const Unit& unit, const typename nn::FlatParameters<D>::Entry& entry,
                             const ddp::Elements& part) {
     auto* const promises = PromisedNumbers::current();
@@ -260,8 +274,7 @@ class UnitsAtHand final : public Residence {
     if (state.at != At::away) return;
     state.at = At::on_its_way;
     state.gathered = true;
-    const Unit& unit = state.unit;
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[unit.group]->take(begin, end); });
+    if (ranks_.size() > 1) memory_->take_values(u);
     if (ranks_.size() == 1) return;
     with_values(u, [&]<class T>(std::span<T> numbers) {
       const auto ranks = static_cast<std::size_t>(ranks_.size()), share = numbers.size() / ranks;
@@ -287,7 +300,7 @@ class UnitsAtHand final : public Residence {
     state.at = At::away;
     for (const std::size_t i : state.unit.entries)
       if (auto* const writes = flat_->entries()[i].parameter().storage().writes()) writes->end_watch();
-    on_others(u, [&](std::size_t begin, std::size_t end) { values_[state.unit.group]->give_back(begin, end); });
+    memory_->give_values_back(u);
   }
   // Frees units that the pass has finished with and that no running operation can use. `now` is in use.
   void release_passed(std::size_t now) {
@@ -323,20 +336,10 @@ class UnitsAtHand final : public Residence {
     order.take_rank_0s(ranks_);
   }
 
-  // Calls `f(begin, end)` with the byte ranges of a group's buffer that hold other ranks' parts of the unit.
-  template <class F>
-  void on_others(std::size_t u, const F& f) const {
-    const Unit& unit = states_[u].unit;
-    const auto own = part(u);
-    const std::size_t size = size_of(flat_->groups()[unit.group].dtype);
-    f(unit.begin * size, (unit.begin + own.begin) * size);
-    f((unit.begin + own.end) * size, (unit.begin + unit.count) * size);
-  }
   template <class F>
   void with_values(std::size_t u, const F& f) const {
     const Unit& unit = states_[u].unit;
-    const auto& group = flat_->groups()[unit.group];
-    ddp::with_type(group.dtype, group.value(unit.begin),
+    ddp::with_type(flat_->groups()[unit.group].dtype, memory_->values(u),
                    [&]<class T>(T* numbers) { f(std::span<T>(numbers, unit.count)); });
   }
   static comm::CollectiveOptions of_unit(std::size_t u) {
@@ -368,7 +371,8 @@ class UnitsAtHand final : public Residence {
   const bool keeps_unused_, reshard_after_forward_;
   Order forward_, aside_, backward_;
   std::vector<State> states_;
-  std::vector<std::shared_ptr<PagedMemory>> values_, grads_;  // by group
+  std::optional<UnitMemory<D>> memory_;
+  GradsOfUnits grads_{*this};
   Pass pass_ = Pass::none;
   std::size_t next_ = 0;                 // index in the pass's order: gathers that have been started
   std::size_t come_ = 0;                 // the pass's position in its order

@@ -34,7 +34,7 @@ class SharedLayers {
     if constexpr (!std::is_same_v<D, Cpu>)
       check<UsageError>(communicator_.takes_device_memory(),
                         "TensorParallel: expected a communicator for the memory of ", D::kind,
-                        ", such as comm::NcclCommunicator, got ", communicator_.backend());
+                        ", such as comm::StagedCommunicator, got ", communicator_.backend());
     for (const auto& named : nn::named_parameters<D>(model))
       check<UsageError>(named.parameter->part() == nullptr, "TensorParallel: '", named.name,
                         "' is already split by another policy");

@@ -60,7 +60,7 @@ class CachingAllocator<Cuda> {
   cuda::MemoryPool& pool_of(Cuda device, cudaStream_t stream, bool stay) {
     const std::lock_guard lock(mutex_);
     cuda::MemoryPool*& pool = pools_[{stream, stay}];
-    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream);
+    if (pool == nullptr) pool = new cuda::MemoryPool(device, stream, cuda::exact_memory());
     return *pool;
   }
 

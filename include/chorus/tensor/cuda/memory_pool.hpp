@@ -2,9 +2,11 @@
 /// The memory of one GPU stream: blocks in size classes, cached and reused in stream order; and the private pools of
 /// captured graphs. `allocator.hpp` has the pools of all streams.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chorus/core/cuda/stream.hpp>
+#include <chorus/core/environment.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/tensor/size_class.hpp>
@@ -47,6 +49,11 @@ struct Block<Cuda> {
 
 namespace cuda {
 
+/// With CHORUS_CUDA_EXACT_MEMORY=1 in the environment each tensor has memory of its own from the driver, of its exact
+/// size, and no block is used again: for compute-sanitizer, which knows the driver's allocations alone. Slow. Private
+/// pools of captured graphs are as usual.
+inline bool exact_memory() { return chorus::detail::env_switch("CHORUS_CUDA_EXACT_MEMORY", false); }
+
 /// The blocks of one stream. Thread-safe.
 class MemoryPool {
  public:
@@ -54,7 +61,8 @@ class MemoryPool {
   static constexpr std::size_t largest_carved = 1 << 18;  ///< requests up to this size are carved from slabs
   static constexpr std::size_t slab_bytes = 1 << 21;      ///< the driver's smallest mapping
 
-  MemoryPool(Cuda device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  /// `exact`: see exact_memory.
+  MemoryPool(Cuda device, cudaStream_t stream, bool exact = false) : device_(device), stream_(stream), exact_(exact) {}
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
@@ -63,11 +71,13 @@ class MemoryPool {
     const auto [list, rounded] = size_class<smallest>(bytes);
     const std::lock_guard lock(mutex_);
     if (!sealed_) unpark();
+    if (exact_) [[unlikely]]
+      free_unused();
     Block<Cuda>* block = free_[list];
     if (block != nullptr)
       free_[list] = block->next_free;
     else
-      block = fresh(rounded);
+      block = fresh(exact_ ? std::max(bytes, std::size_t{1}) : rounded);
     ++live_;
     return block;
   }
@@ -188,7 +198,7 @@ class MemoryPool {
     block->device = device_;
     block->bytes = bytes;
     block->pool = this;
-    block->carved = bytes <= largest_carved;
+    block->carved = bytes <= largest_carved && !exact_;
     if (block->carved) {
       if (slab_left_ < bytes) {
         slabs_.push_back(nullptr);  // so that a failure in the next lines does not leak the slab
@@ -209,6 +219,7 @@ class MemoryPool {
 
   const Cuda device_;
   const cudaStream_t stream_;
+  const bool exact_;
   std::mutex mutex_;
   std::array<Block<Cuda>*, size_classes> free_{};
   Block<Cuda>* parked_ = nullptr;

@@ -1,0 +1,28 @@
+# An overlay port: it builds the checkout that it lies in.
+get_filename_component(SOURCE_PATH "${CURRENT_PORT_DIR}/../../../.." ABSOLUTE)
+
+set(OPTIONS -DCHORUS_BUILD_TESTS=OFF -DCHORUS_BUILD_EXAMPLES=OFF -DCHORUS_NATIVE=OFF -DCHORUS_INSTALL=ON)
+foreach(part IN ITEMS ZLIB OPENSSL PNG JPEG CUDA MPI GLOO)
+  string(TOLOWER ${part} feature)
+  if(feature IN_LIST FEATURES)
+    list(APPEND OPTIONS -DCHORUS_WITH_${part}=ON)
+  else()
+    list(APPEND OPTIONS -DCHORUS_WITH_${part}=OFF)
+  endif()
+endforeach()
+if("compiled" IN_LIST FEATURES)
+  list(APPEND OPTIONS -DCHORUS_BUILD_COMPILED=ON)
+else()
+  set(VCPKG_BUILD_TYPE release) # headers alone
+endif()
+
+vcpkg_cmake_configure(SOURCE_PATH "${SOURCE_PATH}" OPTIONS ${OPTIONS})
+vcpkg_cmake_install()
+vcpkg_cmake_config_fixup(CONFIG_PATH share/cmake/chorus)
+vcpkg_fixup_pkgconfig()
+file(REMOVE_RECURSE "${CURRENT_PACKAGES_DIR}/debug/include" "${CURRENT_PACKAGES_DIR}/debug/share" "${CURRENT_PACKAGES_DIR}/share/doc")
+if(NOT "compiled" IN_LIST FEATURES)
+  file(REMOVE_RECURSE "${CURRENT_PACKAGES_DIR}/lib")
+endif()
+file(INSTALL "${CMAKE_CURRENT_LIST_DIR}/usage" DESTINATION "${CURRENT_PACKAGES_DIR}/share/${PORT}")
+vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE")
