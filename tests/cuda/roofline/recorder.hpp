@@ -124,6 +124,8 @@ void count(double n, const F& f, Total& total) {
     scan(f.partial, total);
   } else if constexpr (requires { f.map, f.dst; }) {
     total.bytes += bytes_of(f.dst, 2 * n);
+  } else if constexpr (requires { f.sums, f.dweight, f.dbias; }) {  // its padding may look like a pointer
+    total.bytes += bytes_of(f.sums, 2 * n) + bytes_of(f.dweight, 3 * n);
   } else if constexpr (requires { f.x, f.y; } && sizeof(F) == 2 * sizeof(void*)) {  // Convert
     total.bytes += bytes_of(f.x, n) + bytes_of(f.y, n);
   } else {
