@@ -15,4 +15,6 @@ cat >>"$CONAN_HOME/profiles/default" <<'PROFILE'
 eigen/3.4.0
 nlohmann_json/3.11.2
 PROFILE
-"$folder/venv/bin/conan" create "$here/conan" --no-remote -s compiler.cppstd=20 -s build_type=Release
+rm -rf "$folder/test_package"
+cp -r "$here/conan/test_package" "$folder"  # it is built where it lies
+"$folder/venv/bin/conan" create "$here/conan" --test-folder "$folder/test_package" --no-remote -s compiler.cppstd=20 -s build_type=Release

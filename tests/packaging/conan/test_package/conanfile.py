@@ -22,4 +22,4 @@ class Consumer(ConanFile):
 
     def test(self):
         if can_run(self):
-            self.run(str(pathlib.Path(self.cpp.build.bindir) / "consumer"), env="conanrun")
+            self.run(str(pathlib.Path(self.build_folder) / self.cpp.build.bindir / "consumer"), env="conanrun")
