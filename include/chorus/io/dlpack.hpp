@@ -166,6 +166,8 @@ std::shared_ptr<Managed> dlpack_owned(Managed* managed) {
 
 template <Scalar T, int Rank, Device D>
 Tensor<T, Rank, D> from_dlpack_array(const dlpack::Array& array, std::shared_ptr<void> owner) {
+  static_assert(std::is_same_v<D, Cpu>,
+                "from_dlpack: memory of a GPU can be lent but not taken: its allocator has no memory of other owners");
   const auto& [data, device, rank, type, extents, steps, byte_offset] = array;
   constexpr dlpack::DataType own = dlpack_type<T>();
   check<UsageError>(type.code == own.code && type.bits == own.bits && type.lanes == 1, "from_dlpack: expected ",
@@ -178,8 +180,7 @@ Tensor<T, Rank, D> from_dlpack_array(const dlpack::Array& array, std::shared_ptr
   Shape<Rank> shape{}, strides{};
   check<UsageError>(Rank == 0 || extents != nullptr, "from_dlpack: expected a shape, got a null pointer");
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) shape[axis] = extents[axis];
-  D where{};
-  if constexpr (!std::is_same_v<D, Cpu>) where.index = device.id;
+  const D where{};
   constexpr Index most = (Index{1} << 56) / static_cast<Index>(sizeof(T));
   Index count = 1;
   for (const Index size : shape) {
@@ -216,7 +217,7 @@ Tensor<T, Rank, D> from_dlpack_array(const dlpack::Array& array, std::shared_ptr
 /// that thread, or at once if this throws: it takes ownership in any case. Throws UsageError for another element type,
 /// a major version other than 1, read-only memory (unless `options` take it), or memory that is not aligned to its
 /// elements; ShapeError for another rank, negative strides (`x[::-1]`) or sizes that are too large; DeviceError for
-/// memory of another kind of device.
+/// memory of another kind of device. For CPUs alone.
 template <Scalar T, int Rank, Device D = Cpu>
 Tensor<T, Rank, D> from_dlpack(dlpack::ManagedVersioned* managed, const FromDlpackOptions& options = {}) {
   auto owner = detail::dlpack_owned(managed);
