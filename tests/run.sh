@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 tests/install.sh g++ clang lld cmake ninja-build ccache pkg-config libeigen3-dev nlohmann-json3-dev catch2 libcli11-dev \
-  zlib1g-dev libssl-dev libpng-dev libjpeg-dev python3-venv libopenmpi-dev openmpi-bin libgloo-dev iproute2
+  zlib1g-dev libssl-dev libpng-dev libjpeg-dev python3-venv python3-dev libopenmpi-dev openmpi-bin libgloo-dev iproute2
 # The browser that looks at chorus-page's pages. Ubuntu has no such package: there the test is skipped.
 ! apt-cache show chromium-headless-shell >/dev/null 2>&1 || tests/install.sh chromium-headless-shell
 jobs=$(nproc)

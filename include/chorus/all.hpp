@@ -29,6 +29,7 @@
 #include <chorus/distributions.hpp>
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/gpt2_folder.hpp>
+#include <chorus/io/dlpack.hpp>
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/npy.hpp>
 #include <chorus/io/npy_folder.hpp>

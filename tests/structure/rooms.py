@@ -27,6 +27,7 @@ ROOMS = {
     "parameter_server": (["parallel/parameter_server.hpp"], []),
     "sharded": (["parallel/sharded/*", "parallel/sharded_optimizer.hpp"], ["fsdp"]),
     "image_folder": (["data/image_folder.hpp", "data/images/*"], []),
+    "dlpack": (["io/dlpack.hpp"], []),
     "mixed_precision": (["nn/mixed_precision.hpp"], []),
     "distributions": (["distributions.hpp"], []),
     "models": (["nn/models/*", "models.hpp"], ["gpt2_folder"]),
