@@ -29,14 +29,20 @@ struct RealOf<Jet<S, K>> {
 
 namespace detail {
 
+/// a * b; a coefficient b that is 0 contributes nothing, even beside an infinity that another order made.
+template <class S>
+CHORUS_HD S times(const S& a, const S& b) {
+  return where(b == 0, S(0), a * b);
+}
+
 /// g(u) for a function g with the Taylor coefficients `a` at u's value.
 template <class S, int K>
 CHORUS_HD Jet<S, K> composed(const S (&a)[K], const Jet<S, K>& u) {
   Jet<S, K> out(a[K - 1]);
   for (int j = K - 2; j >= 0; --j) {  // Horner's rule in u - u(0)
     for (int n = K - 1 - j; n > 0; --n) {
-      S sum = out.c[0] * u.c[n];
-      for (int i = 1; i < n; ++i) sum = sum + out.c[i] * u.c[n - i];
+      S sum = times(out.c[0], u.c[n]);
+      for (int i = 1; i < n; ++i) sum = sum + times(out.c[i], u.c[n - i]);
       out.c[n] = sum;
     }
     out.c[0] = a[j];
@@ -47,8 +53,9 @@ CHORUS_HD Jet<S, K> composed(const S (&a)[K], const Jet<S, K>& u) {
 /// Term n of the product of two series.
 template <class S>
 CHORUS_HD S product_term(const S* a, const S* b, int n) {
-  S sum = a[0] * b[n];
-  for (int i = 1; i <= n; ++i) sum = sum + a[i] * b[n - i];
+  if (n == 0) return a[0] * b[0];
+  S sum = times(a[0], b[n]) + times(b[0], a[n]);
+  for (int i = 1; i < n; ++i) sum = sum + where(a[i] == 0, S(0), times(a[i], b[n - i]));
   return sum;
 }
 
@@ -104,7 +111,7 @@ CHORUS_HD Jet<S, K> operator/(const Jet<S, K>& a, const Jet<S, K>& b) {
   Jet<S, K> out;
   for (int n = 0; n < K; ++n) {
     S rest = a.c[n];
-    for (int i = 0; i < n; ++i) rest = rest - out.c[i] * b.c[n - i];
+    for (int i = 0; i < n; ++i) rest = rest - detail::times(out.c[i], b.c[n - i]);
     out.c[n] = rest / b.c[0];
   }
   return out;

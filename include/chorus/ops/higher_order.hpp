@@ -25,4 +25,5 @@
 #include <chorus/ops/higher_order/picking.hpp>
 #include <chorus/ops/higher_order/pointwise.hpp>
 #include <chorus/ops/higher_order/reduction.hpp>
+#include <chorus/ops/higher_order/special_functions.hpp>
 #include <chorus/ops/higher_order/sync_batch_norm.hpp>
