@@ -14,11 +14,11 @@ namespace {
 
 /// [samples, 3, 16, 16] -> logits: [samples, classes]
 template <class Device>
-struct Classifier : ch::nn::Module {
-  explicit Classifier(ch::Index classes) : head{256, classes} {}
+struct PictureCnn : ch::nn::Module {
+  explicit PictureCnn(ch::Index classes) : head{256, classes} {}
   ch::nn::Conv2d<Device> conv1{3, 8, {.kernel = 3, .padding = 1}}, conv2{8, 16, {.kernel = 3, .padding = 1}};
   ch::nn::Linear<Device> head;
-  CHORUS_MODULE(Classifier, conv1, conv2, head)
+  CHORUS_MODULE(PictureCnn, conv1, conv2, head)
   auto forward(const auto& images) const {
     const auto x = ch::max_pool2d(ch::relu(conv1(images)), 2);
     return head(ch::flatten(ch::max_pool2d(ch::relu(conv2(x)), 2)));
@@ -28,7 +28,7 @@ struct Classifier : ch::nn::Module {
 }  // namespace
 
 int main(int argc, char** argv) {
-  using Model = Classifier<ch::Cpu>;
+  using Model = PictureCnn<ch::Cpu>;
   const auto train = []<class Net>(ch::Run& run) {
     namespace data = ch::data;
     const data::Normalize normalize{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};

@@ -1,7 +1,10 @@
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/elementary.hpp>
 #include <chorus/ops/masking.hpp>
+#include <chorus/ops/special_functions.hpp>
+#include <cmath>
 #include <golden/orders.hpp>
+#include <numbers>
 #include <string_view>
 
 #include "higher_order.hpp"
@@ -128,6 +131,61 @@ TEST_CASE("a polynomial's derivatives at 0 are exact, and those of several input
   const auto gate = ch::grad(ch::sum(ch::pointwise(SwiGlu{}, x, x)), x, {.create_graph = true});
   CHECK(message_of<ch::UsageError>([&] { ch::grad(ch::sum(gate), x, {.create_graph = true}); }) ==
         "grad: create_graph: 'pointwise' has no derivative of this order");
+}
+
+TEST_CASE("higher derivatives at the edge: an infinite coefficient spoils no other order") {
+  const auto second = []<class T>(T at, const auto& f) {
+    const ch::GraphVariable x(ch::Tensor<T, 1>::from({at}, {1}), true);
+    return ch::grad(ch::sum(ch::grad(ch::sum(f(x)), x, {.create_graph = true})), x).value()(0);
+  };
+  const auto cube = [](const auto& x) { return ch::pow(x, 3); };
+  CHECK(second(1e30f, cube) == Approx(6e30f));  // the cube itself overflows
+  CHECK(second(0.0, [](const auto& x) { return 1 / x; }) == INFINITY);
+  CHECK(second(0.0, [](const auto& x) { return ch::sqrt(x); }) == -INFINITY);
+  CHECK(second(0.0, [](const auto& x) { return ch::rsqrt(x); }) == INFINITY);
+  CHECK(second(-1.0, [](const auto& x) { return ch::log1p(x); }) == -INFINITY);
+}
+
+struct Angle {
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return atan2(x, S(1));
+  }
+};
+
+TEST_CASE("higher derivatives of the gamma function's and of angles are those of Abramowitz and Stegun") {
+  const auto orders = [](const auto& f) {
+    const ch::GraphVariable x(Tensor<1>::from({1, 0.5, -0.5}, {3}), true);
+    std::vector<std::vector<double>> all;
+    auto y = f(x);
+    for (int order = 1; order <= 4; ++order) {
+      y = ch::grad(ch::sum(y), x, {.create_graph = order < 4});
+      all.push_back(values(y.value()));
+    }
+    return all;
+  };
+  constexpr double pi2 = std::numbers::pi * std::numbers::pi, zeta3 = 1.2020569031595942, zeta5 = 1.0369277551433699;
+  // 6.4.2, 6.4.4 and 6.4.6
+  const std::vector<std::vector<double>> expected{{pi2 / 6, pi2 / 2, pi2 / 2 + 4},
+                                                  {-2 * zeta3, -14 * zeta3, -14 * zeta3 + 16},
+                                                  {pi2 * pi2 / 15, pi2 * pi2, pi2 * pi2 + 96},
+                                                  {-24 * zeta5, -744 * zeta5, -744 * zeta5 + 768}};
+  const auto digamma = orders([](const auto& x) { return ch::digamma(x); });
+  const auto lgamma = orders([](const auto& x) { return ch::lgamma(x); });
+  for (std::size_t i = 0; i < 4; ++i) {
+    CAPTURE(i);
+    CHECK(distance(digamma[i], expected[i]) < 1e-9);
+    if (i < 3) CHECK(distance(lgamma[i + 1], expected[i]) < 1e-9);
+  }
+  // 1 / (1 + x²) and its derivatives.
+  const auto angle = orders([](const auto& x) { return ch::pointwise(Angle{}, x); });
+  for (std::size_t i = 0; i < 3; ++i) {
+    const double x = i == 0 ? 1 : i == 1 ? 0.5 : -0.5, d = 1 + x * x;
+    CHECK(angle[0][i] == Approx(1 / d));
+    CHECK(angle[1][i] == Approx(-2 * x / (d * d)));
+    CHECK(angle[2][i] == Approx((6 * x * x - 2) / (d * d * d)));
+    CHECK(angle[3][i] == Approx(24 * x * (1 - x * x) / (d * d * d * d)).margin(1e-12));
+  }
 }
 
 /// d²u/dx² of a net with a hidden layer, for each row of x: [rows, 2].
