@@ -57,7 +57,7 @@ def index():
     core, rows, all_of_core = brought_by("chorus/chorus.hpp"), {}, set()
     for path in sorted((INCLUDE / "chorus/ops").glob("*.hpp")):
         header = path.relative_to(INCLUDE).as_posix()
-        names = {name for name in functions(path.read_text()) if name not in ("derivatives", "main")}
+        names = {name for name in functions(path.read_text()) if name not in ("derivatives", "main", "requires")}
         if path.stem in INNER or not names:
             continue
         if header in core:
