@@ -14,9 +14,9 @@
 namespace nb = nanobind;
 namespace ch = chorus;
 
-/// The memory of any array that has __dlpack__.
+/// The memory of any array that has __dlpack__. `read_only`: whether nobody may write to it.
 template <class T, int Rank>
-ch::Tensor<T, Rank> tensor_of(const nb::object& array) {
+ch::Tensor<T, Rank> tensor_of(const nb::object& array, bool* read_only = nullptr) {
   const nb::object capsule = array.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
   const auto take = [&](const char* name, const char* used) {
     void* const managed = PyCapsule_GetPointer(capsule.ptr(), name);
@@ -25,14 +25,16 @@ ch::Tensor<T, Rank> tensor_of(const nb::object& array) {
   };
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor"))
     return ch::from_dlpack<T, Rank>(static_cast<ch::dlpack::Managed*>(take("dltensor", "used_dltensor")));
-  return ch::from_dlpack<T, Rank>(
-      static_cast<ch::dlpack::ManagedVersioned*>(take("dltensor_versioned", "used_dltensor_versioned")),
-      {.read_only = true});  // nothing here writes to it
+  auto* const managed =
+      static_cast<ch::dlpack::ManagedVersioned*>(take("dltensor_versioned", "used_dltensor_versioned"));
+  if (read_only != nullptr) *read_only = (managed->flags & ch::dlpack::read_only) != 0;
+  return ch::from_dlpack<T, Rank>(managed, {.read_only = true});  // nothing here writes to it
 }
 
 /// A tensor that NumPy and PyTorch read: numpy.from_dlpack(array).
 struct Array {
   ch::Tensor<float, 2> numbers;
+  bool read_only = false;
 
   template <class Managed>
   static nb::object capsule(Managed* managed, const char* name) {
@@ -46,8 +48,10 @@ struct Array {
   }
   nb::object dlpack(const nb::kwargs& asked) const {
     const bool versioned = asked.contains("max_version") && !asked["max_version"].is_none();
-    return versioned ? capsule(ch::to_dlpack(numbers), "dltensor_versioned")
-                     : capsule(ch::to_dlpack_unversioned(numbers), "dltensor");
+    ch::ToDlpackOptions options;
+    if (read_only) options.writable = false;
+    return versioned ? capsule(ch::to_dlpack(numbers, options), "dltensor_versioned")
+                     : capsule(ch::to_dlpack_unversioned(numbers, options), "dltensor");
   }
 };
 
@@ -80,7 +84,12 @@ std::vector<float> fit(Net& net, const nb::object& x, const nb::object& y, int s
 NB_MODULE(chorus_python, module) {
   using namespace nb::literals;
   nb::class_<Array>(module, "Array")
-      .def("__init__", [](Array* self, const nb::object& x) { new (self) Array{tensor_of<float, 2>(x)}; })
+      .def("__init__",
+           [](Array* self, const nb::object& x) {
+             bool read_only = false;
+             auto numbers = tensor_of<float, 2>(x, &read_only);
+             new (self) Array{std::move(numbers), read_only};
+           })
       .def("__dlpack__", &Array::dlpack)
       .def("__dlpack_device__", [](const Array&) { return std::pair(1, 0); });
   nb::class_<Net>(module, "Classifier")

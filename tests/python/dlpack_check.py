@@ -90,7 +90,8 @@ def check_refusals():
     assert "__dlpack__" in refusal(chorus_python.Array, [[1.0]])
     assert numpy.from_dlpack(chorus_python.Array(array[:0])).shape == (0, 3)
     array.flags.writeable = False
-    assert numpy.from_dlpack(chorus_python.Array(array)).shape == (4, 3)
+    lent = numpy.from_dlpack(chorus_python.Array(array))
+    assert lent.shape == (4, 3) and not lent.flags.writeable
 
 
 def check_training():
