@@ -60,7 +60,5 @@ assert status == 1 and "NOT THE SAME: the runs end with other parameters" in tex
 assert len({row[2] for row in rows[:3]}) == 1 and rows[3][2] != rows[0][2], rows
 
 # No fingerprints, as from a program without OpenSSL.
-rows, status, text = demo(f"""log=
-for word in "$@"; do [ "$log" = next ] && log=$word; [ "$word" = --metrics ] && log=next; done
-"$program" "$@" {SMALL} --metrics "$log" && sed -i 's/,"parameters_sha256":"[^"]*"//' "$log" """)
+rows, status, text = demo(f"""row=$("$program" "$@" {SMALL}) && printf '%s\\n' "$row" | sed 's/[0-9a-f]*$/?/' """)
 assert status == 1 and "no fingerprint (SHA-256)" in text and {row[2] for row in rows} == {"?"}, text

@@ -100,17 +100,6 @@ using Net = ch::DistributedDataParallel<Layer, Hook>;
 int main(int argc, char** argv) {
   return ch::launch<Net>(argc, argv, [](ch::Run& run) { Net net{Layer{}, run}; });
 }"""),
-    ("Declare x as auto or Variable(x) to assign a Variable", """
-struct Deep : ch::nn::Module {
-  ch::nn::ModuleList<ch::nn::Linear<ch::Cpu>> layers;
-  CHORUS_MODULE(Deep, layers)
-  auto forward(const auto& in) const {
-    auto x = in;
-    for (const auto& layer : layers) x = layer(x);
-    return x;
-  }
-};
-int main() { Deep{}(ones<float, 2>({2, 4})); }"""),
     ("concat and stack of a std::vector need #include <chorus/ops/lists.hpp>",
      "int main() { const auto x = ch::concat(0, std::vector<ch::Tensor<float, 1>>{}); }"),
     ("needs #include <chorus/nn/recurrent.hpp>", "struct Remembers : Layer { ch::nn::LSTM<ch::Cpu> lstm{4, 2}; };"),
