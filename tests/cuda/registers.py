@@ -14,8 +14,9 @@ import subprocess
 import sys
 
 # Known: sin and cos of large arguments, which CUDA reduces with an array of its own; and the four words of a random
-# draw of attention's dropout, of which one is picked at run time.
-KNOWN = re.compile(r"functors::(Sin|Cos)\b|kernels::NormalNumbers<|cuda::attention_(forward|query_gradient|key_gradients)<")
+# draw of attention's dropout, of which one is picked at run time; and coefficients that loops walk through: Taylor's of
+# higher derivatives, those of the series of the gamma function.
+KNOWN = re.compile(r"functors::(Sin|Cos|NthDerivative|Lgamma|Digamma)\b|kernels::NormalNumbers<|cuda::attention_(forward|query_gradient|key_gradients)<")
 FATBIN = struct.pack("<I", 0xBA55ED50)
 ELF_CODE = 2
 FRAME_SIZE, REGISTER_COUNT = 0x11, 0x2F  # of .nv.info: bytes of local memory, registers; both by symbol

@@ -16,7 +16,7 @@ using nlohmann::json;
 using Ids = std::vector<std::int64_t>;
 
 std::string file(const char* name) {
-  const auto tests = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+  const auto tests = std::filesystem::path(CHORUS_TESTS);
   return ch::data::read_text((tests / "tokenizer" / name).string());
 }
 ch::data::Tokenizer small() { return {file("small.json"), "small.json"}; }

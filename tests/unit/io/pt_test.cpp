@@ -22,7 +22,7 @@ using namespace std::string_literals;
 using Catch::Matchers::Contains;
 
 std::string pt(const char* name) {
-  const auto tests = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+  const auto tests = std::filesystem::path(CHORUS_TESTS);
   return (tests / "pt" / name).string();
 }
 std::string content_of(const std::string& path) {
