@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "../message_of.hpp"
+#include "files.hpp"
 
 namespace dlpack_test {
 
@@ -15,6 +15,7 @@ namespace ch = chorus;
 namespace dl = ch::dlpack;
 using ch::Index;
 using ch::Tensor;
+using chorus_test::message_of;
 
 /// An array of another library, which counts what is freed.
 struct Foreign {

@@ -19,8 +19,6 @@
 
 #include <chorus/core/error.hpp>
 
-#include "../message_of.hpp"
-
 namespace chorus_test {
 
 /// A folder that is removed with its contents.
@@ -72,6 +70,15 @@ inline std::string safetensors_file(std::string_view header, std::size_t data_by
 
 inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-using ::message_of;
+/// The message of the `Kind` that `body` throws; "" if it does not throw.
+template <class Kind, class Body>
+std::string message_of(Body body) {
+  try {
+    body();
+  } catch (const Kind& error) {
+    return error.what();
+  }
+  return {};
+}
 
 }  // namespace chorus_test
