@@ -6,6 +6,8 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/core/philox.hpp>
+#include <chorus/simulate/fault_plan.hpp>
+#include <chorus/simulate/faults.hpp>
 #include <chorus/simulate/links.hpp>
 #include <chorus/simulate/simulated_engine.hpp>
 #include <chorus/simulate/simulated_transport.hpp>
@@ -17,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -64,6 +67,9 @@ struct SimulationOptions {
   std::function<void(std::size_t)> progress = {};
   /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
   bool keep_steps = false;
+  /// What goes wrong, with true numbers. Then waits have a deadline, and the ranks' errors and deaths are in their
+  /// times: `simulate` doesn't throw them.
+  std::optional<FaultPlan> faults = {};
 };
 inline constexpr int most_scheduled_ranks = 65'536;
 
@@ -98,11 +104,14 @@ struct RankTimes {
   std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
   std::vector<Copied> copies;      ///< of a device
   std::vector<Held> memory;        ///< where somebody knows
+  std::exception_ptr error;        ///< with a plan of faults: what the rank's program has thrown
+  bool killed = false;             ///< by the plan
 };
 /// When and how long the ranks of a simulation computed and waited, in virtual seconds.
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
-  bool one_process = false;  ///< they are the devices of one
+  bool one_process = false;    ///< they are the devices of one
+  std::vector<Struck> faults;  ///< those of the plan that have happened
   double seconds() const {
     Time last{};
     for (const auto& rank : ranks) last = std::max(last, rank.end);
@@ -190,10 +199,13 @@ class Simulation {
  public:
   explicit Simulation(const SimulationOptions& options)
       : options_(options),
-        tasks_(options.links.shared),
+        tasks_(options.links.shared || options.faults, options.faults ? options.faults->seed + 1 : 0),
         network_(tasks_, options.links, options.ranks, options.true_numbers, options.alike),
-        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
+        times_{.ranks = std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
     network_.progress = options.progress;
+    if (options.faults)
+      network_.faults =
+          std::make_unique<Faults>(tasks_, *options.faults, options.ranks, network_.between.alpha);
   }
 
   template <class Body>
@@ -206,9 +218,11 @@ class Simulation {
                                      [this, rank, &body] { run_program(rank, body); });
       const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
       engine->set_tasks(program, calls);
+      if (network_.faults) network_.faults->set_tasks(rank, program, calls);
       engines_.push_back(std::move(engine));
     }
     tasks_.run([this] { stuck(); });
+    if (network_.faults) times_.faults = std::move(network_.faults->struck);
     if (error_) std::rethrow_exception(error_);
     for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
       times_.ranks[rank].calls = std::move(engines_[rank]->calls);
@@ -243,8 +257,13 @@ class Simulation {
     try {
       SimulatedRank self(engine, network_, options_.computing, times);
       body(self);
+    } catch (const Killed&) {
+      times.killed = true;
     } catch (...) {
-      if (!error_) error_ = std::current_exception();
+      if (network_.faults)
+        times.error = std::current_exception();
+      else if (!error_)
+        error_ = std::current_exception();
     }
     times.end = engine->clock();
     engine->end();
@@ -315,6 +334,8 @@ class Simulation {
                       options.ranks, ")");
     check<UsageError>(factor > 0 && factor <= 1e6, "simulate: straggler: factor ", factor, " is not in (0, 1e6]");
   }
+  check<UsageError>(!options.faults || (options.true_numbers && options.faults->timeout > 0),
+                    "simulate: faults: expected true numbers and a timeout above 0");
   check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
                     "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
 }

@@ -44,7 +44,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   // The program's side.
 
   void now(const Call& call) override {
-    if (failure_)
+    if (failure_ && !is_dead())
       fail<CommError>("rank ", rank, ": ", comm::name(call.op),
                       ": this communicator has failed before: ", failure_.what);
     give(call);
@@ -57,7 +57,11 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   void wait(std::uint64_t ticket) override {
     const Time start = clock();
     while (ended_.size() < ticket && !failure_) tasks_.block();
-    if (ended_.size() < ticket) failure_.raise();
+    if (ended_.size() < ticket) {
+      if (is_dead() && std::uncaught_exceptions() == 0) throw Killed{};
+      clock() = std::max(start, tasks_.clock_of(server_));
+      failure_.raise();
+    }
     clock() = std::max(start, ended_[ticket - 1]);
     if (clock() > start) waited.emplace_back(start, clock());
     if (keeps_spans && clock() > start) {
@@ -68,6 +72,12 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   }
   /// A look that finds nothing takes a microsecond of virtual time, so that a program that only looks gets on, too.
   bool done(std::uint64_t ticket) override {
+    if (network_.faults) {  // time goes on to the next deadline only if this program's own does not
+      clock() += std::chrono::microseconds(1);
+      tasks_.wake(program_, clock());
+      tasks_.block();
+      return failure_ || (ended_.size() >= ticket && ended_[ticket - 1] <= clock());
+    }
     polls_ = true;
     while (polls_ && ended_.size() < ticket && !failure_) tasks_.block();
     polls_ = false;
@@ -105,7 +115,14 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       const Time begun = own;
       came.push_back(begun);
       has_messages = has_messages || call.op == Op::message;
-      carry_out(call);
+      try {
+        if (network_.faults) network_.faults->call_begins(rank);
+        carry_out(call);
+      } catch (const Killed&) {
+        failure_ = {cat("rank ", rank, " has been killed"), false};
+        tasks_.wake(program_, own);
+        return;
+      }
       busy_ += own - begun;
       if (keeps_spans)
         calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun, own,
@@ -116,6 +133,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   }
   void end() {
     has_ended_ = true;
+    if (network_.faults) network_.faults->end(rank);
     tasks_.wake(server_, clock());
   }
   /// Where nobody can go on: whether the program asks if a call is done, which then it isn't.
@@ -138,6 +156,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
 
  private:
+  bool is_dead() const { return network_.faults && network_.faults->is_dead(rank); }
   void give(const Call& call) {
     ++given_;
     if (failure_) return;
@@ -157,6 +176,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
         .envelope = envelope, .bucket = call.bucket, .unit = call.unit, .peer = call.peer, .receives = call.receives};
     if (failure_) return;
     std::string why;
+    bool timed_out = false;
     try {
       link.check();
       if (size == 1) return alone_.now(call);
@@ -174,8 +194,9 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       return;
     } catch (const std::exception& error) {
       why = error.what();
+      timed_out = dynamic_cast<const LinkTimeout*>(&error) != nullptr;
     }
-    failure_ = {cat("rank ", rank, ": ", current_.text(), ": ", why), false};
+    failure_ = {cat("rank ", rank, ": ", current_.text(), ": ", why), timed_out};
     link.abort(why);
   }
 

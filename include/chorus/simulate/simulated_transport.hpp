@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <chorus/comm/transport/transport.hpp>
 #include <chorus/core/trace_listener.hpp>
+#include <chorus/simulate/faults.hpp>
 #include <chorus/simulate/links.hpp>
 #include <chorus/simulate/tasks.hpp>
 #include <chrono>
@@ -69,6 +70,7 @@ class Network {
     explicit Queue(std::size_t limit) : pieces(limit) {}
     std::vector<Piece> pieces;  // in turn
     std::size_t sent = 0, arrived = 0, received = 0;
+    Time last_head{};
     int receiver = -1, sender = -1;  // tasks that wait
     Piece& slot(std::size_t number) { return pieces[number % pieces.size()]; }
   };
@@ -131,9 +133,13 @@ class Network {
       for (const int task : {queue->receiver, queue->sender})
         if (task >= 0) tasks.wake(task, tasks.clock_of(task));
   }
-  void check() const { chorus::check<LinkError>(why_.empty(), why_); }
+  void check(int rank) const {
+    if (faults) faults->check_rank(rank);
+    chorus::check<LinkError>(why_.empty(), why_);
+  }
 
   Tasks& tasks;
+  std::unique_ptr<Faults> faults;  ///< null: nothing goes wrong, and no wait has a deadline
   const Links links;
   const int size, alike, island;
   const Time call;  ///< what each collective call costs
@@ -195,7 +201,7 @@ class SimulatedTransport final : public Transport {
   std::byte* acquire(int peer) override {
     auto& queue = out(peer);
     while (queue.sent - queue.received == queue.pieces.size()) wait_in(queue.sender, peer);
-    network_.check();
+    network_.check(rank);
     return queue.slot(queue.sent).data = network_.take_slot();
   }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
@@ -207,7 +213,13 @@ class SimulatedTransport final : public Transport {
     const bool shared = &kind == &network_.between && network_.links.shared;
     if (shared) tasks_.await_turn();
     auto& port = network_.port(kind, rank);
-    const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
+    Time late{}, length = kind.speed.transfer(bytes);
+    if (network_.faults) {
+      const auto [later_by, slower] = network_.faults->passes(rank, peer, bytes);
+      late = later_by;
+      length = Time(static_cast<std::int64_t>(static_cast<double>(length.count()) * slower));
+    }
+    const Time leaves = std::max(tasks_.clock(), port.sends);
     port.sends = sent_until_ = leaves + length;
     if (keeps_sent) sent[peer] += bytes;
     constexpr std::size_t million = std::size_t{1} << 20;
@@ -215,7 +227,7 @@ class SimulatedTransport final : public Transport {
     auto& piece = queue.slot(queue.sent++);
     piece.envelope = envelope;
     piece.bytes = bytes;
-    piece.head = leaves + kind.alpha;
+    piece.head = queue.last_head = std::max(queue.last_head, leaves + kind.alpha + late);  // in turn, however late
     if (!shared) return arrived(queue, piece.head);
     tasks_.at(piece.head, [this, &queue, &piece, length, peer] {
       Time& free = network_.port(network_.between, peer).receives;
@@ -238,8 +250,11 @@ class SimulatedTransport final : public Transport {
   }
   bool has_piece(int peer) override { return in(peer).arrived > in(peer).received; }
   void flush() override { tasks_.clock() = std::max(tasks_.clock(), sent_until_); }
-  void check() override { network_.check(); }
-  void abort(const std::string& why) noexcept override { network_.abort(cat("rank ", rank, " gave up: ", why)); }
+  void check() override { network_.check(rank); }
+  void abort(const std::string& why) noexcept override {
+    if (network_.faults) return network_.faults->abort(rank, why);
+    network_.abort(cat("rank ", rank, " gave up: ", why));
+  }
   std::span<const int> machines() const override { return network_.islands; }
 
   /// How long a message of that many bytes takes from the last rank through all others.
@@ -268,11 +283,16 @@ class SimulatedTransport final : public Transport {
     return *in_;
   }
   void wait_in(int& place, int peer) {
-    network_.check();
+    network_.check(rank);
+    if (network_.faults) {
+      network_.faults->check_link(rank, peer);
+      network_.faults->waits(rank, peer);
+    }
     place = tasks_.current();
     waits_for_ = peer;
     tasks_.block();
     place = waits_for_ = -1;
+    if (network_.faults) network_.faults->waited(rank);
   }
   void arrived(Network::Queue& queue, Time when) {
     ++queue.arrived;
@@ -281,7 +301,7 @@ class SimulatedTransport final : public Transport {
   Piece next(int peer, std::byte* place) {
     auto& queue = in(peer);
     while (queue.arrived == queue.received) wait_in(queue.receiver, peer);
-    network_.check();
+    network_.check(rank);
     const auto& piece = queue.slot(queue.received);
     auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
     Time arrival = piece.arrival;

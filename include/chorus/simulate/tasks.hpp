@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chorus/core/blocked_signals.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/philox.hpp>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -69,7 +70,8 @@ struct StackChange {
 /// else in the order in which they are woken.
 class Tasks {
  public:
-  explicit Tasks(bool in_time_order = false) : in_time_order_(in_time_order) {}
+  /// `ties`: which of those that are ready at one time runs first; 0: the one that was ready first.
+  explicit Tasks(bool in_time_order = false, std::uint64_t ties = 0) : in_time_order_(in_time_order), ties_(ties) {}
   Tasks(const Tasks&) = delete;
   Tasks& operator=(const Tasks&) = delete;
   ~Tasks() {
@@ -103,6 +105,7 @@ class Tasks {
       }
       current_ = next.task;
       Task& task = tasks_[static_cast<std::size_t>(current_)];
+      if (task.ended) continue;  // woken before its end, or after it
       task.is_ready = false;
       task.own ? give_turn(*task.own) : enter_fiber(task);
       left -= task.ended;
@@ -133,7 +136,7 @@ class Tasks {
     Task& woken = tasks_[static_cast<std::size_t>(task)];
     if (std::exchange(woken.is_ready, true)) return;
     if (in_time_order_)
-      ordered_.push({std::max(at, woken.clock), given_++, task, {}});
+      ordered_.push({std::max(at, woken.clock), next_number(), task, {}});
     else
       ready_.push_back(task);
   }
@@ -144,7 +147,7 @@ class Tasks {
     block();
   }
   /// In time order: calls `event` at that virtual time.
-  void at(Time when, std::function<void()> event) { ordered_.push({when, given_++, -1, std::move(event)}); }
+  void at(Time when, std::function<void()> event) { ordered_.push({when, next_number(), -1, std::move(event)}); }
 
  private:
   static constexpr std::size_t stack_bytes = 128 << 10;  // reserved; what is not touched costs nothing
@@ -164,7 +167,7 @@ class Tasks {
   };
   struct Ready {
     Time at;
-    std::uint64_t number;  // of two at one time, the first that was given
+    std::uint64_t number;  // of two at one time, the smaller one is first
     int task;
     std::function<void()> event;
     friend bool operator<(const Ready& a, const Ready& b) {
@@ -172,6 +175,12 @@ class Tasks {
     }
   };
 
+  std::uint64_t next_number() {
+    const auto number = given_++;
+    if (ties_ == 0) return number;
+    const auto drawn = philox(ties_, {static_cast<std::uint32_t>(number), 0, 0, 0x71E5});
+    return static_cast<std::uint64_t>(drawn[0]) << 32 | drawn[1];
+  }
   bool nobody_is_ready() const { return ready_.empty() && ordered_.empty(); }
   Ready take_next() {
     if (in_time_order_) {
@@ -243,6 +252,7 @@ class Tasks {
   }
 
   const bool in_time_order_;
+  const std::uint64_t ties_;
   std::deque<Task> tasks_;  // they stay where they are
   std::deque<int> ready_;
   std::priority_queue<Ready> ordered_;

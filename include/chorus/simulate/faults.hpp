@@ -1,0 +1,219 @@
+#pragma once
+/// `Faults`: a plan at work. Transports and engines of a simulation ask it, where there is one.
+
+#include <algorithm>
+#include <chorus/comm/transport/transport.hpp>
+#include <chorus/core/philox.hpp>
+#include <chorus/simulate/fault_plan.hpp>
+#include <chorus/simulate/tasks.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace chorus::comm::simulated {
+
+/// Unwinds the tasks of a rank that is dead. No std::exception: nobody takes it for an error that can be reported.
+struct Killed {};
+
+/// A fault that has happened.
+struct Struck {
+  Fault fault;
+  Time at{};
+};
+
+/// Who lives, which links hold, who has heard of what. A rank that dies or loses a link sends nothing any more; what it
+/// had sent arrives. Its peers notice after the link's latency, as by a closed connection.
+class Faults {
+ public:
+  Faults(Tasks& tasks, const FaultPlan& plan, int ranks, Time latency)
+      : tasks_(tasks), plan_(plan), latency_(latency), ranks_(static_cast<std::size_t>(ranks)) {
+    for (const auto& fault : plan.faults) {
+      check<UsageError>(fault.rank < ranks && fault.peer < ranks, "fault plan: '", text_of(fault), "' with ", ranks,
+                        " ranks");
+      // These last from the beginning, so they are not drawn later.
+      if (fault.kind == Fault::Kind::slow || fault.kind == Fault::Kind::delay) struck.push_back({fault, {}});
+    }
+    left_ = plan.faults;
+  }
+
+  void set_tasks(int rank, int program, int server) {
+    of(rank).program = program;
+    of(rank).server = server;
+  }
+  bool is_dead(int rank) const { return of(rank).state == State::dead; }
+
+  /// A rank's next call has its turn. From the rank's server, as all that follows, up to `end`.
+  void call_begins(int rank) {
+    const auto number = ++of(rank).calls;
+    for (const auto& fault : take([&](const Fault& f) { return f.rank == rank && f.at_call == number; }))
+      strike(fault, rank);
+  }
+  /// A rank sends so many bytes to another one. Returns how much later they arrive than without faults, and how much
+  /// longer the ports are busy, as a factor.
+  std::pair<Time, double> passes(int rank, int peer, std::size_t bytes) {
+    auto& link = links_[{rank, peer}];
+    link.bytes += bytes;
+    ++link.pieces;
+    for (const auto& fault : take([&](const Fault& f) {
+           return f.rank == rank && f.peer == peer && f.at_byte > 0 && f.at_byte <= link.bytes;
+         }))
+      strike(fault, rank);
+    check_link(rank, peer);
+    std::pair<Time, double> cost{Time{}, 1.0};
+    for (const auto& fault : plan_.faults) {
+      const auto ends = std::minmax(fault.rank, fault.peer);
+      if (ends != std::minmax(rank, peer)) continue;
+      if (fault.kind == Fault::Kind::slow) cost.second *= fault.amount;
+      if (fault.kind != Fault::Kind::delay) continue;
+      const auto drawn = philox(plan_.seed, {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(peer),
+                                             static_cast<std::uint32_t>(link.pieces), 0xDE1A})[0];
+      cost.first += time_of("delay", fault.amount * (drawn * 0x1p-32));
+    }
+    return cost;
+  }
+  /// Throws LinkError with why this rank can't go on, if somebody has told it.
+  void check_rank(int rank) const {
+    const auto& own = of(rank);
+    if (own.state == State::dead) throw Killed{};
+    if (own.timed_out) throw LinkTimeout(own.why);
+    check<LinkError>(own.why.empty(), own.why);
+  }
+  /// And if the link to that rank is lost.
+  void check_link(int rank, int peer) const {
+    check_rank(rank);
+    const auto lost = lost_.find({rank, peer});
+    if (lost != lost_.end()) throw LinkError(lost->second);
+  }
+  /// This rank waits for that one: it hears of it if that takes longer than the plan's timeout.
+  void waits(int rank, int peer) {
+    auto& own = of(rank);
+    own.waits_for = peer;
+    const auto wait = ++own.waits;
+    const Time deadline = later(tasks_.clock(), time_of("timeout", plan_.timeout));
+    tasks_.at(deadline, [this, rank, wait, deadline] {
+      auto& late = of(rank);
+      if (late.waits != wait || late.waits_for < 0 || late.state != State::lives) return;
+      const int first = awaited_by(rank);
+      late.timed_out = late.why.empty();
+      auto why = cat("no progress for ", plan_.timeout, " s, waiting for rank ", first);
+      if (!of(first).why.empty()) why += cat(", which gave up: ", of(first).why);  // it has said so, but too late
+      tell(rank, why, deadline);
+    });
+  }
+  void waited(int rank) { of(rank).waits_for = -1; }
+  /// The rank gives up: others hear why, where links hold.
+  void abort(int rank, const std::string& why) {
+    tell(rank, why, tasks_.clock());
+    if (of(rank).state != State::lives || std::exchange(of(rank).gave_up, true)) return;
+    for_others(rank, [this, rank, why](int other, Time when) {
+      if (!lost_.contains({other, rank})) tell(other, cat("rank ", rank, " gave up: ", why), when);
+    });
+  }
+  /// The rank's program has ended. When those that live have all ended, ranks that hang are killed.
+  void end(int rank) {
+    of(rank).ended = true;
+    if (!std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.ended || r.state == State::hangs; }))
+      return;
+    for (auto& other : ranks_) {
+      if (other.state != State::hangs) continue;
+      other.state = State::dead;
+      wake(other, {});
+    }
+  }
+
+  std::vector<Struck> struck;  ///< in the order in which they happened
+
+ private:
+  enum class State : std::uint8_t { lives, hangs, dead };
+  struct Rank {
+    State state = State::lives;
+    bool ended = false, timed_out = false, gave_up = false;
+    int program = -1, server = -1, waits_for = -1;
+    std::uint64_t calls = 0, waits = 0;
+    std::string why;  // it can't go on
+  };
+  struct Link {
+    std::uint64_t bytes = 0, pieces = 0;
+  };
+
+  Rank& of(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  const Rank& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  template <class Is>
+  std::vector<Fault> take(const Is& is) {
+    const auto rest = std::stable_partition(left_.begin(), left_.end(), [&](const Fault& f) { return !is(f); });
+    std::vector<Fault> taken(rest, left_.end());
+    left_.erase(rest, left_.end());
+    return taken;
+  }
+  /// Both tasks look again at what there is; one that waits for a peer has waited until `when`.
+  void wake(const Rank& rank, Time when) {
+    if (rank.waits_for >= 0) tasks_.clock_of(rank.server) = std::max(tasks_.clock_of(rank.server), when);
+    for (const int task : {rank.server, rank.program}) tasks_.wake(task, when);
+  }
+  void tell(int rank, const std::string& why, Time when) {
+    auto& own = of(rank);
+    if (own.why.empty()) own.why = why;
+    wake(own, when);
+  }
+  template <class Hear>
+  void for_others(int rank, const Hear& hear) {
+    const Time when = later(tasks_.clock(), latency_);
+    for (int other = 0; other < static_cast<int>(ranks_.size()); ++other)
+      if (other != rank) tasks_.at(when, [hear, other, when] { hear(other, when); });
+  }
+  void lose(int rank, int peer, const std::string& why, Time when) {
+    lost_.emplace(std::pair{rank, peer}, why);
+    wake(of(rank), when);
+  }
+  /// Follows who waits for whom to a rank that waits for nobody.
+  int awaited_by(int rank) const {
+    std::vector<bool> seen(ranks_.size());
+    int first = of(rank).waits_for;
+    while (of(first).state == State::lives && of(first).waits_for >= 0 && !seen[static_cast<std::size_t>(first)]) {
+      seen[static_cast<std::size_t>(first)] = true;
+      first = of(first).waits_for;
+    }
+    return first;
+  }
+  void strike(const Fault& fault, int rank) {
+    auto& own = of(rank);
+    struck.push_back({fault, tasks_.clock()});
+    switch (fault.kind) {
+      case Fault::Kind::kill:
+        own.state = State::dead;
+        wake(own, tasks_.clock());
+        for_others(rank, [this, rank](int other, Time when) { lose(other, rank, cat("rank ", rank, " has died"), when); });
+        throw Killed{};
+      case Fault::Kind::hang:
+        own.state = State::hangs;
+        while (own.state == State::hangs) tasks_.block();
+        throw Killed{};
+      case Fault::Kind::stop:
+        for (const int task : {own.server, own.program})
+          tasks_.clock_of(task) = later(tasks_.clock_of(task), time_of("stop", fault.amount));
+        return tasks_.await_turn();
+      case Fault::Kind::cut:
+        lost_.emplace(std::pair{rank, fault.peer}, cat("the connection to rank ", fault.peer, " is lost"));
+        for_others(rank, [this, rank, fault](int other, Time when) {
+          if (other == fault.peer) lose(other, rank, cat("the connection to rank ", rank, " is lost"), when);
+        });
+        return;
+      case Fault::Kind::slow:
+      case Fault::Kind::delay: return;
+    }
+  }
+
+  Tasks& tasks_;
+  const FaultPlan plan_;
+  const Time latency_;
+  std::vector<Rank> ranks_;
+  std::vector<Fault> left_;
+  std::map<std::pair<int, int>, Link> links_;
+  std::map<std::pair<int, int>, std::string> lost_;  // by the rank that knows, and its peer
+};
+
+}  // namespace chorus::comm::simulated

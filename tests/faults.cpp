@@ -1,0 +1,350 @@
+/// Trains small nets on ranks in virtual time while things go wrong: a plan of faults is drawn from each seed. After
+/// each run every surviving rank has either the bits of the undisturbed run, step by step, or an error, in time, that
+/// names a rank that has failed.
+///   faults [--policy P|all] [--ranks N] [--seeds FIRST:COUNT]     prints `N seeds, M violations` and each violation
+///   faults --policy P --seed S [--plan TEXT] [--trace FILE]       one run, told and drawn; TEXT instead of S's plan
+
+#include <chorus/comm/any_communicator.hpp>
+#include <chorus/core/trace.hpp>
+#include <chorus/nn/batch_norm.hpp>
+#include <chorus/nn/activations.hpp>
+#include <chorus/nn/linear.hpp>
+#include <chorus/nn/transformer.hpp>
+#include <chorus/ops/elementary.hpp>
+#include <chorus/ops/losses.hpp>
+#include <chorus/ops/shape.hpp>
+#include <chorus/optim/adam.hpp>
+#include <chorus/optim/sgd.hpp>
+#include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/fully_sharded_data_parallel.hpp>
+#include <chorus/parallel/hooks/compress.hpp>
+#include <chorus/parallel/hooks/power_sgd.hpp>
+#include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/tensor_parallel.hpp>
+#include <chorus/same_bits.hpp>
+#include <chorus/simulate/simulate.hpp>
+#include <chorus/simulate/trace_file.hpp>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace ch = chorus;
+namespace cs = ch::comm::simulated;
+
+namespace {
+
+constexpr int steps = 4;
+constexpr double timeout = 30;
+
+/// Draws random numbers and has buffers.
+struct Net : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc1{5, 12}, fc2{12, 3};
+  ch::nn::BatchNorm<ch::Cpu, double> norm{3};
+  ch::nn::Dropout dropout{0.25};
+  CHORUS_MODULE(Net, fc1, norm, dropout, fc2)
+  auto forward(const auto& x) const {
+    return fc2(dropout(ch::tanh(ch::flatten(norm(ch::reshape(fc1(x), ch::Shape<3>{-1, 3, 4}))))));
+  }
+};
+struct Plain : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc1{5, 12}, fc2{12, 3};
+  CHORUS_MODULE(Plain, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(ch::tanh(fc1(x))); }
+};
+struct Divided : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc1{5, 8}, fc2{8, 3};
+  ch::nn::TransformerEncoderLayer<ch::Cpu, double> layer{8, {.heads = 4, .feed_forward = 12, .dropout = 0.2}};
+  CHORUS_MODULE(Divided, fc1, layer, fc2)
+  auto forward(const auto& x) const {
+    return fc2(ch::reshape(layer(ch::reshape(fc1(x), ch::Shape<3>{-1, 1, 8})), ch::Shape<2>{-1, 8}));
+  }
+};
+
+ch::Tensor<double, 2> numbers(ch::Index rows, ch::Index columns, std::uint32_t key) {
+  auto out = ch::Tensor<double, 2>::empty({rows, columns});
+  for (ch::Index i = 0; i < out.numel(); ++i)
+    out.data()[i] = 2.0 * ch::unit_float(ch::philox(7, {static_cast<std::uint32_t>(i), key, 0, 0})[0]) - 1;
+  return out;
+}
+
+/// What one rank has after each step: a hash of the parameters that it holds.
+using Steps = std::vector<std::uint64_t>;
+
+std::uint64_t hash_of(const auto& parameters) {
+  std::uint64_t hash = 1469598103934665603U;  // FNV-1a
+  for (const auto& named : parameters) {
+    const auto* bytes = static_cast<const unsigned char*>(named.parameter->value_data());
+    const auto count = static_cast<std::size_t>(named.parameter->count()) * sizeof(double);
+    for (std::size_t i = 0; i < count; ++i) hash = (hash ^ bytes[i]) * 1099511628211U;
+  }
+  return hash;
+}
+
+/// Which of the `count` parts of a batch this rank computes.
+struct Parts {
+  std::size_t count, begin, end;
+};
+Parts one_each(const cs::SimulatedRank& rank) {
+  const auto r = static_cast<std::size_t>(rank.rank());
+  return {static_cast<std::size_t>(rank.size()), r, r + 1};
+}
+
+template <class N>
+void train(N& net, cs::SimulatedRank& rank, Steps& done, const Parts& parts) {
+  ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
+  for (int step = 0; step < steps; ++step) {
+    const auto key = static_cast<std::uint32_t>(step);
+    const ch::Index samples = 2 * rank.size() + step % 3;  // some shares are larger
+    const auto begin = ch::share_begin(samples, parts.count, parts.begin);
+    const auto end = ch::share_begin(samples, parts.count, parts.end);
+    optimizer.zero_grad();
+    const auto y = net(numbers(samples, 5, key).slice(0, begin, end));
+    ch::mse_loss(y, numbers(samples, 3, key + 100).slice(0, begin, end)).backward();
+    optimizer.step();
+    rank.compute(1e-3);
+    done.push_back(hash_of(net.parameters()));
+  }
+}
+
+using Program = std::function<void(cs::SimulatedRank&, Steps&)>;
+
+template <template <class...> class Policy, class Model = Net, class... More>
+void run(cs::SimulatedRank& rank, Steps& done) {
+  Policy<Model, More...> net(Model{}, rank.communicator(), {}, 3);
+  train(net, rank, done, one_each(rank));
+}
+const std::map<std::string, Program>& policies() {
+  static const std::map<std::string, Program> all = {
+      {"ddp", run<ch::DistributedDataParallel>},
+      {"ddp_small_buckets",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::DistributedDataParallel net(Net{}, rank.communicator(),
+                                         {.first_bucket_cap_mb = 0, .bucket_cap_mb = 0, .find_unused_parameters = true}, 3);
+         train(net, rank, done, one_each(rank));
+       }},
+      {"ddp_same_bits",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::DistributedDataParallel<ch::SameBits<Net, 8>> net(Net{}, rank.communicator(), {}, 3);
+         const auto n = static_cast<std::size_t>(rank.size()), r = static_cast<std::size_t>(rank.rank());
+         const auto begin = [&](std::size_t i) { return static_cast<std::size_t>(ch::share_begin(8, n, i)); };
+         train(net, rank, done, {8, begin(r), begin(r + 1)});
+       }},
+      {"ddp_compress", run<ch::DistributedDataParallel, Plain, ch::Compress<ch::bf16>>},
+      {"ddp_power_sgd", run<ch::DistributedDataParallel, Plain, ch::PowerSgd>},
+      {"local_sgd", run<ch::LocalSgd>},
+      {"parameter_server", run<ch::ParameterServer>},
+      {"fsdp",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::FullyShardedDataParallel<Net> net(Net{}, rank.communicator(), rank.communicator(), {}, 3);
+         train(net, rank, done, one_each(rank));
+       }},
+      {"tp",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::TensorParallel<Divided> net(Divided{}, rank.communicator(), {}, 3);
+         train(net, rank, done, {1, 0, 1});
+       }},
+  };
+  return all;
+}
+
+struct Outcome {
+  cs::SimulatedTimes times;
+  std::vector<Steps> done;
+};
+Outcome simulated(const Program& program, int ranks, const cs::FaultPlan& plan, bool keep_spans = false) {
+  Outcome out;
+  out.done.resize(static_cast<std::size_t>(ranks));
+  out.times = cs::simulate({.ranks = ranks, .keep_spans = keep_spans, .faults = plan}, [&](cs::SimulatedRank& rank) {
+    ch::manual_seed(1);
+    program(rank, out.done[static_cast<std::size_t>(rank.rank())]);
+  });
+  return out;
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ch::CommError& expected) {
+    return expected.what();
+  } catch (const std::exception& other) {
+    return ch::cat("no CommError: ", other.what());
+  }
+}
+/// The rank that an error names as the cause; -1: none.
+int named_by(const std::string& error) {
+  static const std::regex cause("rank (\\d+) has died|waiting for rank (\\d+)|the connection to rank (\\d+) is lost");
+  int named = -1;
+  for (std::sregex_iterator match(error.begin(), error.end(), cause), end; match != end; ++match)
+    for (std::size_t group = 1; group <= 3; ++group)
+      if ((*match)[group].matched) named = std::stoi((*match)[group]);
+  return named;
+}
+
+/// What is wrong with a run; empty: nothing.
+std::string violation(const Outcome& run, const Outcome& undisturbed) {
+  std::set<int> guilty;
+  double first = 1e9, stops = 0;
+  bool harmless = true;
+  for (const auto& [fault, at] : run.times.faults) {
+    using Kind = cs::Fault::Kind;
+    if (fault.kind == Kind::stop) stops += fault.amount;
+    if (fault.kind == Kind::slow || fault.kind == Kind::delay) continue;
+    harmless = harmless && fault.kind == Kind::stop;
+    guilty.insert(fault.rank);
+    if (fault.kind == Kind::cut) guilty.insert(fault.peer);
+    first = std::min(first, cs::seconds(at));
+  }
+  harmless = harmless && stops < timeout;
+  for (std::size_t r = 0; r < run.done.size(); ++r) {
+    const auto& rank = run.times.ranks[r];
+    const auto& right = undisturbed.done[r];
+    if (rank.killed) {
+      if (!guilty.contains(static_cast<int>(r))) return ch::cat("rank ", r, " was killed without a fault");
+      continue;
+    }
+    for (std::size_t step = 0; step < run.done[r].size(); ++step)
+      if (run.done[r][step] != right[step]) return ch::cat("rank ", r, " has other bits after step ", step);
+    if (!rank.error) {
+      if (run.done[r].size() != right.size()) return ch::cat("rank ", r, " ended early, without an error");
+      continue;
+    }
+    const auto said = message_of(rank.error);
+    const double end = cs::seconds(rank.end);
+    if (harmless) return ch::cat("rank ", r, " failed without a reason: ", said);
+    if (!guilty.contains(named_by(said))) return ch::cat("rank ", r, " names an innocent rank, or none: ", said);
+    if (end > first + stops + timeout + 1) return ch::cat("rank ", r, " failed late, at ", end, " s: ", said);
+  }
+  return {};
+}
+
+int threads_now() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("Threads:")) return std::stoi(line.substr(8));
+  return -1;
+}
+std::size_t bytes_now() {
+  std::size_t all = 0;
+  for (int device = 0; device < ch::trace::max_devices; ++device) all += ch::trace::memory(device).current;
+  return all;
+}
+
+/// The place for faults in a run without any.
+cs::FaultRoom room_of(const Outcome& run) {
+  cs::FaultRoom room{.ranks = static_cast<int>(run.done.size())};
+  std::uint64_t bytes = 0, links = 0;
+  for (const auto& rank : run.times.ranks) {
+    room.calls = std::max<std::uint64_t>(room.calls, rank.calls.size());
+    std::map<int, std::size_t> sent;
+    for (const auto& call : rank.calls)
+      for (const auto& [to, more] : call.sent) sent[to] += more;
+    for (const auto& [to, all] : sent) bytes += all, ++links;
+  }
+  room.bytes = bytes / std::max<std::uint64_t>(links, 1) + 1;
+  return room;
+}
+
+int check_seeds(const std::string& policy, int ranks, std::uint64_t first, std::uint64_t count) {
+  const auto& program = policies().at(policy);
+  const auto undisturbed = simulated(program, ranks, {.timeout = timeout}, true);
+  for (const auto& rank : undisturbed.times.ranks)
+    if (rank.error) return std::printf("%s: %s\n", policy.c_str(), message_of(rank.error).c_str()), 1;
+  const auto room = room_of(undisturbed);
+  std::map<std::string, int> ends;  // how runs ended: that each way is met
+  int violations = 0;
+  for (auto seed = first; seed < first + count; ++seed) {
+    const auto plan = cs::drawn_faults(seed, room, timeout);
+    const int threads = threads_now();
+    const auto bytes = bytes_now();
+    const auto run = simulated(program, ranks, plan);
+    auto wrong = violation(run, undisturbed);
+    if (wrong.empty() && threads_now() != threads) wrong = "a thread is left";
+    if (wrong.empty() && bytes_now() != bytes) wrong = "memory is left";
+    if (wrong.empty() && seed % 100 == 0) {
+      const auto again = simulated(program, ranks, plan);
+      if (again.done != run.done || again.times.seconds() != run.times.seconds()) wrong = "a second run differs";
+    }
+    bool failed = false;
+    for (const auto& rank : run.times.ranks) failed = failed || rank.error || rank.killed;
+    ++ends[failed ? "failed" : run.times.faults.empty() ? "met no fault" : "went on"];
+    if (wrong.empty()) continue;
+    ++violations;
+    std::printf("%s: seed %llu: %s: %s\n", policy.c_str(), static_cast<unsigned long long>(seed), plan.text().c_str(),
+                wrong.c_str());
+  }
+  std::printf("%s: %llu seeds, %d violations (", policy.c_str(), static_cast<unsigned long long>(count), violations);
+  const char* comma = "";
+  for (const auto& [end, times] : ends) std::printf("%s%d %s", comma, times, end.c_str()), comma = ", ";
+  std::printf(")\n");
+  std::fflush(stdout);
+  return violations > 0;
+}
+
+int replay(const std::string& policy, int ranks, std::uint64_t seed, const std::string& text, const std::string& trace) {
+  const auto& program = policies().at(policy);
+  const auto undisturbed = simulated(program, ranks, {.timeout = timeout}, true);
+  auto plan = cs::drawn_faults(seed, room_of(undisturbed), timeout);
+  if (!text.empty()) {
+    plan = cs::FaultPlan::read(text);
+    plan.timeout = timeout;
+    plan.seed = seed;
+  }
+  const auto run = simulated(program, ranks, plan, true);
+  std::printf("plan: %s\n", plan.text().c_str());
+  for (const auto& [fault, at] : run.times.faults) std::printf("%.6f s: %s\n", cs::seconds(at), cs::text_of(fault).c_str());
+  for (std::size_t r = 0; r < run.done.size(); ++r) {
+    const auto& rank = run.times.ranks[r];
+    std::printf("rank %zu: %zu steps, until %.6f s: %s\n", r, run.done[r].size(), cs::seconds(rank.end),
+                rank.killed  ? "killed"
+                : rank.error ? message_of(rank.error).c_str()
+                             : "ended");
+  }
+  if (!trace.empty()) std::ofstream(trace) << cs::trace_text(run.times, ranks, policy, "");
+  const auto wrong = violation(run, undisturbed);
+  std::printf("%s\n", wrong.empty() ? "no violation" : wrong.c_str());
+  return !wrong.empty();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    std::map<std::string, std::string> options = {{"--policy", "all"}, {"--ranks", "4"}, {"--seeds", "0:300"},
+                                                  {"--seed", ""},      {"--plan", ""},   {"--trace", ""}};
+    for (int i = 1; i < argc; i += 2) {
+      ch::check<ch::UsageError>(i + 1 < argc && options.contains(argv[i]), "faults: option ", argv[i],
+                                ": expected --policy P, --ranks N, --seeds FIRST:COUNT, --seed S, --plan TEXT, "
+                                "--trace FILE, each with a value");
+      options[argv[i]] = argv[i + 1];
+    }
+    const auto& policy = options["--policy"];
+    std::string known = "all";
+    for (const auto& [name, program] : policies()) known += ", " + name;
+    ch::check<ch::UsageError>(policy == "all" || policies().contains(policy), "faults: policy '", policy,
+                              "': expected one of ", known);
+    const int ranks = std::stoi(options["--ranks"]);
+    if (!options["--seed"].empty() || !options["--plan"].empty()) {
+      ch::check<ch::UsageError>(policy != "all", "faults: expected --policy P with --seed or --plan");
+      const auto seed = options["--seed"].empty() ? 0 : std::stoull(options["--seed"]);
+      return replay(policy, ranks, seed, options["--plan"], options["--trace"]);
+    }
+    const auto& seeds = options["--seeds"];
+    const auto colon = seeds.find(':');
+    ch::check<ch::UsageError>(colon != std::string::npos, "faults: --seeds: expected FIRST:COUNT, got '", seeds, "'");
+    int status = 0;
+    for (const auto& [name, program] : policies())
+      if (policy == "all" || policy == name)
+        status |= check_seeds(name, ranks, std::stoull(seeds.substr(0, colon)), std::stoull(seeds.substr(colon + 1)));
+    return status;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}
