@@ -296,8 +296,9 @@ int replay(const std::string& policy, int ranks, std::uint64_t seed, const std::
     plan.timeout = timeout;
     plan.seed = seed;
   }
-  const auto run = simulated(program, ranks, plan, true);
   std::printf("plan: %s\n", plan.text().c_str());
+  std::fflush(stdout);
+  const auto run = simulated(program, ranks, plan, true);
   for (const auto& [fault, at] : run.times.faults) std::printf("%.6f s: %s\n", cs::seconds(at), cs::text_of(fault).c_str());
   for (std::size_t r = 0; r < run.done.size(); ++r) {
     const auto& rank = run.times.ranks[r];

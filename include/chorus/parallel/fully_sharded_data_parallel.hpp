@@ -14,7 +14,6 @@
 #include <chorus/parallel/model_ranks.hpp>
 #include <concepts>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -91,8 +90,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     check<UsageError>(!this->in_captured_step(),
                       "FullyShardedDataParallel: its units move, so a step can't be captured; train without Graphed");
     // 3. Units are gathered when an operation uses them.
-    const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
-    return Base::operator()(inputs...);
+    Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
+    auto output = Base::operator()(inputs...);
+    pass.end();
+    return output;
   }
 
   /// This rank's part of each parameter, which may be empty, for an optimizer.
@@ -131,22 +132,23 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
-  /// The unit that backward begins with stays after the pass.
+  /// A pass that gives its units back if an exception ends it. The unit that backward begins with stays after `end`.
   class Forward {
    public:
     Forward(AtHand& units, fsdp::Pass pass) : units_(units) { units_.begin(pass); }
     Forward(const Forward&) = delete;
     Forward& operator=(const Forward&) = delete;
-    ~Forward() noexcept(false) {
-      if (std::uncaught_exceptions() > exceptions_before_)
-        units_.give_up();
-      else
-        units_.end_pass();
+    ~Forward() {
+      if (!ended_) units_.give_up();
+    }
+    void end() {
+      units_.end_pass();
+      ended_ = true;
     }
 
    private:
     AtHand& units_;
-    const int exceptions_before_ = std::uncaught_exceptions();
+    bool ended_ = false;
   };
 
   static DistributedDataParallelOptions ddp_options(const FullyShardedDataParallelOptions& options) {

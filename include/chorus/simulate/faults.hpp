@@ -67,7 +67,7 @@ class Faults {
     for (const auto& fault : plan_.faults) {
       const auto ends = std::minmax(fault.rank, fault.peer);
       if (ends != std::minmax(rank, peer)) continue;
-      if (fault.kind == Fault::Kind::slow) cost.second *= fault.amount;
+      if (fault.kind == Fault::Kind::slow) cost.second = std::max(cost.second, fault.amount);
       if (fault.kind != Fault::Kind::delay) continue;
       const auto drawn = philox(plan_.seed, {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(peer),
                                              static_cast<std::uint32_t>(link.pieces), 0xDE1A})[0];
@@ -113,16 +113,10 @@ class Faults {
       if (!lost_.contains({other, rank})) tell(other, cat("rank ", rank, " gave up: ", why), when);
     });
   }
-  /// The rank's program has ended. When those that live have all ended, ranks that hang are killed.
+  /// The rank's program has ended.
   void end(int rank) {
     of(rank).ended = true;
-    if (!std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.ended || r.state == State::hangs; }))
-      return;
-    for (auto& other : ranks_) {
-      if (other.state != State::hangs) continue;
-      other.state = State::dead;
-      wake(other, {});
-    }
+    end_those_that_hang();
   }
 
   std::vector<Struck> struck;  ///< in the order in which they happened
@@ -179,6 +173,16 @@ class Faults {
     }
     return first;
   }
+  /// When all others have ended, ranks that hang are killed.
+  void end_those_that_hang() {
+    if (!std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.ended || r.state == State::hangs; }))
+      return;
+    for (auto& rank : ranks_) {
+      if (rank.state != State::hangs) continue;
+      rank.state = State::dead;
+      wake(rank, {});
+    }
+  }
   void strike(const Fault& fault, int rank) {
     auto& own = of(rank);
     struck.push_back({fault, tasks_.clock()});
@@ -190,6 +194,7 @@ class Faults {
         throw Killed{};
       case Fault::Kind::hang:
         own.state = State::hangs;
+        end_those_that_hang();
         while (own.state == State::hangs) tasks_.block();
         throw Killed{};
       case Fault::Kind::stop:
