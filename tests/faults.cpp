@@ -96,6 +96,14 @@ Parts one_each(const cs::SimulatedRank& rank) {
   return {static_cast<std::size_t>(rank.size()), r, r + 1};
 }
 
+/// A step for the picture, also one that a fault ends.
+struct StepMark {
+  cs::SimulatedRank& rank;
+  int step;
+  cs::Time begun;
+  ~StepMark() { rank.mark("step", ch::cat("step ", step), begun, 0, step); }
+};
+
 template <class N>
 void train(N& net, cs::SimulatedRank& rank, Steps& done, const Parts& parts) {
   ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
@@ -104,6 +112,8 @@ void train(N& net, cs::SimulatedRank& rank, Steps& done, const Parts& parts) {
     const ch::Index samples = 2 * rank.size() + step % 3;  // some shares are larger
     const auto begin = ch::share_begin(samples, parts.count, parts.begin);
     const auto end = ch::share_begin(samples, parts.count, parts.end);
+    const StepMark mark{rank, step, rank.clock()};
+    rank.next_step();
     optimizer.zero_grad();
     const auto y = net(numbers(samples, 5, key).slice(0, begin, end));
     ch::mse_loss(y, numbers(samples, 3, key + 100).slice(0, begin, end)).backward();

@@ -151,10 +151,15 @@ function drawTimeline() {
         y += height + (small ? 1 : 2);
       });
       for (const event of run.instants) {
-        if (event.device !== device || event.category !== "bucket" || event.at < step.begin || event.at > step.end) continue;
+        if (event.device !== device || !["bucket", "fault"].includes(event.category) || event.at < step.begin || event.at > step.end) continue;
         if (budget <= 0 || small) { ++dropped; continue; }
         --budget;
         const at = x(event.at - step.begin);
+        if (event.category === "fault") {
+          over.append(titled(make("path", { d: `M${at - 5},${top[device][0] - 1}l10,10m0,-10l-10,10`, class: "fault" }),
+            `fault: ${event.name}, ${run.device(device)}`));
+          continue;
+        }
         over.append(titled(make("path", { d: `M${at - 4},${top[device][0] - 2}h8l-4,6z`, class: "full",
           style: `fill:${bucketColour(event.args.bucket)}` }),
           `bucket ${event.args.bucket} is full: ${bytes(event.args.bytes)}, ${run.device(device)}`));

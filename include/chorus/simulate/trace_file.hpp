@@ -31,7 +31,10 @@ class RankLines {
   using Lane = trace::Lane;
   using Sums = std::array<std::size_t, trace::traffic_kinds>;
 
-  RankLines(int rank, const RankTimes& times) : rank_(rank) {
+  RankLines(int rank, const RankTimes& times, const std::vector<Struck>& faults) : rank_(rank) {
+    for (const auto& [fault, at] : faults)
+      if (fault.rank == rank)
+        add({'i', rank_ + 1, number(Lane::communication), ns(at), ns(at), "fault", text_of(fault), ""});
     for (const auto& mark : times.marks) put(mark);
     for (const auto& span : times.calls) {
       put_call(span.lane, "comm", span);
@@ -134,7 +137,7 @@ class RankLines {
     part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
     part.peaks = peaks.str();
     part.notes = cat('{', notes, '}');
-    part.lines = RankLines(rank, of).take();
+    part.lines = RankLines(rank, of, times.faults).take();
   }
   return chorus::detail::whole_trace(parts, static_cast<int>(times.ranks.size()), 0);
 }
