@@ -2,12 +2,12 @@
 /// `FaultPlan`: what goes wrong in a simulation, drawn from a seed, printable, and read again from its text.
 
 #include <array>
+#include <charconv>
 #include <chorus/core/error.hpp>
 #include <chorus/core/philox.hpp>
 #include <chorus/core/printable.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -44,8 +44,8 @@ inline constexpr std::array<std::string_view, 6> fault_names = {"kill", "hang", 
 
 /// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`.
 inline std::string text_of(const Fault& fault) {
-  char amount[32];
-  std::snprintf(amount, sizeof amount, "%.17g", fault.amount);
+  char amount[32] = {};
+  std::to_chars(amount, amount + sizeof amount - 1, fault.amount);  // the shortest that reads as the same number
   std::string text = cat(fault_names[static_cast<std::size_t>(fault.kind)], ' ', fault.rank);
   if (fault.peer >= 0) text += cat('-', fault.peer);
   if (fault.kind == Fault::Kind::slow) return text + " x " + amount;
