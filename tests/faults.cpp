@@ -8,6 +8,7 @@
 #include <chorus/core/trace.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/activations.hpp>
+#include <chorus/nn/chain.hpp>
 #include <chorus/nn/linear.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/ops/elementary.hpp>
@@ -20,7 +21,9 @@
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/hooks/power_sgd.hpp>
 #include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/same_bits.hpp>
 #include <chorus/simulate/simulate.hpp>
@@ -65,6 +68,19 @@ struct Divided : ch::nn::Module {
   auto forward(const auto& x) const {
     return fc2(ch::reshape(layer(ch::reshape(fc1(x), ch::Shape<3>{-1, 1, 8})), ch::Shape<2>{-1, 8}));
   }
+};
+
+struct Block : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc{5, 5};
+  ch::nn::Dropout dropout{0.3};
+  CHORUS_MODULE(Block, fc, dropout)
+  auto forward(const auto& x) const { return x + dropout(ch::tanh(fc(x))); }
+};
+struct Chain : ch::nn::Module {
+  Block first, second, third;
+  ch::nn::Linear<ch::Cpu, double> last{5, 3};
+  CHORUS_MODULE(Chain, first, second, third, last)
+  CHORUS_PIPELINE(first, second, third, last)
 };
 
 ch::Tensor<double, 2> numbers(ch::Index rows, ch::Index columns, std::uint32_t key) {
@@ -154,6 +170,23 @@ const std::map<std::string, Program>& policies() {
        [](cs::SimulatedRank& rank, Steps& done) {
          ch::FullyShardedDataParallel<Net> net(Net{}, rank.communicator(), rank.communicator(), {}, 3);
          train(net, rank, done, one_each(rank));
+       }},
+      {"pipeline",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::Pipeline<Chain> net(Chain{}, rank.communicator(), rank.world(), {.micro_batches = 3}, 3);
+         train(net, rank, done, {1, 0, 1});
+       }},
+      {"mesh_data_tensor",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::Mesh<Divided, ch::mesh::Data<2>, ch::mesh::Tensor<2>> net(Divided{}, rank.communicator(), rank.world(), {}, 3);
+         const auto n = static_cast<std::size_t>(rank.size()) / 2, d = static_cast<std::size_t>(rank.rank()) / 2;
+         train(net, rank, done, {n, d, d + 1});
+       }},
+      {"mesh_pipe_data",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::Mesh<Chain, ch::mesh::Pipe<2>, ch::mesh::Data<2>> net(Chain{}, rank.communicator(), rank.world(), {}, 3);
+         const auto n = static_cast<std::size_t>(rank.size()) / 2, d = static_cast<std::size_t>(rank.rank()) % n;
+         train(net, rank, done, {n, d, d + 1});
        }},
       {"tp",
        [](cs::SimulatedRank& rank, Steps& done) {

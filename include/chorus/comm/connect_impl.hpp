@@ -13,7 +13,7 @@ namespace chorus::comm {
 namespace detail {
 
 inline EngineMaker& maker_of(Backend backend) {
-  static std::array<EngineMaker, 8> makers{};
+  static std::array<EngineMaker, 9> makers{};
   return makers[static_cast<std::size_t>(backend) % makers.size()];
 }
 

@@ -28,11 +28,12 @@ inline void append(std::string& out, Algorithm algorithm) { out += name(algorith
 
 /// The engine of collectives. `automatic`: shared memory if all ranks run on one machine, otherwise TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and a two-level
-/// all-reduce. `mpi`, `gloo` and `nccl` need their own headers.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
+/// all-reduce. `mpi`, `gloo` and `nccl` need their own headers; `simulated` is for ranks in virtual time.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl, simulated };
 
 constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
+  constexpr std::string_view names[] = {"auto",         "shm", "tcp",  "thread",
+                                        "hierarchical", "mpi", "gloo", "nccl", "simulated"};
   const auto i = static_cast<std::size_t>(backend);
   return i < std::size(names) ? names[i] : "unknown";
 }

@@ -40,13 +40,11 @@ class Faults {
     left_ = plan.faults;
   }
 
-  void set_tasks(int rank, int program, int server) {
-    of(rank).program = program;
-    of(rank).server = server;
-  }
+  /// A rank's program, and the tasks that carry out its calls, one for each of its groups.
+  void add_task(int rank, int task) { of(rank).tasks.push_back(task); }
   bool is_dead(int rank) const { return of(rank).state == State::dead; }
 
-  /// A rank's next call has its turn. From the rank's server, as all that follows, up to `end`.
+  /// A rank's next call has its turn. From the task that carries it out, as all that follows, up to `end`.
   void call_begins(int rank) {
     const auto number = ++of(rank).calls;
     for (const auto& fault : take([&](const Fault& f) { return f.rank == rank && f.at_call == number; }))
@@ -54,7 +52,7 @@ class Faults {
   }
   /// A rank sends so many bytes to another one. Returns how much later they arrive than without faults, and how much
   /// longer the ports are busy, as a factor.
-  std::pair<Time, double> passes(int rank, int peer, std::size_t bytes) {
+  std::pair<Time, double> passes(int rank, int peer, int group, std::size_t bytes) {
     auto& link = links_[{rank, peer}];
     link.bytes += bytes;
     ++link.pieces;
@@ -62,7 +60,7 @@ class Faults {
            return f.rank == rank && f.peer == peer && f.at_byte > 0 && f.at_byte <= link.bytes;
          }))
       strike(fault, rank);
-    check_link(rank, peer);
+    check_link(rank, peer, group);
     std::pair<Time, double> cost{Time{}, 1.0};
     for (const auto& fault : plan_.faults) {
       const auto ends = std::minmax(fault.rank, fault.peer);
@@ -75,42 +73,44 @@ class Faults {
     }
     return cost;
   }
-  /// Throws LinkError with why this rank can't go on, if somebody has told it.
-  void check_rank(int rank) const {
-    const auto& own = of(rank);
-    if (own.state == State::dead) throw Killed{};
-    if (own.timed_out) throw LinkTimeout(own.why);
-    check<LinkError>(own.why.empty(), own.why);
+  /// Throws LinkError with why this rank can't go on in that group, if somebody has told it.
+  void check_rank(int rank, int group) const {
+    if (is_dead(rank)) throw Killed{};
+    const auto end = ends_.find({rank, group});
+    if (end == ends_.end() || end->second.why.empty()) return;
+    if (end->second.timed_out) throw LinkTimeout(end->second.why);
+    throw LinkError(end->second.why);
   }
   /// And if the link to that rank is lost.
-  void check_link(int rank, int peer) const {
-    check_rank(rank);
+  void check_link(int rank, int peer, int group) const {
+    check_rank(rank, group);
     const auto lost = lost_.find({rank, peer});
     if (lost != lost_.end()) throw LinkError(lost->second);
   }
   /// This rank waits for that one: it hears of it if that takes longer than the plan's timeout.
-  void waits(int rank, int peer) {
-    auto& own = of(rank);
-    own.waits_for = peer;
-    const auto wait = ++own.waits;
+  void waits(int rank, int peer, int group) {
+    const int task = tasks_.current();
+    const auto wait = ++waits_;
+    of(rank).waits[task] = {peer, group, wait};
     const Time deadline = later(tasks_.clock(), time_of("timeout", plan_.timeout));
-    tasks_.at(deadline, [this, rank, wait, deadline] {
-      auto& late = of(rank);
-      if (late.waits != wait || late.waits_for < 0 || late.state != State::lives) return;
-      const int first = awaited_by(rank);
-      late.timed_out = late.why.empty();
+    tasks_.at(deadline, [this, rank, peer, group, task, wait, deadline] {
+      const auto late = of(rank).waits.find(task);
+      if (late == of(rank).waits.end() || late->second.number != wait || of(rank).state != State::lives) return;
+      const int first = awaited_by(peer);
       auto why = cat("no progress for ", plan_.timeout, " s, waiting for rank ", first);
       if (!of(first).why.empty()) why += cat(", which gave up: ", of(first).why);  // it has said so, but too late
-      tell(rank, why, deadline);
+      auto& own = ends_[{rank, group}];
+      own.timed_out = own.why.empty();
+      tell(rank, group, why, deadline);
     });
   }
-  void waited(int rank) { of(rank).waits_for = -1; }
-  /// The rank gives up: others hear why, where links hold.
-  void abort(int rank, const std::string& why) {
-    tell(rank, why, tasks_.clock());
-    if (of(rank).state != State::lives || std::exchange(of(rank).gave_up, true)) return;
-    for_others(rank, [this, rank, why](int other, Time when) {
-      if (!lost_.contains({other, rank})) tell(other, cat("rank ", rank, " gave up: ", why), when);
+  void waited(int rank) { of(rank).waits.erase(tasks_.current()); }
+  /// The rank gives up in that group: others hear why, where links hold.
+  void abort(int rank, int group, const std::string& why) {
+    tell(rank, group, why, tasks_.clock());
+    if (of(rank).state != State::lives || std::exchange(ends_[{rank, group}].gave_up, true)) return;
+    for_others(rank, [this, rank, group, why](int other, Time when) {
+      if (!lost_.contains({other, rank})) tell(other, group, cat("rank ", rank, " gave up: ", why), when);
     });
   }
   /// The rank's program has ended.
@@ -123,12 +123,22 @@ class Faults {
 
  private:
   enum class State : std::uint8_t { lives, hangs, dead };
+  struct Wait {
+    int peer, group;
+    std::uint64_t number;
+  };
   struct Rank {
     State state = State::lives;
-    bool ended = false, timed_out = false, gave_up = false;
-    int program = -1, server = -1, waits_for = -1;
-    std::uint64_t calls = 0, waits = 0;
+    bool ended = false;
+    std::uint64_t calls = 0;
+    std::vector<int> tasks;
+    std::map<int, Wait> waits;  // by the task that waits
+    std::string why;            // the first reason for which it could not go on
+  };
+  // A rank in a group.
+  struct End {
     std::string why;  // it can't go on
+    bool timed_out = false, gave_up = false;
   };
   struct Link {
     std::uint64_t bytes = 0, pieces = 0;
@@ -143,15 +153,15 @@ class Faults {
     left_.erase(rest, left_.end());
     return taken;
   }
-  /// Both tasks look again at what there is; one that waits for a peer has waited until `when`.
+  /// All of its tasks look again at what there is; those that wait for a peer have waited until `when`.
   void wake(const Rank& rank, Time when) {
-    if (rank.waits_for >= 0) tasks_.clock_of(rank.server) = std::max(tasks_.clock_of(rank.server), when);
-    for (const int task : {rank.server, rank.program}) tasks_.wake(task, when);
+    for (const auto& [task, wait] : rank.waits) tasks_.clock_of(task) = std::max(tasks_.clock_of(task), when);
+    for (const int task : rank.tasks) tasks_.wake(task, when);
   }
-  void tell(int rank, const std::string& why, Time when) {
-    auto& own = of(rank);
-    if (own.why.empty()) own.why = why;
-    wake(own, when);
+  void tell(int rank, int group, const std::string& why, Time when) {
+    for (auto* const known : {&of(rank).why, &ends_[{rank, group}].why})
+      if (known->empty()) *known = why;
+    wake(of(rank), when);
   }
   template <class Hear>
   void for_others(int rank, const Hear& hear) {
@@ -163,15 +173,17 @@ class Faults {
     lost_.emplace(std::pair{rank, peer}, why);
     wake(of(rank), when);
   }
-  /// Follows who waits for whom to a rank that waits for nobody.
+  /// Follows who waits for whom, each for whom it has waited longest, to a rank that waits for nobody.
   int awaited_by(int rank) const {
     std::vector<bool> seen(ranks_.size());
-    int first = of(rank).waits_for;
-    while (of(first).state == State::lives && of(first).waits_for >= 0 && !seen[static_cast<std::size_t>(first)]) {
-      seen[static_cast<std::size_t>(first)] = true;
-      first = of(first).waits_for;
+    while (of(rank).state == State::lives && !of(rank).waits.empty() && !seen[static_cast<std::size_t>(rank)]) {
+      seen[static_cast<std::size_t>(rank)] = true;
+      const auto& waits = of(rank).waits;
+      rank = std::min_element(waits.begin(), waits.end(), [](const auto& a, const auto& b) {
+               return a.second.number < b.second.number;
+             })->second.peer;
     }
-    return first;
+    return rank;
   }
   /// When all others have ended, ranks that hang are killed.
   void end_those_that_hang() {
@@ -198,7 +210,7 @@ class Faults {
         while (own.state == State::hangs) tasks_.block();
         throw Killed{};
       case Fault::Kind::stop:
-        for (const int task : {own.server, own.program})
+        for (const int task : own.tasks)
           tasks_.clock_of(task) = later(tasks_.clock_of(task), time_of("stop", fault.amount));
         return tasks_.await_turn();
       case Fault::Kind::cut:
@@ -216,6 +228,8 @@ class Faults {
   const FaultPlan plan_;
   const Time latency_;
   std::vector<Rank> ranks_;
+  std::map<std::pair<int, int>, End> ends_;  // by rank and group
+  std::uint64_t waits_ = 0;
   std::vector<Fault> left_;
   std::map<std::pair<int, int>, Link> links_;
   std::map<std::pair<int, int>, std::string> lost_;  // by the rank that knows, and its peer

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
+#include <chorus/comm/connect.hpp>
+#include <chorus/comm/transport/socket.hpp>
 #include <chorus/comm/world.hpp>
 #include <chorus/core/philox.hpp>
 #include <chorus/simulate/fault_plan.hpp>
@@ -129,6 +131,10 @@ class SimulatedRank {
   int size() const { return engine_->size; }
   /// For policies and everything else that takes one.
   AnyCommunicator& communicator() { return communicator_; }
+  /// The World of `communicator()`, for `split` and policies with groups. With true numbers.
+  World world() const {
+    return {.rank = rank(), .size = size(), .local_rank = rank(), .local_size = size(), .backend = Backend::simulated};
+  }
   /// Virtual seconds since the beginning.
   double time() const { return seconds(engine_->clock()); }
   /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
@@ -195,6 +201,10 @@ class SimulatedRank {
 
 namespace detail {
 
+class Simulation;
+/// The simulation and the rank whose program this thread runs.
+inline thread_local std::pair<Simulation*, int> running{nullptr, 0};
+
 class Simulation {
  public:
   explicit Simulation(const SimulationOptions& options)
@@ -218,7 +228,8 @@ class Simulation {
                                      [this, rank, &body] { run_program(rank, body); });
       const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
       engine->set_tasks(program, calls);
-      if (network_.faults) network_.faults->set_tasks(rank, program, calls);
+      if (network_.faults)
+        for (const int task : {program, calls}) network_.faults->add_task(rank, task);
       engines_.push_back(std::move(engine));
     }
     tasks_.run([this] { stuck(); });
@@ -249,11 +260,33 @@ class Simulation {
     return std::move(times_);
   }
 
+  /// This rank's end of a group of some ranks, from its program.
+  std::shared_ptr<Engine> join(int rank, const World& world) {
+    // Its port is a number that no other group has, for as long as somebody listens there.
+    auto& group = groups_[world.master_port];
+    if (group.number == 0) group.number = static_cast<int>(groups_.size());
+    if (world.listen_fd >= 0) group.listener = Socket::adopt(world.listen_fd);
+    const auto engine =
+        std::make_shared<SimulatedEngine>(network_, world.rank, world.all_reduce, world.members, group.number);
+    engine->keeps_spans = options_.keep_spans;
+    const int calls = tasks_.add(RunsOn::fiber, [engine] { engine->serve(); });
+    engine->set_tasks(tasks_.current(), calls);
+    if (network_.faults) network_.faults->add_task(rank, calls);
+    groups_of_[rank].push_back(engine);
+    return engine;
+  }
+
  private:
+  struct Group {
+    int number = 0;
+    Socket listener = {};
+  };
+
   template <class Body>
   void run_program(int rank, const Body& body) {
     auto& engine = engines_[static_cast<std::size_t>(rank)];
     auto& times = times_.ranks[static_cast<std::size_t>(rank)];
+    running = {this, rank};
     try {
       SimulatedRank self(engine, network_, options_.computing, times);
       body(self);
@@ -267,6 +300,8 @@ class Simulation {
     }
     times.end = engine->clock();
     engine->end();
+    for (const auto& group : groups_of_[rank]) group->end();
+    if (network_.faults) network_.faults->end(rank);
   }
   // What programs have waited for calls, and of it until the last rank had come to the call under way. Calls of all
   // ranks are known by their number: where one sends messages, or makes fewer calls, there is no last rank.
@@ -295,6 +330,9 @@ class Simulation {
     bool polled = false;
     for (const auto& engine : engines_) polled = engine->answer_poll() || polled;
     if (polled) return;
+    for (const auto& [rank, groups] : groups_of_)
+      for (const auto& engine : groups) polled = engine->answer_poll() || polled;
+    if (polled) return;
     constexpr std::size_t most = 16;
     std::string all = "deadlock: ";
     for (std::size_t rank = 0; rank < std::min(engines_.size(), most); ++rank)
@@ -308,9 +346,20 @@ class Simulation {
   Network network_;
   SimulatedTimes times_;
   std::vector<std::shared_ptr<SimulatedEngine>> engines_;
+  std::map<int, Group> groups_;                                         // by port
+  std::map<int, std::vector<std::shared_ptr<SimulatedEngine>>> groups_of_;  // by rank
   std::exception_ptr error_;  // the first
 };
 
+}  // namespace detail
+
+namespace detail {
+[[gnu::cold]] inline std::shared_ptr<Engine> join_simulated(const World& world) {
+  const auto [simulation, rank] = running;
+  check<UsageError>(simulation != nullptr, "connect: backend simulated: expected a rank of simulate()");
+  return simulation->join(rank, world);
+}
+inline const bool joins_simulated = register_backend(Backend::simulated, &join_simulated);
 }  // namespace detail
 
 /// Throws UsageError for options out of range.

@@ -36,8 +36,14 @@ struct Span {
 
 class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
  public:
-  SimulatedEngine(Network& network, int me, Algorithm all_reduce)
-      : Engine(me, network.size), link(network, me), network_(network), tasks_(network.tasks), asked_(all_reduce) {
+  /// `members`, `group`: see SimulatedTransport.
+  SimulatedEngine(Network& network, int me, Algorithm all_reduce, const std::vector<int>& group_members = {},
+                  int group = 0)
+      : Engine(me, group_members.empty() ? network.size : static_cast<int>(group_members.size()), group_members),
+        link(network, me, group_members, group),
+        network_(network),
+        tasks_(network.tasks),
+        asked_(all_reduce) {
     check_all_reduce(all_reduce, link, name());
   }
 
@@ -56,10 +62,11 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   }
   void wait(std::uint64_t ticket) override {
     const Time start = clock();
-    while (ended_.size() < ticket && !failure_) tasks_.block();
+    while (ended_.size() < ticket && !failure_ && !is_dead()) tasks_.block();
     if (ended_.size() < ticket) {
       if (is_dead() && std::uncaught_exceptions() == 0) throw Killed{};
       clock() = std::max(start, tasks_.clock_of(server_));
+      if (is_dead()) fail<CommError>("rank ", rank_in_job(), " has been killed");
       failure_.raise();
     }
     clock() = std::max(start, ended_[ticket - 1]);
@@ -105,7 +112,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
     link.keeps_sent = keeps_spans;
     while (true) {
       while (first_ == waiting_.size()) {
-        if (has_ended_) return;
+        if (has_ended_ || is_dead()) return;
         tasks_.block();
       }
       const auto [call, launched] = waiting_[first_++];
@@ -116,12 +123,10 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       came.push_back(begun);
       has_messages = has_messages || call.op == Op::message;
       try {
-        if (network_.faults) network_.faults->call_begins(rank);
+        if (network_.faults) network_.faults->call_begins(rank_in_job());
         carry_out(call);
       } catch (const Killed&) {
-        failure_ = {cat("rank ", rank, " has been killed"), false};
-        tasks_.wake(program_, own);
-        return;
+        return tasks_.wake(program_, own);
       }
       busy_ += own - begun;
       if (keeps_spans)
@@ -133,7 +138,6 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   }
   void end() {
     has_ended_ = true;
-    if (network_.faults) network_.faults->end(rank);
     tasks_.wake(server_, clock());
   }
   /// Where nobody can go on: whether the program asks if a call is done, which then it isn't.
@@ -156,10 +160,10 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
 
  private:
-  bool is_dead() const { return network_.faults && network_.faults->is_dead(rank); }
+  bool is_dead() const { return network_.faults && network_.faults->is_dead(rank_in_job()); }
   void give(const Call& call) {
     ++given_;
-    if (failure_) return;
+    if (failure_ || is_dead()) return;
     waiting_.emplace_back(call, clock());
     tasks_.wake(server_, clock());
   }
@@ -196,7 +200,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       why = error.what();
       timed_out = dynamic_cast<const LinkTimeout*>(&error) != nullptr;
     }
-    failure_ = {cat("rank ", rank, ": ", current_.text(), ": ", why), timed_out};
+    failure_ = {cat("rank ", rank_in_job(), ": ", current_.text(), ": ", why), timed_out};
     link.abort(why);
   }
 

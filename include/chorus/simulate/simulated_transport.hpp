@@ -107,10 +107,12 @@ class Network {
     rank %= alike;
     return kind.ports[static_cast<std::size_t>(&kind == &between && links.shared ? rank / island : rank)];
   }
-  Queue& queue(int from, int to) {
+  Queue& queue(int from, int to, int group) {
     from = (from - (to - to % alike) + size) % size;
     to %= alike;
-    auto& queue = queues_[static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)];
+    constexpr int bits = 17;  // of a rank
+    auto& queue = queues_[(static_cast<std::uint64_t>(group) << bits | static_cast<std::uint64_t>(from)) << bits |
+                          static_cast<std::uint64_t>(to)];
     // How far ranks run ahead of each other costs memory, not virtual time.
     if (!queue) queue = std::make_unique<Queue>(moves_data ? queue_pieces : 64);
     return *queue;
@@ -133,8 +135,8 @@ class Network {
       for (const int task : {queue->receiver, queue->sender})
         if (task >= 0) tasks.wake(task, tasks.clock_of(task));
   }
-  void check(int rank) const {
-    if (faults) faults->check_rank(rank);
+  void check(int rank, int group) const {
+    if (faults) faults->check_rank(rank, group);
     chorus::check<LinkError>(why_.empty(), why_);
   }
 
@@ -190,10 +192,15 @@ class StepKeeper final : public trace::Listener {
 /// One rank's end. All calls come from one task of `network`'s.
 class SimulatedTransport final : public Transport {
  public:
-  SimulatedTransport(Network& network, int me)
-      : Transport(me, network.size, Network::piece_bytes, Network::queue_pieces, std::chrono::minutes(1)),
+  /// `members`: of a group of some ranks, which is number `group`, their numbers; for all ranks empty.
+  SimulatedTransport(Network& network, int me, const std::vector<int>& members = {}, int group = 0)
+      : Transport(me, members.empty() ? network.size : static_cast<int>(members.size()), Network::piece_bytes,
+                  Network::queue_pieces, std::chrono::minutes(1)),
         network_(network),
         tasks_(network.tasks),
+        members_(members),
+        group_(group),
+        self_(at(me)),
         steps_(network.tasks, network.moves_data) {
     counts_bytes = network.size <= trace::max_devices;
   }
@@ -201,7 +208,7 @@ class SimulatedTransport final : public Transport {
   std::byte* acquire(int peer) override {
     auto& queue = out(peer);
     while (queue.sent - queue.received == queue.pieces.size()) wait_in(queue.sender, peer);
-    network_.check(rank);
+    check();
     return queue.slot(queue.sent).data = network_.take_slot();
   }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
@@ -209,19 +216,19 @@ class SimulatedTransport final : public Transport {
   }
   void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
     auto& queue = out(peer);
-    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    auto& kind = kind_of(peer);
     const bool shared = &kind == &network_.between && network_.links.shared;
     if (shared) tasks_.await_turn();
-    auto& port = network_.port(kind, rank);
+    auto& port = network_.port(kind, self_);
     Time late{}, length = kind.speed.transfer(bytes);
     if (network_.faults) {
-      const auto [later_by, slower] = network_.faults->passes(rank, peer, bytes);
+      const auto [later_by, slower] = network_.faults->passes(self_, at(peer), group_, bytes);
       late = later_by;
       length = Time(static_cast<std::int64_t>(static_cast<double>(length.count()) * slower));
     }
     const Time leaves = std::max(tasks_.clock(), port.sends);
     port.sends = sent_until_ = leaves + length;
-    if (keeps_sent) sent[peer] += bytes;
+    if (keeps_sent) sent[at(peer)] += bytes;
     constexpr std::size_t million = std::size_t{1} << 20;
     if (++network_.pieces_sent % million == 0 && network_.progress) network_.progress(network_.pieces_sent);
     auto& piece = queue.slot(queue.sent++);
@@ -230,7 +237,7 @@ class SimulatedTransport final : public Transport {
     piece.head = queue.last_head = std::max(queue.last_head, leaves + kind.alpha + late);  // in turn, however late
     if (!shared) return arrived(queue, piece.head);
     tasks_.at(piece.head, [this, &queue, &piece, length, peer] {
-      Time& free = network_.port(network_.between, peer).receives;
+      Time& free = network_.port(network_.between, at(peer)).receives;
       piece.arrival = free = std::max(free, piece.head) + length;
       arrived(queue, piece.arrival);
     });
@@ -250,12 +257,14 @@ class SimulatedTransport final : public Transport {
   }
   bool has_piece(int peer) override { return in(peer).arrived > in(peer).received; }
   void flush() override { tasks_.clock() = std::max(tasks_.clock(), sent_until_); }
-  void check() override { network_.check(rank); }
+  void check() override { network_.check(self_, group_); }
   void abort(const std::string& why) noexcept override {
-    if (network_.faults) return network_.faults->abort(rank, why);
-    network_.abort(cat("rank ", rank, " gave up: ", why));
+    if (network_.faults) return network_.faults->abort(self_, group_, why);
+    network_.abort(cat("rank ", self_, " gave up: ", why));
   }
-  std::span<const int> machines() const override { return network_.islands; }
+  std::span<const int> machines() const override {
+    return members_.empty() ? std::span<const int>(network_.islands) : std::span<const int>();
+  }
 
   /// How long a message of that many bytes takes from the last rank through all others.
   Time chain(std::size_t bytes) const {
@@ -274,25 +283,27 @@ class SimulatedTransport final : public Transport {
   std::map<int, std::size_t> sent;
 
  private:
+  int at(int peer) const { return members_.empty() ? peer : members_[static_cast<std::size_t>(peer)]; }
+  Network::Kind& kind_of(int peer) { return network_.crosses(self_, at(peer)) ? network_.between : network_.inside; }
   Network::Queue& out(int peer) {
-    if (peer != out_peer_) out_ = &network_.queue(rank, out_peer_ = peer);
+    if (peer != out_peer_) out_ = &network_.queue(self_, at(out_peer_ = peer), group_);
     return *out_;
   }
   Network::Queue& in(int peer) {
-    if (peer != in_peer_) in_ = &network_.queue(in_peer_ = peer, rank);
+    if (peer != in_peer_) in_ = &network_.queue(at(in_peer_ = peer), self_, group_);
     return *in_;
   }
   void wait_in(int& place, int peer) {
-    network_.check(rank);
+    check();
     if (network_.faults) {
-      network_.faults->check_link(rank, peer);
-      network_.faults->waits(rank, peer);
+      network_.faults->check_link(self_, at(peer), group_);
+      network_.faults->waits(self_, at(peer), group_);
     }
     place = tasks_.current();
-    waits_for_ = peer;
+    waits_for_ = at(peer);
     tasks_.block();
     place = waits_for_ = -1;
-    if (network_.faults) network_.faults->waited(rank);
+    if (network_.faults) network_.faults->waited(self_);
   }
   void arrived(Network::Queue& queue, Time when) {
     ++queue.arrived;
@@ -301,12 +312,12 @@ class SimulatedTransport final : public Transport {
   Piece next(int peer, std::byte* place) {
     auto& queue = in(peer);
     while (queue.arrived == queue.received) wait_in(queue.receiver, peer);
-    network_.check(rank);
+    check();
     const auto& piece = queue.slot(queue.received);
-    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    auto& kind = kind_of(peer);
     Time arrival = piece.arrival;
     if (&kind == &network_.inside || !network_.links.shared) {
-      Time& free = network_.port(kind, rank).receives;
+      Time& free = network_.port(kind, self_).receives;
       arrival = free = std::max(free, piece.head) + kind.speed.transfer(piece.bytes);
     }
     tasks_.clock() = std::max(tasks_.clock(), arrival);
@@ -315,6 +326,8 @@ class SimulatedTransport final : public Transport {
 
   Network& network_;
   Tasks& tasks_;
+  const std::vector<int> members_;
+  const int group_, self_;
   StepKeeper steps_;
   Time sent_until_{};
   int out_peer_ = -1, in_peer_ = -1, waits_for_ = -1;

@@ -76,18 +76,23 @@ class Tasks {
   Tasks& operator=(const Tasks&) = delete;
   ~Tasks() {
     if (stacks_ != nullptr) munmap(stacks_, stack_bytes * fibers_);
+    for (auto* const stack : later_stacks_) munmap(stack, stack_bytes);
   }
 
-  /// A task that begins when `run` is called. `body` must not throw.
+  /// A task that begins when `run` is called; from a task that runs, a fiber that begins at that task's time. `body`
+  /// must not throw.
   int add(RunsOn where, std::function<void()> body) {
     auto& task = tasks_.emplace_back();
     task.body = std::move(body);
     if (where == RunsOn::thread)
       task.own = std::make_unique<Thread>();
+    else if (current_ < 0)
+      task.number = fibers_++;
     else
-      task.stack = fibers_++;
+      later_stacks_.push_back(task.stack = reserved(1));
     const int number = static_cast<int>(tasks_.size()) - 1;
-    wake(number, {});
+    if (current_ >= 0) task.clock = clock(), ++left_;
+    wake(number, task.clock);
     return number;
   }
 
@@ -96,7 +101,7 @@ class Tasks {
   void run(const std::function<void()>& stuck) {
     reserve_stacks();
     start_threads();
-    for (std::size_t left = tasks_.size(); left > 0;) {
+    for (left_ = tasks_.size(); left_ > 0;) {
       if (nobody_is_ready()) stuck();
       const auto next = take_next();
       if (next.event) {
@@ -108,7 +113,7 @@ class Tasks {
       if (task.ended) continue;  // woken before its end, or after it
       task.is_ready = false;
       task.own ? give_turn(*task.own) : enter_fiber(task);
-      left -= task.ended;
+      left_ -= task.ended;
     }
     for (auto& task : tasks_)
       if (task.own) task.own->thread.join();
@@ -160,7 +165,8 @@ class Tasks {
     std::function<void()> body;
     Time clock{};
     bool is_ready = false, begun = false, ended = false;
-    std::size_t stack = 0;
+    std::size_t number = 0;      // of the fibers that `run` begins with
+    std::byte* stack = nullptr;  // of a fiber
     void* shadow = nullptr;  // the sanitizer's
     ucontext_t context;
     std::unique_ptr<Thread> own;  // else it is a fiber
@@ -197,10 +203,15 @@ class Tasks {
 
   [[gnu::cold]] void reserve_stacks() {
     if (fibers_ == 0) return;
-    void* const memory = mmap(nullptr, stack_bytes * fibers_, PROT_READ | PROT_WRITE,
+    stacks_ = reserved(fibers_);
+    for (auto& task : tasks_)
+      if (!task.own) task.stack = stacks_ + stack_bytes * task.number;
+  }
+  static std::byte* reserved(std::size_t fibers) {
+    void* const memory = mmap(nullptr, stack_bytes * fibers, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    check<CommError>(memory != MAP_FAILED, "simulation: no memory for ", fibers_, " stacks");
-    stacks_ = static_cast<std::byte*>(memory);
+    check<CommError>(memory != MAP_FAILED, "simulation: no memory for ", fibers, " stacks");
+    return static_cast<std::byte*>(memory);
   }
   [[gnu::cold]] void start_threads() {
     try {
@@ -230,7 +241,7 @@ class Tasks {
   void enter_fiber(Task& task) {
     if (!std::exchange(task.begun, true)) {
       getcontext(&task.context);
-      task.context.uc_stack.ss_sp = stacks_ + stack_bytes * task.stack;
+      task.context.uc_stack.ss_sp = task.stack;
       task.context.uc_stack.ss_size = stack_bytes;
       task.context.uc_link = &scheduler_;
       const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes int
@@ -238,7 +249,7 @@ class Tasks {
                   static_cast<unsigned>(self >> 32));
     }
     void* shadow = nullptr;
-    StackChange::begin(&shadow, stacks_ + stack_bytes * task.stack, stack_bytes);
+    StackChange::begin(&shadow, task.stack, stack_bytes);
     swapcontext(&scheduler_, &task.context);
     StackChange::end(shadow, nullptr, nullptr);
   }
@@ -258,8 +269,10 @@ class Tasks {
   std::priority_queue<Ready> ordered_;
   std::uint64_t given_ = 0;
   int current_ = -1;
+  std::size_t left_ = 0;  // tasks that have not ended
   std::size_t fibers_ = 0;
   std::byte* stacks_ = nullptr;
+  std::vector<std::byte*> later_stacks_;
   ucontext_t scheduler_;
   const void* bottom_ = nullptr;  // of its stack, for the sanitizer
   std::size_t size_ = 0;
