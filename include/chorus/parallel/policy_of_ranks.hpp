@@ -8,6 +8,7 @@
 #include <chorus/autograd/loss_terms.hpp>
 #include <chorus/autograd/tape.hpp>
 #include <chorus/comm/communicator.hpp>
+#include <chorus/comm/engine/failure.hpp>
 #include <chorus/comm/objects.hpp>
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/say.hpp>
@@ -140,8 +141,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// Aborts the group so that peers fail at once instead of waiting. For destructors: it allocates nothing.
   [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
-    communicator_.abort(unwinding ? "it threw an exception in the middle of a step"
-                                  : "its net has ended in the middle of a backward pass");
+    communicator_.abort(unwinding ? comm::why_it_unwinds() : "its net has ended in the middle of a backward pass");
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {

@@ -78,7 +78,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   /// Aborts the group after an exception, so that peers fail at once instead of waiting.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
-      this->communicator_.abort("it threw an exception in the middle of a step");
+      this->communicator_.abort(comm::why_it_unwinds());
   }
 
   /// Returns the model's output for the whole batch. Throws UsageError if a layer has got other parameters or buffers

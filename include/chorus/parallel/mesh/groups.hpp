@@ -40,8 +40,7 @@ class Groups {
   ~Groups() {
     if (std::uncaught_exceptions() <= exceptions_before_) return;
     for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
-      if (group->size() > 1)
-        group->abort("it threw an exception in the middle of a step");
+      if (group->size() > 1) group->abort(comm::why_it_unwinds());
   }
 
   Communicator& all() const { return all_; }
