@@ -202,7 +202,9 @@ class Faults {
       case Fault::Kind::kill:
         own.state = State::dead;
         wake(own, tasks_.clock());
-        for_others(rank, [this, rank](int other, Time when) { lose(other, rank, cat("rank ", rank, " has died"), when); });
+        for_others(rank, [this, rank](int other, Time when) {
+          lose(other, rank, cat("rank ", rank, " has died"), when);
+        });
         throw Killed{};
       case Fault::Kind::hang:
         own.state = State::hangs;

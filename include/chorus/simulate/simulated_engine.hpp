@@ -66,7 +66,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
     if (ended_.size() < ticket) {
       if (is_dead() && std::uncaught_exceptions() == 0) throw Killed{};
       clock() = std::max(start, tasks_.clock_of(server_));
-      if (is_dead()) fail<CommError>("rank ", rank_in_job(), " has been killed");
+      if (is_dead()) fail<CommError>("rank ", rank_in_job(), ": killed");
       failure_.raise();
     }
     clock() = std::max(start, ended_[ticket - 1]);
