@@ -280,7 +280,8 @@ std::size_t bytes_now() {
   return all;
 }
 
-int waits_of(const std::string& policy) { return policy.starts_with("mesh") || policy == "pipeline" ? 2 : 1; }
+/// By the groups that a rank is in: all ranks, and those along each axis.
+int waits_of(const std::string& policy) { return policy.starts_with("mesh") ? 3 : policy == "pipeline" ? 2 : 1; }
 
 /// The place for faults in a run without any.
 cs::FaultRoom room_of(const Outcome& run) {

@@ -68,7 +68,6 @@ STANDARD = {
     "stdexcept": "invalid_argument logic_error runtime_error",
     "stop_token": "stop_token",
     "streambuf": "streambuf",
-    "sstream": "istringstream",
     "string": "getline stoi stol string to_string",
     "string_view": "string_view string_view_literals",
     "system_error": "errc error_code system_error",

@@ -1,16 +1,18 @@
 #pragma once
 /// `FaultPlan`: what goes wrong in a simulation, drawn from a seed, printable, and read again from its text.
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <chorus/core/error.hpp>
+#include <chorus/core/from_chars.hpp>
 #include <chorus/core/philox.hpp>
 #include <chorus/core/printable.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -71,36 +73,56 @@ struct FaultPlan {
   [[gnu::cold]] static FaultPlan read(std::string_view text) {
     FaultPlan plan;
     if (text == "nothing") return plan;
-    std::istringstream all{std::string(text)};
-    for (std::string one; std::getline(all, one, ',');) plan.faults.push_back(read_fault(one));
+    while (!text.empty()) plan.faults.push_back(read_fault(taken(text, ',')));
     return plan;
   }
 
  private:
-  static Fault read_fault(const std::string& text) {
-    std::istringstream words(text);
-    std::string name, where, unit, word;
-    Fault fault;
-    words >> name >> fault.rank;
-    std::size_t kind = 0;
-    while (kind < fault_names.size() && fault_names[kind] != name) ++kind;
-    bool good = kind < fault_names.size() && bool(words);
-    fault.kind = static_cast<Fault::Kind>(kind);
-    if (words.peek() == '-') words.get(), words >> fault.peer;
-    if (fault.kind == Fault::Kind::slow)
-      good = good && words >> word >> fault.amount && word == "x";
-    else if (fault.kind == Fault::Kind::delay)
-      good = good && words >> word >> unit >> fault.amount && word == "up" && unit == "to";
-    else {
-      std::uint64_t at = 0;
-      good = good && words >> where >> at && (where == "@call" || where == "@byte") && at > 0;
-      (where == "@call" ? fault.at_call : fault.at_byte) = at;
-      if (fault.kind == Fault::Kind::stop) good = good && words >> word >> fault.amount && word == "for";
+  /// The text up to `end`, which is taken off with it.
+  static std::string_view taken(std::string_view& text, char end) {
+    while (text.starts_with(' ')) text.remove_prefix(1);
+    const auto length = std::min(text.find(end), text.size());
+    const auto front = text.substr(0, length);
+    text.remove_prefix(std::min(length + 1, text.size()));
+    return front;
+  }
+  /// A whole text as a number that is not negative; -1: it is none.
+  static double number(std::string_view text) {
+    double number = -1;
+    const auto [end, error] = chorus::detail::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() && number < 1e15 ? number : -1;
+  }
+  static Fault read_fault(std::string_view text) {
+    const auto whole = text;
+    const auto name = std::find(fault_names.begin(), fault_names.end(), taken(text, ' '));
+    const bool known = name != fault_names.end();
+    Fault fault{.kind = static_cast<Fault::Kind>(known ? name - fault_names.begin() : 0)};
+    const bool lasts = known && (fault.kind == Fault::Kind::slow || fault.kind == Fault::Kind::delay);
+    auto ranks = taken(text, ' ');
+    const bool has_peer = ranks.find('-') != ranks.npos;
+    fault.rank = static_cast<int>(number(taken(ranks, '-')));
+    if (has_peer) fault.peer = static_cast<int>(number(ranks));
+    const auto word = taken(text, ' ');
+    if (fault.kind == Fault::Kind::delay && !text.starts_with("to ")) text = {};
+    if (fault.kind == Fault::Kind::delay) taken(text, ' ');
+    const double value = number(taken(text, ' '));
+    auto& at = word == "@call" ? fault.at_call : fault.at_byte;
+    if (lasts)
+      fault.amount = value;
+    else
+      at = static_cast<std::uint64_t>(std::max(value, 0.0));
+    bool good = known && value >= 0;
+    if (fault.kind == Fault::Kind::slow) good = good && word == "x";
+    if (fault.kind == Fault::Kind::delay) good = good && word == "up";
+    if (!lasts) good = good && value >= 1 && (word == "@call" || word == "@byte");
+    if (fault.kind == Fault::Kind::stop) {
+      good = good && taken(text, ' ') == "for";
+      fault.amount = number(taken(text, ' '));
     }
     const bool needs_peer = fault.is_of_link() || fault.at_byte > 0;
-    check<UsageError>(good && !(words >> word) && fault.rank >= 0 && needs_peer == (fault.peer >= 0) &&
-                          fault.peer != fault.rank && fault.amount >= 0,
-                      "fault plan: '", printable(text),
+    check<UsageError>(good && text.empty() && fault.rank >= 0 && needs_peer == (fault.peer >= 0) &&
+                          needs_peer == has_peer && fault.peer != fault.rank && fault.amount >= 0,
+                      "fault plan: '", printable(whole),
                       "': expected such as kill 2 @call 17, hang 1 @call 3, stop 3 @call 5 for 0.2, "
                       "cut 0-1 @byte 4096, slow 1-2 x 50, delay 0-3 up to 0.001");
     return fault;

@@ -385,8 +385,8 @@ inline const bool joins_simulated = register_backend(Backend::simulated, &join_s
   }
   check<UsageError>(!options.faults || (options.true_numbers && options.faults->timeout > 0),
                     "simulate: faults: expected true numbers and a timeout above 0, got ",
-                    options.true_numbers ? "true" : "no true", " numbers and ", options.faults ? options.faults->timeout : 0,
-                    " s");
+                    options.true_numbers ? "true" : "no true", " numbers and ",
+                    options.faults ? options.faults->timeout : 0, " s");
   check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
                     "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
 }
