@@ -23,6 +23,15 @@ struct Mlp : ch::nn::Module {
   auto forward(const auto& images) const { return fc3(ch::relu(fc2(ch::relu(fc1(ch::flatten(images)))))); }
 };
 
+/// With four layers, of which the middle ones have the most numbers: 6,400, 16,512, 16,512 and 1,290.
+struct Deep : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> fc1{49, 128}, fc2{128, 128}, fc3{128, 128}, fc4{128, 10};
+  CHORUS_MODULE(Deep, fc1, fc2, fc3, fc4)
+
+  static auto small(const auto& images) { return ch::flatten(ch::max_pool2d(images, 4)); }  // 28 x 28 to 49
+  auto forward(const auto& images) const { return fc4(ch::relu(fc3(ch::relu(fc2(ch::relu(fc1(small(images)))))))); }
+};
+
 using Model = Mlp<ch::Cpu>;
 using Parameter = ch::nn::NamedParameter<ch::Cpu>;
 using ch::trace::Traffic;
@@ -38,8 +47,7 @@ class Data {
   explicit Data(std::uint64_t seed, int rank = 0, int ranks = 1, int shares = 0)
       : images_{1000, seed, ch::data::Split::train, {1, 28, 28}},
         loader_{images_,
-                ch::data::Sampler(1000,
-                                  {.rank = rank, .world_size = ranks, .seed = seed, .shares = shares}),
+                ch::data::Sampler(1000, {.rank = rank, .world_size = ranks, .seed = seed, .shares = shares}),
                 {.batch = 33}} {}
 
   /// `for (auto& [images, labels] : data.epoch(e))`: the samples are shuffled differently in each epoch.
@@ -63,6 +71,45 @@ inline std::span<float> numbers(const Parameter& p) {
 inline std::span<float> gradient(const Parameter& p) {
   return {static_cast<float*>(p.parameter->grad_data()), static_cast<std::size_t>(p.parameter->count())};
 }
+
+/// `what` (numbers or gradient) of all parameters in a row, with zeros at the end up to a multiple of `n`.
+inline std::vector<float> in_a_row(const std::vector<Parameter>& parameters, std::span<float> (*what)(const Parameter&),
+                                   int n = 1) {
+  std::vector<float> row;
+  for (const auto& p : parameters) row.insert(row.end(), what(p).begin(), what(p).end());
+  while (row.size() % static_cast<std::size_t>(n) != 0) row.push_back(0);
+  return row;
+}
+/// The way back: copies such a row to the parameters.
+inline void copy_row(std::span<const float> row, const std::vector<Parameter>& parameters,
+                     std::span<float> (*what)(const Parameter&)) {
+  for (auto from = row.begin(); const auto& p : parameters)
+    from = std::ranges::copy_n(from, p.parameter->count(), what(p).begin()).in;
+}
+
+/// Part `i` of `n` of a row, as a parameter of its own that an optimizer steps.
+class Part {
+ public:
+  Part(std::span<const float> row, int i, int n) {
+    const auto size = row.size() / static_cast<std::size_t>(n);
+    const auto mine = row.subspan(size * static_cast<std::size_t>(i), size);
+    const auto values = ch::Tensor<float, 1>::from(mine, {static_cast<ch::Index>(size)});
+    const auto gradients = ch::Tensor<float, 1>::zeros(values.shape());
+    own_ = ch::Parameter<float, 1>{values};
+    own_.on<ch::Cpu>().bind(values.storage(), values.data(), gradients.storage(), gradients.data());
+  }
+  /// For an optimizer.
+  Parameter parameter() { return {"own", own_, &own_.on<ch::Cpu>()}; }
+  std::span<float> values() { return numbers(parameter()); }
+  /// To be overwritten with a gradient: the optimizer's next step uses it.
+  std::span<float> new_gradient() {
+    parameter().parameter->set_grad_arrived(true);
+    return gradient(parameter());
+  }
+
+ private:
+  ch::Parameter<float, 1> own_;
+};
 
 /// The time in seconds, from an arbitrary start.
 inline double seconds() {
