@@ -109,10 +109,10 @@ int main(int argc, char** argv) {
       }
       ranks.all_reduce(std::span(times));
       stage.timeline.draw(ranks, begin, end);
-      const double idle = 1 - times[1] / times[0], formula = double(n - 1) / double(m + n - 1);
       if (run.is_main())
         std::printf("%s: idle %.3f of the time, by the formula %.3f; rank 0 held %zu micro-batches\n",
-                    gpipe ? "GPipe" : "1F1B", idle, formula, stage.most_held);
+                    gpipe ? "GPipe" : "1F1B", 1 - times[1] / times[0], double(n - 1) / double(m + n - 1),
+                    stage.most_held);
     }
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     train_pipeline(data, net, policy_optimizer);

@@ -44,11 +44,11 @@ constexpr ch::optim::SgdOptions sgd{.lr = 0.05, .momentum = 0.9};
 class Data {
  public:
   /// `shares`: the number of shares of a batch; 0: one per rank.
-  explicit Data(std::uint64_t seed, int rank = 0, int ranks = 1, int shares = 0)
+  explicit Data(std::uint64_t seed, int rank = 0, int ranks = 1, int shares = 0, int batch = 33)
       : images_{1000, seed, ch::data::Split::train, {1, 28, 28}},
         loader_{images_,
                 ch::data::Sampler(1000, {.rank = rank, .world_size = ranks, .seed = seed, .shares = shares}),
-                {.batch = 33}} {}
+                {.batch = batch}} {}
 
   /// `for (auto& [images, labels] : data.epoch(e))`: the samples are shuffled differently in each epoch.
   auto& epoch(int e) {
