@@ -160,6 +160,33 @@ inline int compare_parameters(ch::Run& run, const char* policy, const std::vecto
   return same ? 0 : 1;
 }
 
+/// Trains `model` as lesson 3 does, with `all_reduce(numbers)` for the sums of gradients.
+template <class AllReduce>
+void train_with(ch::Run& run, Data& data, Model& model, const AllReduce& all_reduce) {
+  auto& ranks = run.communicator();
+  const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
+  for (const auto& p : parameters) ranks.broadcast(numbers(p), /*root=*/0);
+  ch::optim::Sgd optimizer{parameters, sgd};
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    MeanLoss mean;
+    for (const auto& [images, labels] : data.epoch(epoch)) {
+      optimizer.zero_grad();
+      const auto loss = ch::cross_entropy(model(images), labels);
+      loss.backward();
+      const auto mine = static_cast<double>(labels.numel());
+      double all[] = {mine, mine * double{loss.item()}};
+      ranks.all_reduce(std::span(all));
+      for (const auto& p : parameters) {
+        for (float& g : gradient(p)) g *= static_cast<float>(mine / all[0]);
+        all_reduce(gradient(p));
+      }
+      optimizer.step();
+      mean.add(all[1] / all[0], all[0]);
+    }
+    if (run.is_main()) mean.print(epoch);
+  }
+}
+
 /// Trains `net`, a policy, with the usual loop.
 template <class Net, class Optimizer>
 void train(Data& data, Net& net, Optimizer& optimizer) {
