@@ -95,14 +95,14 @@ int main(int argc, char** argv) {
     if (run.is_main()) print_sent("rank", 0, data);
 
     stage.timeline.pass_seconds = run.option("pass-ms", 3.0) / 1e3;
-    for (const bool gpipe : {true, false}) {
+    for (const auto& [name, ahead] : {std::pair{"GPipe", m}, std::pair{"1F1B", n - rank}}) {
       double begin = 0, end = 0, times[] = {0, 0};  // the last step's; and sums over ranks: steps, computing
       stage.most_held = 0;
       for (int step = 0; const auto& [images, labels] : data.epoch(0)) {
         if (++step > 5) break;
         ranks.barrier();
         begin = seconds();
-        stage.run(schedule(gpipe ? m : n - rank), images, labels);
+        stage.run(schedule(ahead), images, labels);
         ranks.barrier();
         times[0] += (end = seconds()) - begin;
         times[1] += stage.timeline.computed();
@@ -110,9 +110,8 @@ int main(int argc, char** argv) {
       ranks.all_reduce(std::span(times));
       stage.timeline.draw(ranks, begin, end);
       if (run.is_main())
-        std::printf("%s: idle %.3f of the time, by the formula %.3f; rank 0 held %zu micro-batches\n",
-                    gpipe ? "GPipe" : "1F1B", 1 - times[1] / times[0], double(n - 1) / double(m + n - 1),
-                    stage.most_held);
+        std::printf("%s: idle %.3f of the time, by the formula %.3f; rank 0 held %zu micro-batches\n", name,
+                    1 - times[1] / times[0], double(n - 1) / double(m + n - 1), stage.most_held);
     }
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     train_pipeline(data, net, policy_optimizer);

@@ -59,7 +59,7 @@ void report(Ranks& ranks, const char* which) {
   constexpr double bytes[] = {4, 4096, 65536, 1048576};
   const double n = ranks.size(), rounds[] = {2 * (n - 1), 2 * std::ceil(std::log2(n))}, parts[] = {n, 1};
   double times[3][4], alpha[2], beta[2];  // of ring and tree; times also of the library
-  for (std::size_t c = 0; c < 4; ++c) {
+  for (std::size_t c = 4; c-- > 0;) {
     std::vector<float> data(static_cast<std::size_t>(bytes[c] / 4));
     times[0][c] = time_of(ranks, [&] { ring_all_reduce(ranks, data); });
     times[1][c] = time_of(ranks, [&] { tree_all_reduce(ranks, data); });
@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
     Data data{run.seed(), ranks.rank(), ranks.size()};
     Model model;
     Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
-    train_with(run, data, model, [&](std::span<float> numbers) { tree_all_reduce(ranks, numbers); });
+    train_by_hand(run, data, model, [&](std::span<float> numbers) { tree_all_reduce(ranks, numbers); });
     ch::optim::Sgd policy_optimizer{net.parameters(), sgd};
     return compare(run, data, model, net, policy_optimizer, 10 * tolerance(ranks.size()));  // see lesson 6
   });

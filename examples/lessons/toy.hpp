@@ -127,15 +127,17 @@ struct MeanLoss {
   void print(int epoch) const { std::printf("epoch %d: mean loss %.4f\n", epoch + 1, sum / samples); }
 };
 
-/// Prints the bytes that a device, or this process's rank, has sent per step since `trace::reset_traffic`, by kind.
-inline void print_sent(const char* what, int i, const Data& data) {
+/// Prints the bytes that a device, or this process's rank, has sent per step since `trace::reset_traffic`, by
+/// kind.
+inline void print_sent(const char* what, int i, double steps) {
   std::printf("%s %d sends in a step:", what, i);
   for (const auto kind : {Traffic::inputs, Traffic::outputs, Traffic::parameters, Traffic::gradients,
                           Traffic::activations, Traffic::control})
     if (const auto bytes = ch::trace::bytes_sent(i, kind); bytes > 0)
-      std::printf(" %s %.0f bytes;", std::string(ch::trace::name(kind)).c_str(), double(bytes) / data.steps());
+      std::printf(" %s %.0f bytes;", std::string(ch::trace::name(kind)).c_str(), double(bytes) / steps);
   std::printf("\n");
 }
+inline void print_sent(const char* what, int i, const Data& data) { print_sent(what, i, data.steps()); }
 
 /// The allowed difference of parameters. A sum of two numbers has the same bits in either order; with more ranks,
 /// rounding depends on the algorithm's order of additions.
@@ -160,31 +162,39 @@ inline int compare_parameters(ch::Run& run, const char* policy, const std::vecto
   return same ? 0 : 1;
 }
 
-/// Trains `model` as lesson 3 does, with `all_reduce(numbers)` for the sums of gradients.
-template <class AllReduce>
-void train_with(ch::Run& run, Data& data, Model& model, const AllReduce& all_reduce) {
-  auto& ranks = run.communicator();
-  const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
-  for (const auto& p : parameters) ranks.broadcast(numbers(p), /*root=*/0);
-  ch::optim::Sgd optimizer{parameters, sgd};
-  for (int epoch = 0; epoch < epochs; ++epoch) {
+/// Lesson 3's loop, for epochs [begin, end). `step(weight)` averages the gradients and makes the step; the weight is
+/// this rank's samples / all ranks'.
+template <class Step>
+void train_by_hand(ch::Run& run, Data& data, Model& model, int begin, int end, const Step& step) {
+  for (int epoch = begin; epoch < end; ++epoch) {
     MeanLoss mean;
     for (const auto& [images, labels] : data.epoch(epoch)) {
-      optimizer.zero_grad();
+      for (const auto& p : ch::nn::named_parameters<ch::Cpu>(model)) p.parameter->set_grad_arrived(false);
       const auto loss = ch::cross_entropy(model(images), labels);
       loss.backward();
       const auto mine = static_cast<double>(labels.numel());
       double all[] = {mine, mine * double{loss.item()}};
-      ranks.all_reduce(std::span(all));
-      for (const auto& p : parameters) {
-        for (float& g : gradient(p)) g *= static_cast<float>(mine / all[0]);
-        all_reduce(gradient(p));
-      }
-      optimizer.step();
+      run.communicator().all_reduce(std::span(all));
+      step(mine / all[0]);
       mean.add(all[1] / all[0], all[0]);
     }
     if (run.is_main()) mean.print(epoch);
   }
+}
+
+/// The same from rank 0's parameters, with `all_reduce(numbers)` for the sums of gradients.
+template <class AllReduce>
+void train_by_hand(ch::Run& run, Data& data, Model& model, const AllReduce& all_reduce) {
+  const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
+  for (const auto& p : parameters) run.communicator().broadcast(numbers(p), /*root=*/0);
+  ch::optim::Sgd optimizer{parameters, sgd};
+  train_by_hand(run, data, model, 0, epochs, [&](double weight) {
+    for (const auto& p : parameters) {
+      for (float& g : gradient(p)) g *= static_cast<float>(weight);
+      all_reduce(gradient(p));
+    }
+    optimizer.step();
+  });
 }
 
 /// Trains `net`, a policy, with the usual loop.
@@ -204,7 +214,10 @@ void train(Data& data, Net& net, Optimizer& optimizer) {
 template <class Net, class Optimizer>
 int compare(ch::Run& run, Data& data, ch::nn::Module& lesson, Net& net, Optimizer& optimizer, double allowed) {
   train(data, net, optimizer);
-  const auto whole = net.gathered();
-  return compare_parameters(run, Net::name, ch::nn::named_parameters<ch::Cpu>(lesson),
-                            ch::nn::named_parameters<ch::Cpu>(net.module()), allowed);
+  int status = 1;
+  net.gathered([&](ch::nn::Module& whole) {
+    status = compare_parameters(run, Net::name, ch::nn::named_parameters<ch::Cpu>(lesson),
+                                ch::nn::named_parameters<ch::Cpu>(whole), allowed);
+  });
+  return status;
 }
