@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs a lesson of examples/lessons/ on 1, 2 and 3 devices. Its final parameters are those of the policy that it
+"""Runs a lesson of examples/lessons/ on some numbers of devices, mostly 1, 2 and 3. Its final parameters are those of the policy that it
 explains, and its printed figures match the formulas.
 usage: lessons_test.py PROGRAM"""
 
