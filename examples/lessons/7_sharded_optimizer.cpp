@@ -10,6 +10,17 @@
 using Policy = ch::DistributedDataParallel<Model>;
 using Adam = ch::optim::Adam<ch::Cpu>;
 
+/// The bytes of an optimizer's state on this rank: Adam keeps two averages per number.
+std::size_t bytes_of(const std::vector<ch::optim::StateTensor>& state) {
+  std::size_t count = 0;
+  for (const auto& tensor : state) {
+    std::size_t numbers = 1;
+    for (const auto extent : tensor.shape) numbers *= static_cast<std::size_t>(extent);
+    if (tensor.dtype == ch::DType::f32) count += tensor.part_count.value_or(numbers);
+  }
+  return count * sizeof(float);
+}
+
 int main(int argc, char** argv) {
   return ch::launch<Policy>(argc, argv, [](ch::Run& run) {
     auto& ranks = run.communicator();
@@ -18,56 +29,41 @@ int main(int argc, char** argv) {
     Policy net{ch::nn::copy_of(model), run};  // for the comparison at the end
 
     const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
-    // All numbers in a row, padded with zeros to a multiple of N. This rank's part of it is a parameter.
-    std::vector<float> row;
-    for (const auto& p : parameters) {
-      ranks.broadcast(numbers(p), /*root=*/0);
-      row.insert(row.end(), numbers(p).begin(), numbers(p).end());
-    }
-    const auto n = static_cast<std::size_t>(ranks.size()), part = (row.size() + n - 1) / n;
-    row.resize(n * part);
-    const std::span mine = std::span(row).subspan(part * static_cast<std::size_t>(ranks.rank()), part);
-    const ch::Shape<1> shape{static_cast<ch::Index>(part)};
-    const auto value = ch::Tensor<float, 1>::from(mine, shape), average = ch::Tensor<float, 1>::zeros(shape);
-    const ch::Parameter<float, 1> own{value};
-    // Its numbers are in `value`, its gradient in `average`.
-    own.on<ch::Cpu>().bind(value.storage(), value.data(), average.storage(), average.data());
-    Adam optimizer{{{"own", own, &own.on<ch::Cpu>()}}, {.lr = 1e-3}};
+    for (const auto& p : parameters) ranks.broadcast(numbers(p), /*root=*/0);
+    std::vector<float> row = in_a_row(parameters, numbers, ranks.size());  // all numbers, for N equal parts
+    Part mine{row, ranks.rank(), ranks.size()};                            // a copy of this rank's
+    Adam optimizer{{mine.parameter()}, {.lr = 1e-3}};
 
     ch::trace::reset_traffic();
     for (int epoch = 0; epoch < epochs; ++epoch) {
       MeanLoss mean;
       for (const auto& [images, labels] : data.epoch(epoch)) {
-        for (const auto& p : parameters) p.parameter->set_grad_arrived(false);
+        for (const auto& p : parameters) p.parameter->set_grad_arrived(false);  // clears the gradient
         const auto loss = ch::cross_entropy(model(images), labels);
         loss.backward();
         const auto samples = static_cast<double>(labels.numel());
         double all[] = {samples, samples * double{loss.item()}};
         ranks.all_reduce(std::span(all));
 
-        auto to = row.begin();
-        for (const auto& p : parameters) to = std::ranges::copy(gradient(p), to).out;
-        ranks.reduce_scatter(row, std::span(average.data(), part), ch::comm::ReduceOp::sum,
+        // 1. The averages of this rank's part of the gradients. 2. A step of this part. 3. The parts of all ranks.
+        ranks.reduce_scatter(in_a_row(parameters, gradient, ranks.size()), mine.new_gradient(), ch::comm::ReduceOp::sum,
                              {.scale = samples / all[0], .traffic = Traffic::gradients});
-        own.on<ch::Cpu>().set_grad_arrived(true);  // as backward does elsewhere
         optimizer.step();
-        ranks.all_gather(value.to_vector(), std::span(row), {.traffic = Traffic::parameters});
-        auto from = row.begin();
-        for (const auto& p : parameters) from = std::ranges::copy_n(from, p.parameter->count(), numbers(p).begin()).in;
+        ranks.all_gather(mine.values(), std::span(row), {.traffic = Traffic::parameters});
+        copy_row(row, parameters, numbers);
         mean.add(all[1] / all[0], all[0]);
       }
       if (run.is_main()) mean.print(epoch);
     }
-    if (run.is_main()) {
-      std::size_t state = 0;  // Adam's two averages of each gradient
-      for (const auto& numbers : optimizer.state())
-        if (numbers.dtype == ch::DType::f32) state += static_cast<std::size_t>(numbers.shape[0]);
-      std::printf("rank 0 keeps %zu bytes of optimizer state; the parameters have %zu bytes\n", state * sizeof(float),
-                  row.size() * sizeof(float));
-      print_sent("rank", 0, data);
-    }
+
+    if (run.is_main()) print_sent("rank", 0, data);
 
     ch::ShardedOptimizer<Adam> policy_optimizer{net, {.lr = 1e-3}};
-    return compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));
+    const int status = compare(run, data, model, net, policy_optimizer, tolerance(ranks.size()));
+    Adam whole{parameters, {.lr = 1e-3}};
+    if (run.is_main())
+      std::printf("bytes of optimizer state: rank 0 keeps %zu, the policy's rank 0 %zu, and lesson 3 would keep %zu\n",
+                  bytes_of(optimizer.state()), bytes_of(policy_optimizer.state()), bytes_of(whole.state()));
+    return status;
   });
 }

@@ -22,7 +22,8 @@ FILE_NAME = re.compile(r"(?<![\w.*/-])(?:[\w.-]+/)*[\w-]+\.(?:hpp|cpp|py|sh|cmak
 
 
 def readmes():
-    return [ROOT / "README.md", *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md"))]
+    return [ROOT / "README.md", *sorted(path for folder in FOLDERS for name in ("README.md", "guide.md")
+                                        for path in (ROOT / folder).rglob(name))]
 
 
 def without_code(text):

@@ -58,7 +58,7 @@ inline std::string text_of(const Fault& fault) {
 
 /// All that goes wrong in one simulation.
 struct FaultPlan {
-  std::vector<Fault> faults;
+  std::vector<Fault> faults = {};
   /// How long a call may make no progress, in virtual seconds: World's timeout.
   double timeout = 30;
   /// Of the delays of pieces, and of who runs first of those that are ready at one time.
@@ -146,7 +146,9 @@ inline FaultPlan drawn_faults(std::uint64_t seed, const FaultRoom& room, double 
     return (static_cast<std::uint64_t>(words[0]) << 32 | words[1]) % below;
   };
   const auto mask = draw(62) + 1;  // at least one kind of six is there, and at least one is not
-  FaultPlan plan{.timeout = timeout, .seed = seed};
+  FaultPlan plan;
+  plan.timeout = timeout;
+  plan.seed = seed;
   const auto ranks = static_cast<std::uint64_t>(room.ranks);
   const auto count = 1 + draw(4);
   while (plan.faults.size() < count) {

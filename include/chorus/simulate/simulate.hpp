@@ -113,7 +113,7 @@ struct RankTimes {
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
   bool one_process = false;    ///< they are the devices of one
-  std::vector<Struck> faults;  ///< those of the plan that have happened
+  std::vector<Struck> faults = {};  ///< those of the plan that have happened
   double seconds() const {
     Time last{};
     for (const auto& rank : ranks) last = std::max(last, rank.end);

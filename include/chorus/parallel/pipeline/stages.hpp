@@ -124,7 +124,7 @@ class Stages {
   dp::Split split(const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
                   "Pipeline: expected an input Tensor with the samples along axis 0");
-    constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
+    [[maybe_unused]] constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
     static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
                   "Pipeline: expected targets that are Tensors, without gradients");
     return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
