@@ -1,6 +1,5 @@
 // Lab 1: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/1_bytes/bytes.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::bytes {

@@ -1,6 +1,5 @@
 // Lab 2: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/2_ring/ring.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::ring {

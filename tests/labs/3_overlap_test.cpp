@@ -1,6 +1,5 @@
 // Lab 3: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/3_overlap/overlap.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::overlap {

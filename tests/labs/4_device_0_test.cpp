@@ -1,6 +1,5 @@
 // Lab 4: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/4_device_0/device_0.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::device_0 {

@@ -1,6 +1,5 @@
 // Lab 5: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/5_means/means.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::means {
@@ -44,12 +43,11 @@ TEST_CASE("lab 5: the solution passes, and wrong answers are told apart") {
                  {"mean of both: a sample of rank 1 counts", 1},
                  {"sum of both, times too large", 1}});
   check_hole(with(given::average), right, "average");
-  check_told_apart(right,
-                   {{"mean of means", with(mean_of_means), "it is the mean of the ranks' means"},
-                    {"sum", with(sum), "it is the sum of the ranks' means"},
-                    {"sum over samples", with(sum_over_samples), "it is the sum over all samples"},
-                    {"divides integers", with(divides_integers), "it is 0"},
-                    {"stays away", with(stays_away), "7 + 0: rank 0: "}});
+  check_told_apart(right, {{"mean of means", with(mean_of_means), "it is the mean of the ranks' means"},
+                           {"sum", with(sum), "it is the sum of the ranks' means"},
+                           {"sum over samples", with(sum_over_samples), "it is the sum over all samples"},
+                           {"divides integers", with(divides_integers), "it is 0"},
+                           {"stays away", with(stays_away), "7 + 0: rank 0: "}});
 }
 
 }  // namespace labs_test::means

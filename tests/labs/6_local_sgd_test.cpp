@@ -1,6 +1,5 @@
 // Lab 6: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/6_local_sgd/local_sgd.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::local_sgd {

@@ -1,9 +1,8 @@
 // Lab 7: its solution passes; wrong answers are told apart.
-#include "../../examples/lessons/labs/7_large_batch/large_batch.hpp"
-
 #include <chorus/optim/schedules.hpp>
 #include <cmath>
 
+#include "../../examples/lessons/labs/7_large_batch/large_batch.hpp"
 #include "labs.hpp"
 
 namespace labs_test::large_batch {
@@ -28,7 +27,9 @@ double librarys_schedule(const Plan& plan, int step) {
 double as_it_was(const Plan& plan, int) { return plan.base_rate; }
 double warms_up_to_the_rate_as_it_was(const Plan& plan, int step) { return ramp(plan, step, 0, 1, 5); }
 double linear_at_once(const Plan& plan, int) { return times(plan) * plan.base_rate; }
-double warms_up_to_the_square_root(const Plan& plan, int step) { return ramp(plan, step, 1, std::sqrt(times(plan)), 5); }
+double warms_up_to_the_square_root(const Plan& plan, int step) {
+  return ramp(plan, step, 1, std::sqrt(times(plan)), 5);
+}
 double counts_epochs_for_steps(const Plan& plan, int step) {
   return ramp(plan, step / plan.steps_an_epoch, 1, times(plan), 5);
 }
@@ -47,12 +48,12 @@ TEST_CASE("lab 7: the solution passes, and wrong answers are told apart") {
                  {"as good: 16 x the rate after a warm-up", false},
                  {"the limit is lower at the start than an epoch later", false}});
   check_hole(with(given::rate), right, "rate");
-  check_told_apart(
-      right, {{"as it was", with(as_it_was), "they begin at 1 times the rate of batch 8, and end at 1 times"},
-              {"warms up to it", with(warms_up_to_the_rate_as_it_was), "they begin at 0 times"},
-              {"linear at once", with(linear_at_once), "they begin at 16 times"},
-              {"warms up to the root", with(warms_up_to_the_square_root), "and end at 4 times"},
-              {"counts epochs", with(counts_epochs_for_steps), "still grow in the last epoch"}});
+  check_told_apart(right,
+                   {{"as it was", with(as_it_was), "they begin at 1 times the rate of batch 8, and end at 1 times"},
+                    {"warms up to it", with(warms_up_to_the_rate_as_it_was), "they begin at 0 times"},
+                    {"linear at once", with(linear_at_once), "they begin at 16 times"},
+                    {"warms up to the root", with(warms_up_to_the_square_root), "and end at 4 times"},
+                    {"counts epochs", with(counts_epochs_for_steps), "still grow in the last epoch"}});
 }
 
 }  // namespace labs_test::large_batch

@@ -1,9 +1,8 @@
 // Lab 8: its solution passes; wrong answers are told apart.
-#include "../../examples/lessons/labs/8_straggler/straggler.hpp"
-
 #include <algorithm>
 #include <numeric>
 
+#include "../../examples/lessons/labs/8_straggler/straggler.hpp"
 #include "labs.hpp"
 
 namespace labs_test::straggler {

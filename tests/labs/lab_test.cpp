@@ -31,18 +31,20 @@ TEST_CASE("labs: code comes first, and a prediction beside what was measured") {
   };
   const json predictions{{"a", 1}, {"b", 1}, {"c", true}};
   CHECK(run(body, predictions) ==
-        "a lab\nyour code\n  WRONG   d: your code gave 2e-09, and has to give 0. Try 1.\n  right   d\n  WRONG   e: it "
+        "a lab\nyour code\n  WRONG   d: your code gave 2e-09, and must give 0. Try 1.\n  right   d\n  WRONG   e: it "
         "isn't\n  right   f\nsaid of code\n  WRONG   h: lab: incomplete code: write h\nyour predictions\n  right   a: "
         "you predicted 1, measured 1.04\nsaid of predictions\n  WRONG   b: you predicted 1, measured 2. How many?\n  "
         "WRONG   c: you predicted true, measured false. Why?\n  WRONG   g: predict.json has no line of this name\n  "
         "WRONG   a: predict true or false\n  WRONG   c: predict a number\n8 lines are wrong\n");
-  CHECK(run(body, predictions, true).starts_with(
-      R"({"kind":"prediction","id":"a","points":1,"message":"you predicted 1, measured 1.04"})"
-      "\n"
-      R"({"kind":"prediction","id":"b","points":0,"message":"you predicted 1, measured 2. How many?"})"
-      "\n"));
-  CHECK(run(body, predictions, true).ends_with(R"({"kind":"total","id":"a lab","points":3,"message":""})"
-                                               "\n"));
+  CHECK(
+      run(body, predictions, true)
+          .starts_with(R"({"kind":"prediction","id":"a","points":1,"message":"you predicted 1, measured 1.04"})"
+                       "\n"
+                       R"({"kind":"prediction","id":"b","points":0,"message":"you predicted 1, measured 2. How many?"})"
+                       "\n"));
+  CHECK(run(body, predictions, true)
+            .ends_with(R"({"kind":"total","id":"a lab","points":3,"message":""})"
+                       "\n"));
 }
 
 }  // namespace labs_test

@@ -60,7 +60,7 @@ bool Lab::compare(const std::string& key, bool measured, const std::string& hint
 bool Lab::expect(const std::string& what, double has_to_be, double got, double apart, const std::string& hint) {
   const bool right = std::abs(has_to_be - got) <= apart;
   return row(code, what, right,
-             right ? "" : ch::cat("your code gave ", number(got), ", and has to give ", number(has_to_be), ". ", hint));
+             right ? "" : ch::cat("your code gave ", number(got), ", and must give ", number(has_to_be), ". ", hint));
 }
 bool Lab::require(const std::string& what, bool holds, const std::string& why_not) {
   return row(code, what, holds, holds ? "" : why_not);
@@ -75,7 +75,9 @@ bool Lab::run(const std::string& what, const std::function<void()>& calls) {
 }
 void Lab::say(const std::string& line) { text_[rows_.empty() ? code : rows_.back().kind] += line + "\n"; }
 
-bool Lab::passed() const { return std::all_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.right; }); }
+bool Lab::passed() const {
+  return std::all_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.right; });
+}
 std::string Lab::text() const {
   const auto wrong = std::count_if(rows_.begin(), rows_.end(), [](const Row& row) { return !row.right; });
   return title_ + "\n" + (text_[code].empty() ? "" : "your code\n" + text_[code]) +

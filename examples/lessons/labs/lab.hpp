@@ -46,8 +46,8 @@ class Lab {
   bool passed() const;
   /// The table: the code, then the predictions.
   std::string text() const;
-  /// A line of JSON for each row, {"kind", "id", "points", "message"}, and one of the kind "total". The kind of a row is
-  /// "code" or "prediction".
+  /// A line of JSON for each row, {"kind", "id", "points", "message"}, and one of the kind "total". The kind of a row
+  /// is "code" or "prediction".
   std::string json() const;
 
  private:
@@ -67,7 +67,8 @@ class Lab {
 };
 
 /// For main: runs a lab and prints its table. Arguments: the file of predictions, and --json FILE, which gets lines of
-/// JSON instead (the student's code may print what it likes). Returns the exit status: 0 if all is right, 1 if not, 2 if the lab could not begin.
+/// JSON instead (the student's code may print what it likes). Returns the exit status: 0 if all is right, 1 if not, 2
+/// if the lab could not begin.
 int run(int argc, char** argv, const char* title, const std::function<void(Lab&)>& check);
 /// The same with the student's code, which `check` judges.
 template <class Code>

@@ -4,6 +4,4 @@
 
 overlap_lab::Caps caps() { return {1, 8}; }
 
-int main(int argc, char** argv) {
-  return lab::run(argc, argv, overlap_lab::title, overlap_lab::check, {.caps = caps});
-}
+int main(int argc, char** argv) { return lab::run(argc, argv, overlap_lab::title, overlap_lab::check, {.caps = caps}); }

@@ -8,6 +8,4 @@ Loss forward(const Layer& fc, const Inputs& inputs, const Labels& labels) {
   return ch::cross_entropy(fc(inputs), labels);
 }
 
-int main(int argc, char** argv) {
-  return lab::run(argc, argv, title, check, {.forward = forward});
-}
+int main(int argc, char** argv) { return lab::run(argc, argv, title, check, {.forward = forward}); }

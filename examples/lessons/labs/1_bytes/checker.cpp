@@ -1,4 +1,5 @@
-/// Measurements of lab 1: a step under each policy, on 2, 3, 4 and 8 devices. SPOILERS: read this when your lab is right.
+/// Measurements of lab 1: a step under each policy, on 2, 3, 4 and 8 devices. SPOILERS: read this when your lab is
+/// right.
 
 #include <chorus/chorus.hpp>
 #include <chorus/parallel/parameter_server.hpp>

@@ -3,8 +3,8 @@
 #include "bytes.hpp"
 
 /// data := the sum of all ranks' data, added in rank order. Every rank sends its numbers to every other one:
-/// `ranks.send(std::span(numbers), to, {.traffic = ch::trace::Traffic::gradients})` and `ranks.recv(span, from)`. If all
-/// ranks send first and the numbers don't fit the queues, each rank waits for a rank that also waits.
+/// `ranks.send(std::span(numbers), to, {.traffic = ch::trace::Traffic::gradients})` and `ranks.recv(span, from)`. If
+/// all ranks send first and the numbers don't fit the queues, each rank waits for a rank that also waits.
 void all_send_all(ch::comm::AnyCommunicator& ranks, std::span<float> data) {
   static_cast<void>(ranks);
   static_cast<void>(data);

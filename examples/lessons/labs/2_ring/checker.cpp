@@ -17,7 +17,8 @@ float number_of(std::size_t rank, std::size_t i) {
   return 1.0f / (1.0f + static_cast<float>((i * 31 + rank * 17) % 1009));
 }
 
-/// The sums of a ring on n ranks in which chunk c begins at rank c + `first` and goes to rank `step` further each round.
+/// The sums of a ring on n ranks in which chunk c begins at rank c + `first` and goes to rank `step` further each
+/// round.
 std::vector<float> sums(std::size_t n, std::size_t count, std::size_t first, std::size_t step) {
   std::vector<float> out(count);
   for (std::size_t chunk = 0; chunk < n; ++chunk)

@@ -23,7 +23,7 @@ struct Step {
 /// A step whose buckets have these sizes.
 Step step_of(const Caps& caps) {
   ch::check<ch::UsageError>(caps.first_mib > 0 && caps.others_mib > 0 && caps.first_mib < 1e5 && caps.others_mib < 1e5,
-                            "caps: sizes in MiB have to be above 0 and below 1e5, got ", caps.first_mib, " and ",
+                            "caps: expected sizes in MiB above 0 and below 1e5, got ", caps.first_mib, " and ",
                             caps.others_mib);
   namespace sim = ch::simulated;
   sim::Training training{.forward = forward, .backward = backward};
@@ -82,11 +82,12 @@ void check(lab::Lab& lab, const Code& code) {
   Step mine{};
   if (!lab.run("caps", [&] { mine = step_of(code.caps()); })) return;
   char text[300];
-  std::snprintf(text, sizeof text,
-                "with %zu bucket%s it takes %.1f ms, which is %.1f %% longer than the best of a grid; its communication "
-                "takes %.1f ms, %.1f ms of that for latency, and %.0f %% of it is hidden",
-                mine.buckets, mine.buckets == 1 ? "" : "s", mine.ms, 100 * (mine.ms / best.ms - 1),
-                mine.communication_ms, mine.communication_ms - least, 100 * mine.hidden());
+  std::snprintf(
+      text, sizeof text,
+      "with %zu bucket%s it takes %.1f ms, which is %.1f %% longer than the best of a grid; its communication "
+      "takes %.1f ms, %.1f ms of that for latency, and %.0f %% of it is hidden",
+      mine.buckets, mine.buckets == 1 ? "" : "s", mine.ms, 100 * (mine.ms / best.ms - 1), mine.communication_ms,
+      mine.communication_ms - least, 100 * mine.hidden());
   const bool fast =
       lab.require("your step is as fast as the best of a grid, within 2 %", mine.ms <= 1.02 * best.ms, text);
   lab.require("half of the communication that can be hidden is hidden",

@@ -10,7 +10,6 @@
 namespace device_0_lab {
 namespace {
 
-
 constexpr ch::Index features = 256, classes = 8192, batch = 128;
 
 /// Logits for a batch: [batch, classes], much larger than all other data.
@@ -30,9 +29,8 @@ struct WithLoss : ch::nn::Module {
   CHORUS_MODULE(WithLoss, fc)
   auto forward(const auto& inputs, const auto& labels) const { return code->forward(fc, inputs, labels); }
 };
-const Code code_of_lab{[](const Layer& fc, const Inputs& inputs, const Labels& labels) {
-  return ch::cross_entropy(fc(inputs), labels);
-}};
+const Code code_of_lab{
+    [](const Layer& fc, const Inputs& inputs, const Labels& labels) { return ch::cross_entropy(fc(inputs), labels); }};
 
 using ch::trace::Memory;
 double held(int device, Memory kind) { return static_cast<double>(ch::trace::memory(device, kind)); }
@@ -113,8 +111,9 @@ void judge_loss(lab::Lab& lab, const Net& net, ch::Index samples) {
   const auto of_all = static_cast<double>(samples);
   const char* const why = is(right * of_all)           ? "That is the sum over its samples."
                           : is(right * of_all / batch) ? "That divides by the batch of all devices."
-                          : is(ch::mean(logits).item()) ? "That is the mean of the logits: who reads the labels?"
-                                                        : "It is the mean of the cross entropy of its logits by the labels.";
+                          : is(ch::mean(logits).item())
+                              ? "That is the mean of the logits: who reads the labels?"
+                              : "It is the mean of the cross entropy of its logits by the labels.";
   lab.expect(ch::cat("forward, ", samples, samples == 1 ? " sample" : " samples", ": the loss"), right, got,
              1e-3 * right, why);
 }

@@ -10,8 +10,8 @@ namespace device_0_lab {
 inline constexpr const char* title = "Lab 4: what device 0 holds under DataParallel";
 
 using Layer = ch::nn::Linear<ch::Cpu>;
-using Inputs = ch::Tensor<float, 2>;          ///< [samples, features]
-using Labels = ch::Tensor<std::int64_t, 1>;   ///< [samples]
+using Inputs = ch::Tensor<float, 2>;         ///< [samples, features]
+using Labels = ch::Tensor<std::int64_t, 1>;  ///< [samples]
 using Loss = ch::Variable<float, 0>;
 struct Code {
   /// The forward pass of a model that returns its loss; `fc` is its layer.

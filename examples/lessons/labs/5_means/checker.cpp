@@ -12,8 +12,6 @@
 namespace means_lab {
 namespace {
 
-
-
 template <class D>
 struct Net : ch::nn::Module {
   ch::nn::Linear<D, double> fc1{5, 8}, fc2{8, 3};

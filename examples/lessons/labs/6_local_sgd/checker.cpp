@@ -9,7 +9,6 @@
 namespace local_sgd_lab {
 namespace {
 
-
 using Average = std::function<void(ch::comm::AnyCommunicator&, std::span<double>)>;
 /// Every rank ends with the mean of all ranks' parameters.
 void average_of_lab(ch::comm::AnyCommunicator& ranks, std::span<double> parameters) {

@@ -13,15 +13,12 @@
 namespace large_batch_lab {
 namespace {
 
-
 constexpr ch::Index side = 12, pixels = side * side, classes = 10, train_images = 4096, test_images = 1024;
 constexpr int epochs = 20, seeds = 5;
 constexpr ch::Index small_batch = 8, large_batch = 128;
 constexpr int ranks_of_large_batch = 4;
 
-Plan plan_for(ch::Index batch) {
-  return {0.1, small_batch, batch, static_cast<int>(train_images / batch), epochs};
-}
+Plan plan_for(ch::Index batch) { return {0.1, small_batch, batch, static_cast<int>(train_images / batch), epochs}; }
 
 using Rate = std::function<double(const Plan&, int)>;
 
@@ -233,7 +230,8 @@ std::string described(const Plan& plan, const Code& code) {
   const double first = times(0), last = times(plan.steps() - 1);
   char text[160];
   std::snprintf(text, sizeof text, "they begin at %.3g times the rate of batch 8, and %s %.3g times", first,
-                last > times(plan.steps() - 1 - plan.steps_an_epoch) ? "still grow in the last epoch, to" : "end at", last);
+                last > times(plan.steps() - 1 - plan.steps_an_epoch) ? "still grow in the last epoch, to" : "end at",
+                last);
   return text;
 }
 void judge(lab::Lab& lab, const Code& code) {

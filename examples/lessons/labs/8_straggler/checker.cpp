@@ -12,7 +12,6 @@
 namespace straggler_lab {
 namespace {
 
-
 namespace simulated = ch::comm::simulated;
 
 /// ResNet-50; its forward pass takes a third of `compute` seconds.
@@ -52,7 +51,7 @@ struct Step {
 };
 Step step_of(const Choice& choice) {
   ch::check<ch::UsageError>(choice.cap_mib > 0 && choice.cap_mib < 1e5,
-                            "choice: a size in MiB has to be above 0 and below 1e5, got ", choice.cap_mib);
+                            "choice: expected a size in MiB above 0 and below 1e5, got ", choice.cap_mib);
   simulated::SimulationOptions options;
   options.ranks = 64;
   options.links = simulated::links_named("nvlink8+10gbit:shared");
@@ -144,7 +143,8 @@ void check(lab::Lab& lab, const Code& code) {
   Step mine{};
   if (!lab.run("choice", [&] { mine = step_of(choice = code.choice()); })) return;
   char text[200];
-  std::snprintf(text, sizeof text, "by %s in %zu bucket%s it takes %.1f ms, which is %.1f %% longer than the best of a grid",
+  std::snprintf(text, sizeof text,
+                "by %s in %zu bucket%s it takes %.1f ms, which is %.1f %% longer than the best of a grid",
                 std::string(name(choice.algorithm)).c_str(), mine.buckets, mine.buckets == 1 ? "" : "s", mine.ms,
                 100 * (mine.ms / by_lab.best_ms - 1));
   if (lab.require("your step is as fast as the best of a grid, within 2 %", mine.ms <= 1.02 * by_lab.best_ms, text))
