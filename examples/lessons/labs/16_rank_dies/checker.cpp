@@ -64,7 +64,7 @@ class Ring {
   const Result& result(int rank) const { return members_[static_cast<std::size_t>(rank)].result; }
 
  private:
-  static constexpr double hop = 1e-4, call = 1e-5, end_of_time = 20;
+  static constexpr double hop = 1e-4, call = 1e-3, end_of_time = 10;
   static Time time(double seconds) { return simulated::time_of("lab", seconds); }
 
   class Member final : public Rank {
@@ -81,7 +81,7 @@ class Ring {
             double number = -1;
             result.named = ring.hear_(*this, (rank + ring_size - 1) % ring_size, number);
             if (result.named >= 0) {
-              result.at = now();
+              result.at = seconds();
               return end();
             }
             if (number != 1000 * sum + round) ch::fail<ch::UsageError>("it returned -1 without the next number");
@@ -94,7 +94,10 @@ class Ring {
       if (!stopped) end();
     }
 
-    double now() override { return simulated::seconds(clock()); }
+    double now() override {
+      spend();
+      return seconds();
+    }
     Heard receive(int from, double until, double& number) override {
       auto& link = ring.links_[static_cast<std::size_t>(from)];
       spend();
@@ -117,7 +120,7 @@ class Ring {
     }
     void sign(int whom) override {
       spend();
-      own_sign = {now(), whom};
+      own_sign = {seconds(), whom};
     }
     Sign last_sign(int of) override {
       spend();
@@ -149,9 +152,10 @@ class Ring {
    private:
     int task() const { return rank; }
     Time& clock() { return ring.tasks_.clock(); }
+    double seconds() { return simulated::seconds(clock()); }
     /// Others run until so much virtual time has passed.
-    void compute(double seconds) {
-      const Time until = simulated::later(clock(), time(seconds));
+    void compute(double more) {
+      const Time until = simulated::later(clock(), time(more));
       while (clock() < until) sleep(until);
     }
     /// The same, or until something has come.
@@ -178,7 +182,7 @@ class Ring {
       ring.tasks_.at(at, [this, to, at] { ring.members_[static_cast<std::size_t>(to)].wake(at); });
     }
     void end() {
-      if (result.at == 0) result.at = now();
+      if (result.at == 0) result.at = seconds();
       auto& link = ring.links_[static_cast<std::size_t>(rank)];
       link.closed = simulated::later(clock(), time(link_end));
       tell((rank + 1) % ring_size, *link.closed);
@@ -186,7 +190,7 @@ class Ring {
     void meet_fate() {
       for (const auto& [who, fate] : ring.plan_.fates) {
         if (who != rank) continue;
-        if (ring.died_at_ == 0) ring.died_at_ = now();
+        if (ring.died_at_ == 0) ring.died_at_ = seconds();
         stopped = fate == Fate::stopped;
         throw Ended();
       }
