@@ -92,8 +92,8 @@ TEST_CASE("lab 14: the solution passes, and wrong answers are told apart") {
        {"too few micro-batches", with(other_size), "the table has 4 ranks, 4 stages and 7 micro-batches"},
        {"GPipe", with(ch::GPipe::of), "rank 0 keeps 8, and a step takes 33 units"},
        {"weights last", with(weights_last), "rank 0 keeps 8, and a step takes 30 units"},
-       {"1F1B", with(ch::OneForwardOneBackward::of), "it takes 33, of which a rank computes for 24"},
-       {"weights at once", with(weights_at_once), "it takes 30, of which a rank computes for 24"}});
+       {"1F1B", with(ch::OneForwardOneBackward::of), "it takes 33; each rank computes for 24"},
+       {"weights at once", with(weights_at_once), "it takes 30; each rank computes for 24"}});
 }
 
 }  // namespace labs_test::pipeline_schedule

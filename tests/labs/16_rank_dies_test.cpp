@@ -120,11 +120,11 @@ TEST_CASE("lab 16: the solution passes, and wrong answers are told apart") {
               {"late", hears(late), "after its death"},
               {"a step too early", trains(steps_off<-1>), "that step is made twice"},
               {"a step too late", trains(steps_off<1>), "one step is left out"},
-              {"reseeds", trains(reseeds), "draws dropout's masks of pass 0, and has to draw those of pass 20"},
+              {"reseeds", trains(reseeds), "draws dropout's masks of pass 0; it must draw those of pass 20"},
               {"order anew", trains(order_anew), "reads the samples from the beginning of epoch 1"},
-              {"one order", trains(one_order), "trains with batch 8 of epoch 0, and has to with batch 8 of epoch 1"},
+              {"one order", trains(one_order), "trains with batch 8 of epoch 0; it must train with batch 8 of epoch 1"},
               {"begins anew", trains(begins_anew), "it doesn't load the checkpoint"},
-              {"saves nothing", trains(saves_nothing), "there is no checkpoint after 10 steps"}});
+              {"saves nothing", trains(saves_nothing), "it has not saved after 10 steps"}});
 }
 
 }  // namespace labs_test::rank_dies

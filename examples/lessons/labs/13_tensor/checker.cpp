@@ -251,12 +251,12 @@ struct Suspect {
 std::string difference(const Matrix& is, const Matrix& right, const std::vector<Suspect>& suspects) {
   if (equal(is, right)) return "";
   if (is.rows != right.rows || is.columns != right.columns)
-    return ch::cat("it is ", shape(is), ", and has to be ", shape(right));
+    return ch::cat("it is ", shape(is), ", and must be ", shape(right));
   for (const auto& suspect : suspects)
     if (equal(is, suspect.numbers)) return suspect.why;
   std::size_t i = 0;
   while (equal({1, 1, {is.numbers[i]}}, {1, 1, {right.numbers[i]}})) ++i;
-  return ch::cat("row ", i / is.columns, ", column ", i % is.columns, " is ", is.numbers[i], ", and has to be ",
+  return ch::cat("row ", i / is.columns, ", column ", i % is.columns, " is ", is.numbers[i], ", and must be ",
                  right.numbers[i]);
 }
 
@@ -370,7 +370,7 @@ void check(lab::Lab& lab, const Code& code) {
   auto wider = predicted;
   wider.hidden *= 2;
   const auto whole = of_library<ch::NoSequenceSplit>(predicted), split = of_library<ch::SequenceSplit>(predicted);
-  const char* const hint = "How many bytes has what is summed, and how often does a ring send each chunk of it?";
+  const char* const hint = "How many bytes does the sum have, and how often does a ring send each chunk of it?";
   lab.compare("forward, bytes that a rank sends", whole.forward, 0, hint);
   lab.compare("backward, bytes that a rank sends", whole.backward, 0, "Which gradient is a sum of the ranks' terms?");
   lab.compare("forward, rows split, bytes that a rank sends", split.forward, 0,

@@ -74,9 +74,9 @@ bool judge(lab::Lab& lab, const Code& code, int p, int m) {
   ch::ScheduleFacts facts;
   const auto follow = [&] {
     table = code.schedule(p, m);
-    ch::check<ch::UsageError>(table.size() == p && table.stages == p && table.micro_batches == m, "the table has ",
-                              table.size(), " ranks, ", table.stages, " stages and ", table.micro_batches,
-                              " micro-batches");
+    ch::check<ch::UsageError>(table.size() == p && table.stages == p && table.micro_batches == m,
+                              "schedule: the table has ", table.size(), " ranks, ", table.stages, " stages and ",
+                              table.micro_batches, " micro-batches");
     if (const auto wrong = out_of_order(table); !wrong.empty()) ch::fail<ch::UsageError>(wrong);
     facts = check_schedule(table);
   };
@@ -87,7 +87,7 @@ bool judge(lab::Lab& lab, const Code& code, int p, int m) {
                   ch::cat("rank ", most - facts.kept_inputs.begin(), " keeps ", *most, ", and a step takes ",
                           facts.time, " units of time")) &&
       lab.require(ch::cat(what, ": at most ", 3 * m + p - 1, " units of time"), facts.time <= 3 * m + p - 1,
-                  ch::cat("it takes ", facts.time, ", of which a rank computes for ", 3 * m));
+                  ch::cat("it takes ", facts.time, "; each rank computes for ", 3 * m));
   if (p == 4 && m == 8) lab.say(drawn(table));
   return good;
 }

@@ -84,7 +84,7 @@ class Ring {
               result.at = seconds();
               return end();
             }
-            if (number != 1000 * sum + round) ch::fail<ch::UsageError>("it returned -1 without the next number");
+            if (number != 1000 * sum + round) ch::fail<ch::UsageError>("hear: it returned -1 without the next number");
           }
         }
       } catch (const Ended&) {
@@ -124,7 +124,7 @@ class Ring {
     }
     Sign last_sign(int of) override {
       spend();
-      ch::check<ch::UsageError>(of >= 0 && of < ring_size, "last_sign: there is no rank ", of);
+      ch::check<ch::UsageError>(of >= 0 && of < ring_size, "last_sign: expected a rank in [0, 8), got ", of);
       return ring.members_[static_cast<std::size_t>(of)].own_sign;
     }
     int named() override {
@@ -247,6 +247,7 @@ std::string fault(const Plan& plan, const Ring& ring) {
         if (plan.fates.empty()) return says + "while all ranks are alive, and one computes";
         if (named >= ring_size) return says + "of 8";
         const bool links_end = plan.fates.front().second == Fate::killed;
+        if (named == plan.busy) return says + "which is alive: it computes";
         return says + (links_end ? "which is alive: it had given up" : "which is alive: it waited, too");
       }
       if (only_accusers) continue;
@@ -254,7 +255,7 @@ std::string fault(const Plan& plan, const Ring& ring) {
       if (plan.fates.empty()) continue;
       if (named < 0) return ch::cat("rank ", rank, " names none");
       if (at - ring.died_at() > deadline) return says + "only " + ms(at - ring.died_at()) + " after its death";
-      if (name >= 0 && name != named) return says + ch::cat("and another one rank ", name);
+      if (name >= 0 && name != named) return says + ch::cat("and a different rank names rank ", name);
       name = named;
     }
   return "";
@@ -266,8 +267,8 @@ const Plan stopped{"rank 2 is stopped", {{2, Fate::stopped}}};
 void check_hear(lab::Lab& lab, const Code& code) {
   for (const auto& plan : {Plan{"a rank computes for 0.9 s", {}, 3}, killed, stopped,
                            Plan{"ranks 5 and 1 are killed at once", {{5, Fate::killed}, {1, Fate::killed}}},
-                           Plan{"rank 6 is stopped, and another one computes for 0.9 s", {{6, Fate::stopped}}, 2},
-                           Plan{"rank 0 is killed, and another one computes for 0.9 s", {{0, Fate::killed}}, 4}}) {
+                           Plan{"rank 6 is stopped, and a different one computes for 0.9 s", {{6, Fate::stopped}}, 2},
+                           Plan{"rank 0 is killed, and a different one computes for 0.9 s", {{0, Fate::killed}}, 4}}) {
     std::string why;
     if (!lab.run(plan.what, [&] {
           const Ring ring(plan, code.hear);
@@ -324,20 +325,21 @@ class Process final : public Training {
 
   bool has_checkpoint() override { return std::filesystem::exists(path_); }
   int load() override {
-    ch::check<ch::UsageError>(has_checkpoint(), "load: there is no checkpoint");
+    ch::check<ch::UsageError>(has_checkpoint(), "load: a checkpoint does not exist");
     done_ = began_with = static_cast<int>(ch::io::load_checkpoint(net_, optimizer_, path_).step);
     net_.set_forward_passes(0);
     return done_;
   }
   void save(int after_steps) override {
-    ch::check<ch::UsageError>(after_steps == done_, "save(", after_steps, ") after ", done_, " steps");
+    ch::check<ch::UsageError>(after_steps == done_, "save: expected ", done_, " steps, as made, got ", after_steps);
     net_.communicator().barrier();  // no rank still asks for the earlier one
     ch::io::save_checkpoint(net_, optimizer_, {.step = after_steps}, path_);
     net_.communicator().barrier();
     saved.push_back(after_steps);
   }
   void begin_epoch(int epoch, int first) override {
-    ch::check<ch::UsageError>(epoch >= 0 && first >= 0, "begin_epoch(", epoch, ", ", first, ")");
+    ch::check<ch::UsageError>(epoch >= 0 && first >= 0, "begin_epoch: expected epoch and batch of at least 0, got ",
+                              epoch, " and ", first);
     epoch_ = epoch;
     batch_ = first;
     sampler_.set_epoch(epoch);
@@ -346,7 +348,7 @@ class Process final : public Training {
   void step() override {
     ch::check<ch::UsageError>(epoch_ >= 0, "step: begin_epoch comes first");
     ch::check<ch::UsageError>(batch_ < steps_of_epoch, "step: epoch ", epoch_, " has no more batches");
-    ch::check<ch::UsageError>(made.size() < 2 * steps, "train makes more than ", 2 * steps, " steps");
+    ch::check<ch::UsageError>(made.size() < 2 * steps, "train: it makes more than ", 2 * steps, " steps");
     if (done_ == dies_after_) throw Death("killed");
     const Made with{epoch_, batch_, static_cast<int>(net_.forward_passes())};
     const auto [x, labels] = share(sampler_.share(batch_++, batch));
@@ -456,9 +458,9 @@ std::string difference(const std::vector<Made>& made, int first) {
     if (at == step + 1) return after + "trains with the batch of the step after: one step is left out";
     if (at != step)
       return ch::cat(after, "trains with batch ", made[i].batch, " of epoch ", made[i].epoch,
-                     ", and has to with batch ", step % Training::steps_of_epoch, " of epoch ", epoch);
+                     "; it must train with batch ", step % Training::steps_of_epoch, " of epoch ", epoch);
     if (made[i].pass != step)
-      return ch::cat(after, "draws dropout's masks of pass ", made[i].pass, ", and has to draw those of pass ", step);
+      return ch::cat(after, "draws dropout's masks of pass ", made[i].pass, "; it must draw those of pass ", step);
   }
   return "";
 }
@@ -474,7 +476,7 @@ void check_train(lab::Lab& lab, const Code& code, const Run& truth) {
     if (why.empty() && end != steps) why = ch::cat("it ends after ", end, " steps of ", steps);
     for (int step = is.began_with + 10 - is.began_with % 10; why.empty() && step <= steps; step += 10)
       if (std::find(is.saved.begin(), is.saved.end(), step) == is.saved.end())
-        why = ch::cat("there is no checkpoint after ", step, " steps");
+        why = ch::cat("it has not saved after ", step, " steps");
     return lab.require(name, why.empty(), why);
   };
   Run first, second;
@@ -503,7 +505,7 @@ void check(lab::Lab& lab, const Code& code) {
               accusers(killed, by_links), 0, "Who closes the link to rank 4, and is it dead?");
   lab.compare("killed: ms until the last survivor knows, if word goes from link to link",
               1e3 * last_knows(killed, by_links), 1, "How many links end, one after the other?");
-  lab.compare("stopped: survivors that name an innocent rank, if each names the rank for which it has waited 1 s",
+  lab.compare("stopped: survivors that name an innocent rank, if each waits for 1 s and names the rank it waits for",
               accusers(stopped, by_time), 0, "For whom does each rank wait in a ring?");
   const Folder folder;
   const auto file = folder.file("c");
