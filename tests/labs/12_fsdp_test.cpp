@@ -1,6 +1,5 @@
 // Lab 12: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/12_fsdp/fsdp.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::fsdp {
@@ -28,8 +27,7 @@ Values with(Ranks& ranks, const Unit& unit, const Values& x, const Values& dy,
   return dx;
 }
 void scatter(Ranks& ranks, const Numbers& whole, std::span<float> part, double scale) {
-  ranks.reduce_scatter(whole.numbers(), part, ch::comm::ReduceOp::sum,
-                       {.scale = scale, .traffic = Traffic::gradients});
+  ranks.reduce_scatter(whole.numbers(), part, ch::comm::ReduceOp::sum, {.scale = scale, .traffic = Traffic::gradients});
 }
 void mean_to(Ranks& ranks, const Unit& unit, const Numbers& whole) {
   scatter(ranks, whole, unit.gradients(), 1.0 / ranks.size());
@@ -98,14 +96,13 @@ TEST_CASE("lab 12: the solution passes, and wrong answers are told apart") {
                 {{"fsdp, a rank sends of parameters", 6291456}, {"a rank's parameters at most, bytes", 4194304}});
   check_hole(code(given::forward, solution::backward), right, "forward");
   check_hole(backward(given::backward), right, "backward");
-  check_told_apart(right,
-                   {{"keeps units", code(keeps_units, with_kept), "after a unit's forward, "},
-                    {"keeps gradients", backward(keeps_gradients), "after a unit's backward, "},
-                    {"all-reduces", backward(all_reduces), "twice as many bytes of gradients were sent"},
-                    {"the sum", backward(sums), "is the sum of the ranks' gradients"},
-                    {"adds to the last step's", backward(adds), "is right in the first step only"},
-                    {"its own gradient", backward(own), "is the rank's own gradient"},
-                    {"its part only", code(part_only, solution::backward), "and the layer has 96"}});
+  check_told_apart(right, {{"keeps units", code(keeps_units, with_kept), "after a unit's forward, "},
+                           {"keeps gradients", backward(keeps_gradients), "after a unit's backward, "},
+                           {"all-reduces", backward(all_reduces), "twice as many bytes of gradients were sent"},
+                           {"the sum", backward(sums), "is the sum of the ranks' gradients"},
+                           {"adds to the last step's", backward(adds), "is right in the first step only"},
+                           {"its own gradient", backward(own), "is the rank's own gradient"},
+                           {"its part only", code(part_only, solution::backward), "and the layer has 96"}});
 }
 
 }  // namespace labs_test::fsdp

@@ -1,6 +1,5 @@
 // Lab 9: its solution passes; wrong answers are told apart.
 #include "../../examples/lessons/labs/9_memory/memory.hpp"
-
 #include "labs.hpp"
 
 namespace labs_test::memory {
@@ -106,14 +105,14 @@ TEST_CASE("lab 9: the solution passes, and wrong answers are told apart") {
   check_guesses(with(solution::step), right,
                 {{"optimizer", 1048576}, {"activations at most, checkpoints of 16 layers", 2 * 262144}});
   check_hole(with(given::step), right, "step");
-  check_told_apart(right,
-                   {{"keeps all", with(keeps_all), "no layer is computed again"},
-                    {"again and again", with(again_and_again), "is computed 4 times"},
-                    {"lets nothing go", with(lets_nothing_go), "Which segments are they from?"},
-                    {"whole segments", with(whole_segments), "backward of layer 11: dy is not its gradient by its output"},
-                    {"by output", with(by_output), "backward of layer 15: x is not its input: it is that of layer 16"},
-                    {"the same gradient", with(same_gradient), "backward of layer 14: dy is not its gradient by its outp"},
-                    {"not the first segment", with(not_the_first), "layer 3 gets no gradient"}});
+  check_told_apart(
+      right, {{"keeps all", with(keeps_all), "no layer is computed again"},
+              {"again and again", with(again_and_again), "is computed 4 times"},
+              {"lets nothing go", with(lets_nothing_go), "Which segments are they from?"},
+              {"whole segments", with(whole_segments), "backward of layer 11: dy is not its gradient by its output"},
+              {"by output", with(by_output), "backward of layer 15: x is not its input: it is that of layer 16"},
+              {"the same gradient", with(same_gradient), "backward of layer 14: dy is not its gradient by its outp"},
+              {"not the first segment", with(not_the_first), "layer 3 gets no gradient"}});
 }
 
 }  // namespace labs_test::memory

@@ -129,8 +129,8 @@ Truth truth(int rank, std::size_t count, int number_of_layers) {
 
 /// What a rank's calls did.
 struct Seen {
-  std::string output, gradient;                    // what is wrong with them
-  double after_forward = 0, after_backward = 0;    // bytes of parameters and of gradients beside the parts
+  std::string output, gradient;                  // what is wrong with them
+  double after_forward = 0, after_backward = 0;  // bytes of parameters and of gradients beside the parts
   double sent_forward = 0, sent_backward = 0, sent_gradients = 0;  // in the second step
 };
 
@@ -151,7 +151,8 @@ class Run {
     ch::trace::reset_traffic();
     auto& peaks = lab::Peaks::begin();
     try {
-      lab::on_ranks(n_, [&](Ranks& ranks) { on_rank(code, ranks, peaks); }, std::chrono::seconds(5));
+      lab::on_ranks(
+          n_, [&](Ranks& ranks) { on_rank(code, ranks, peaks); }, std::chrono::seconds(5));
     } catch (...) {
       lab::Peaks::end();
       throw;
@@ -175,8 +176,7 @@ class Run {
       std::vector<Values> xs{input(rank, count_)};
       for (int i = 0; i < layers_; ++i) {
         xs.push_back(code.forward(ranks, units[static_cast<std::size_t>(i)], xs.back()));
-        own.after_forward =
-            std::max(own.after_forward, peaks.held(rank, Memory::parameters) - resting());
+        own.after_forward = std::max(own.after_forward, peaks.held(rank, Memory::parameters) - resting());
       }
       look_at_output(own, rank, xs.back());
       const double between = sent(rank, Traffic::parameters);
@@ -195,8 +195,8 @@ class Run {
   void look_at_output(Seen& own, int rank, const Values& y) const {
     const auto& right = truths_[static_cast<std::size_t>(rank)].output;
     if (y.size() == right.size() && std::equal(y.begin(), y.end(), right.begin())) return;
-    const auto first = static_cast<std::size_t>(
-        std::mismatch(right.begin(), right.end(), y.begin(), y.end()).first - right.begin());
+    const auto first =
+        static_cast<std::size_t>(std::mismatch(right.begin(), right.end(), y.begin(), y.end()).first - right.begin());
     if (own.output.empty())
       own.output = ch::cat("on rank ", rank, " number ", first, " of the last layer's output is not one device's");
   }
@@ -247,8 +247,8 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
     lab.require(name(what), got == once,
                 got == 0          ? ch::cat("no bytes of ", of, " were sent. Were they counted as another kind?")
                 : got == 2 * once ? ch::cat("twice as many bytes of ", of, " were sent: as by an all-reduce")
-                                  : ch::cat(got, " bytes of ", of, " were sent, which is ", got < once ? "less" : "more",
-                                            " than each part once to each other rank"));
+                                  : ch::cat(got, " bytes of ", of, " were sent, which is ",
+                                            got < once ? "less" : "more", " than each part once to each other rank"));
   };
   bytes("bytes sent in forward", most(&Seen::sent_forward), "parameters");
   bytes("bytes of parameters sent in backward", most(&Seen::sent_backward), "parameters");
@@ -257,11 +257,11 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
   lab.require(name("parameters in memory"), left == 0 && run.most_parameters <= run.resting() + run.unit(),
               left > 0 ? ch::cat("after a unit's forward, ", left, " bytes of parameters are left beside the parts")
                        : ch::cat("at most ", run.most_parameters, " bytes: more than the parts and one whole unit"));
-  lab.require(name("gradients in memory"),
-              gradients_left == 0 && run.most_gradients <= run.resting() + run.unit(),
-              gradients_left > 0
-                  ? ch::cat("after a unit's backward, ", gradients_left, " bytes of gradients are left beside the parts")
-                  : ch::cat("at most ", run.most_gradients, " bytes: more than the parts and one whole unit"));
+  lab.require(
+      name("gradients in memory"), gradients_left == 0 && run.most_gradients <= run.resting() + run.unit(),
+      gradients_left > 0
+          ? ch::cat("after a unit's backward, ", gradients_left, " bytes of gradients are left beside the parts")
+          : ch::cat("at most ", run.most_gradients, " bytes: more than the parts and one whole unit"));
 }
 
 /// The lab's own code, whose memory the predictions are about.
@@ -271,15 +271,16 @@ Numbers gathered(Ranks& ranks, const Unit& unit) {
   ranks.all_gather(unit.parameters(), whole.numbers(), {.traffic = Traffic::parameters});
   return whole;
 }
-const Code of_lab{[](Ranks& ranks, const Unit& unit, const Values& x) { return unit.forward(gathered(ranks, unit), x); },
-                  [](Ranks& ranks, const Unit& unit, const Values& x, const Values& dy) {
-                    Numbers whole = gathered(ranks, unit);
-                    const Numbers gradients(ranks.rank(), Memory::gradients, whole.size());
-                    auto dx = unit.backward(whole, x, dy, gradients);
-                    ranks.reduce_scatter(gradients.numbers(), unit.gradients(), ch::comm::ReduceOp::sum,
-                                         {.scale = 1.0 / ranks.size(), .traffic = Traffic::gradients});
-                    return dx;
-                  }};
+const Code of_lab{
+    [](Ranks& ranks, const Unit& unit, const Values& x) { return unit.forward(gathered(ranks, unit), x); },
+    [](Ranks& ranks, const Unit& unit, const Values& x, const Values& dy) {
+      Numbers whole = gathered(ranks, unit);
+      const Numbers gradients(ranks.rank(), Memory::gradients, whole.size());
+      auto dx = unit.backward(whole, x, dy, gradients);
+      ranks.reduce_scatter(gradients.numbers(), unit.gradients(), ch::comm::ReduceOp::sum,
+                           {.scale = 1.0 / ranks.size(), .traffic = Traffic::gradients});
+      return dx;
+    }};
 
 }  // namespace
 

@@ -128,9 +128,9 @@ class Judged final : public Layers {
     });
     if (row - rows.begin() == right) return;
     const bool inputs = &rows == &xs_;
-    ch::fail<ch::UsageError>(call, " of layer ", layer, ": ", name, " is not its ", what,
-                             row == rows.end() ? std::string()
-                                               : ch::cat(": it is that of layer ", row - rows.begin() - !inputs));
+    ch::fail<ch::UsageError>(
+        call, " of layer ", layer, ": ", name, " is not its ", what,
+        row == rows.end() ? std::string() : ch::cat(": it is that of layer ", row - rows.begin() - !inputs));
   }
   Rows xs_, dys_;  // the input of each layer and the last output; the gradients by them
 };
@@ -192,8 +192,7 @@ void check(lab::Lab& lab, const Code& code) {
     if (holding.activations < least) least = holding.activations, best = segment;
     if (segment == 2 || segment == 8) continue;
     lab.compare(ch::cat("activations at most, checkpoints of ", segment, segment == 1 ? " layer" : " layers"),
-                holding.activations, value,
-                "Count the inputs of checkpoints, and what is computed again at one time.");
+                holding.activations, value, "Count the inputs of checkpoints, and what is computed again at one time.");
     if (segment == 4)
       lab.compare("layers computed in a step, checkpoints of 4 layers", holding.computed, 0,
                   "How often is each layer computed, and when?");
