@@ -73,7 +73,7 @@ bool Lab::run(const std::string& what, const std::function<void()>& calls) {
     return row(code, what, false, error.what());
   }
 }
-void Lab::say(const std::string& line) { text_[rows_.empty() ? prediction : rows_.back().kind] += line + "\n"; }
+void Lab::say(const std::string& line) { text_[rows_.empty() ? code : rows_.back().kind] += line + "\n"; }
 
 bool Lab::passed() const { return std::all_of(rows_.begin(), rows_.end(), [](const Row& row) { return row.right; }); }
 std::string Lab::text() const {

@@ -40,7 +40,7 @@ class Lab {
   /// Runs `calls`, which call the student's code. An unfilled hole, or another exception, gives a wrong row. Returns
   /// whether they ended normally.
   bool run(const std::string& what, const std::function<void()>& calls);
-  /// Adds a line to the part of the table that the last row is in.
+  /// Adds a line to the part of the table that the last row is in; to the code's before any row.
   void say(const std::string& line);
 
   bool passed() const;

@@ -132,8 +132,9 @@ bool judge(lab::Lab& lab, const Code& code, int n) {
         bytes = ch::cat("rank ", rank, " has sent ", is < reference.bytes[rank] ? "less" : "more", ": ", is,
                         " bytes, with ", count, " numbers of 4 bytes each");
   }
-  lab.require(ch::cat(n, " ranks: the sums, added in the ring's order"), wrong.empty(), wrong);
-  lab.require(ch::cat(n, " ranks: a rank sends no more than the ring does"), bytes.empty(), bytes);
+  const auto on = ch::cat(n, n == 1 ? " rank: " : " ranks: ");
+  lab.require(on + "the sums, added in the ring's order", wrong.empty(), wrong);
+  lab.require(ch::cat(on, "a rank sends no more than the ring does"), bytes.empty(), bytes);
   return true;
 }
 
