@@ -79,6 +79,22 @@ Values own(Ranks& ranks, const Unit& unit, const Values& x, const Values& dy) {
                       part.begin());
   });
 }
+/// Counts what it gathers as something else.
+Values as_activations_forward(Ranks& ranks, const Unit& unit, const Values& x) {
+  const Numbers whole(ranks.rank(), Memory::activations,
+                      unit.parameters().size() * static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(unit.parameters(), whole.numbers(), {.traffic = Traffic::parameters});
+  return unit.forward(whole, x);
+}
+Values as_activations_backward(Ranks& ranks, const Unit& unit, const Values& x, const Values& dy) {
+  const Numbers whole(ranks.rank(), Memory::activations,
+                      unit.parameters().size() * static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(unit.parameters(), whole.numbers(), {.traffic = Traffic::parameters});
+  const auto gradients = whole_gradients(ranks, unit);
+  auto dx = unit.backward(whole, x, dy, gradients);
+  mean_to(ranks, unit, gradients);
+  return dx;
+}
 /// Takes its part for the whole layer.
 Values part_only(Ranks& ranks, const Unit& unit, const Values& x) {
   const Numbers part(ranks.rank(), Memory::parameters, unit.parameters().size());
@@ -96,13 +112,16 @@ TEST_CASE("lab 12: the solution passes, and wrong answers are told apart") {
                 {{"fsdp, a rank sends of parameters", 6291456}, {"a rank's parameters at most, bytes", 4194304}});
   check_hole(code(given::forward, solution::backward), right, "forward");
   check_hole(backward(given::backward), right, "backward");
-  check_told_apart(right, {{"keeps units", code(keeps_units, with_kept), "after a unit's forward, "},
-                           {"keeps gradients", backward(keeps_gradients), "after a unit's backward, "},
-                           {"all-reduces", backward(all_reduces), "twice as many bytes of gradients were sent"},
-                           {"the sum", backward(sums), "is the sum of the ranks' gradients"},
-                           {"adds to the last step's", backward(adds), "is right in the first step only"},
-                           {"its own gradient", backward(own), "is the rank's own gradient"},
-                           {"its part only", code(part_only, solution::backward), "and the layer has 96"}});
+  check_told_apart(right,
+                   {{"keeps units", code(keeps_units, with_kept), "bytes of parameters are left beside the parts"},
+                    {"keeps gradients", backward(keeps_gradients), "bytes of gradients are left beside the parts"},
+                    {"all-reduces", backward(all_reduces), "twice as many bytes of gradients were sent"},
+                    {"the sum", backward(sums), "is the sum of the ranks' gradients"},
+                    {"adds to the last step's", backward(adds), "is right in the first step only"},
+                    {"its own gradient", backward(own), "is the rank's own gradient"},
+                    {"another kind of memory", code(as_activations_forward, as_activations_backward),
+                     "no whole unit was counted as parameters"},
+                    {"its part only", code(part_only, solution::backward), "and the layer has 96"}});
 }
 
 }  // namespace labs_test::fsdp

@@ -253,15 +253,15 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
   bytes("bytes sent in forward", most(&Seen::sent_forward), "parameters");
   bytes("bytes of parameters sent in backward", most(&Seen::sent_backward), "parameters");
   bytes("bytes of gradients sent in backward", most(&Seen::sent_gradients), "gradients");
-  const double left = most(&Seen::after_forward), gradients_left = most(&Seen::after_backward);
-  lab.require(name("parameters in memory"), left == 0 && run.most_parameters <= run.resting() + run.unit(),
-              left > 0 ? ch::cat("after a unit's forward, ", left, " bytes of parameters are left beside the parts")
-                       : ch::cat("at most ", run.most_parameters, " bytes: more than the parts and one whole unit"));
-  lab.require(
-      name("gradients in memory"), gradients_left == 0 && run.most_gradients <= run.resting() + run.unit(),
-      gradients_left > 0
-          ? ch::cat("after a unit's backward, ", gradients_left, " bytes of gradients are left beside the parts")
-          : ch::cat("at most ", run.most_gradients, " bytes: more than the parts and one whole unit"));
+  const auto memory = [&](const char* what, double left, double at_most, const char* of) {
+    lab.require(name(what), left == 0 && at_most > run.resting() && at_most <= run.resting() + run.unit(),
+                left > 0 ? ch::cat("after that pass of a unit, ", left, " bytes of ", of, " are left beside the parts")
+                : at_most <= run.resting()
+                    ? ch::cat("no whole unit was counted as ", of, " of its rank")
+                    : ch::cat("at most ", at_most, " bytes of ", of, ": more than the parts and one whole unit"));
+  };
+  memory("memory, forward", most(&Seen::after_forward), run.most_parameters, "parameters");
+  memory("memory, backward", most(&Seen::after_backward), run.most_gradients, "gradients");
 }
 
 /// The lab's own code, whose memory the predictions are about.
