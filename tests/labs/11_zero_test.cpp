@@ -103,7 +103,7 @@ TEST_CASE("lab 11: the solution passes, and wrong answers are told apart") {
                            {"no gather", step(no_gather), "is what it was before the first step"},
                            {"the mean", step(mean), "is the ranks' mean"},
                            {"its own gradients", step(own), "is the rank's own gradient"},
-                           {"all-reduces", step(all_reduces), "gradients sent: twice as many bytes were sent"},
+                           {"all-reduces", step(all_reduces), "gradients sent: twice the needed bytes were sent"},
                            {"steps all", step(steps_all), "owns 500 numbers, and its Adam keeps "},
                            {"steps the padding", step(steps_padding), "rank 2 owns 332 numbers, and its Adam keeps "}});
 }

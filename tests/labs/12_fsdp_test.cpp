@@ -112,16 +112,16 @@ TEST_CASE("lab 12: the solution passes, and wrong answers are told apart") {
                 {{"fsdp, a rank sends of parameters", 6291456}, {"a rank's parameters at most, bytes", 4194304}});
   check_hole(code(given::forward, solution::backward), right, "forward");
   check_hole(backward(given::backward), right, "backward");
-  check_told_apart(right,
-                   {{"keeps units", code(keeps_units, with_kept), "bytes of parameters are left beside the parts"},
-                    {"keeps gradients", backward(keeps_gradients), "bytes of gradients are left beside the parts"},
-                    {"all-reduces", backward(all_reduces), "twice as many bytes of gradients were sent"},
-                    {"the sum", backward(sums), "is the sum of the ranks' gradients"},
-                    {"adds to the last step's", backward(adds), "is right in the first step only"},
-                    {"its own gradient", backward(own), "is the rank's own gradient"},
-                    {"another kind of memory", code(as_activations_forward, as_activations_backward),
-                     "no whole unit was counted as parameters"},
-                    {"its part only", code(part_only, solution::backward), "and the layer has 96"}});
+  check_told_apart(
+      right, {{"keeps units", code(keeps_units, with_kept), "bytes of parameters are left in addition to the parts"},
+              {"keeps gradients", backward(keeps_gradients), "bytes of gradients are left in addition to the parts"},
+              {"all-reduces", backward(all_reduces), "twice the needed bytes of gradients were sent"},
+              {"the sum", backward(sums), "is the sum of the ranks' gradients"},
+              {"adds to the last step's", backward(adds), "is right in the first step only"},
+              {"its own gradient", backward(own), "is the rank's own gradient"},
+              {"another kind of memory", code(as_activations_forward, as_activations_backward),
+               "no whole unit was counted as parameters"},
+              {"its part only", code(part_only, solution::backward), "and the layer has 96"}});
 }
 
 }  // namespace labs_test::fsdp

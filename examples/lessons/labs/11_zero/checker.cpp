@@ -202,7 +202,7 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
     if (const auto own = parts[rank].end - parts[rank].begin; stepped[rank] != own)
       why = ch::cat("rank ", rank, " owns ", own, " numbers, and its Adam keeps ", state[rank], " bytes for ",
                     stepped[rank]);
-  if (!lab.require(name("a rank has the state of its own numbers"), why.empty(), why)) return;
+  if (!lab.require(name("a rank's state is for its part only"), why.empty(), why)) return;
   const auto wrong = std::find_if(gradients.begin(), gradients.end(), [](const auto& text) { return !text.empty(); });
   lab.require(name("the gradients that Adam has"), wrong == gradients.end(), wrong == gradients.end() ? "" : *wrong);
   why.clear();
@@ -220,7 +220,7 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
     for (int rank = 0; rank < n; ++rank) most = std::max(most, sent(rank, kind));
     lab.require(name(what), most == once,
                 most == 0          ? ch::cat("no bytes of that kind were sent")
-                : most == 2 * once ? ch::cat("twice as many bytes were sent as needed: by which collective?")
+                : most == 2 * once ? ch::cat("twice the needed bytes were sent. Which collective did that?")
                                    : ch::cat(most, " bytes were sent, which is ", most < once ? "less" : "more",
                                              " than each rank's part once to each other rank"));
   };

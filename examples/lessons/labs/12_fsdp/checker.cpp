@@ -246,7 +246,7 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
   const auto bytes = [&](const char* what, double got, const char* of) {
     lab.require(name(what), got == once,
                 got == 0          ? ch::cat("no bytes of ", of, " were sent. Were they counted as another kind?")
-                : got == 2 * once ? ch::cat("twice as many bytes of ", of, " were sent: as by an all-reduce")
+                : got == 2 * once ? ch::cat("twice the needed bytes of ", of, " were sent, which an all-reduce does")
                                   : ch::cat(got, " bytes of ", of, " were sent, which is ",
                                             got < once ? "less" : "more", " than each part once to each other rank"));
   };
@@ -254,11 +254,12 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
   bytes("bytes of parameters sent in backward", most(&Seen::sent_backward), "parameters");
   bytes("bytes of gradients sent in backward", most(&Seen::sent_gradients), "gradients");
   const auto memory = [&](const char* what, double left, double at_most, const char* of) {
-    lab.require(name(what), left == 0 && at_most > run.resting() && at_most <= run.resting() + run.unit(),
-                left > 0 ? ch::cat("after that pass of a unit, ", left, " bytes of ", of, " are left beside the parts")
-                : at_most <= run.resting()
-                    ? ch::cat("no whole unit was counted as ", of, " of its rank")
-                    : ch::cat("at most ", at_most, " bytes of ", of, ": more than the parts and one whole unit"));
+    lab.require(
+        name(what), left == 0 && at_most > run.resting() && at_most <= run.resting() + run.unit(),
+        left > 0 ? ch::cat("after that pass of a unit, ", left, " bytes of ", of, " are left in addition to the parts")
+        : at_most <= run.resting()
+            ? ch::cat("no whole unit was counted as ", of, " of its rank")
+            : ch::cat("at most ", at_most, " bytes of ", of, ": more than the parts and one whole unit"));
   };
   memory("memory, forward", most(&Seen::after_forward), run.most_parameters, "parameters");
   memory("memory, backward", most(&Seen::after_backward), run.most_gradients, "gradients");
@@ -309,9 +310,9 @@ void check(lab::Lab& lab, const Code& code) {
   run(of_lab);
   lab.compare("a rank's parameters between steps, bytes", run.resting(), 0, "Which part of each unit does it keep?");
   lab.compare("a rank's parameters at most, bytes", run.most_parameters, 0,
-              "How many whole units are there at once, beside the parts?");
+              "How many whole units are there at once, in addition to the parts?");
   lab.compare("a rank's gradients at most, bytes", run.most_gradients, 0,
-              "How many units have whole gradients at once, beside the parts?");
+              "How many units have whole gradients at once, in addition to the parts?");
 }
 
 }  // namespace fsdp_lab

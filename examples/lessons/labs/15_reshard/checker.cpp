@@ -132,7 +132,7 @@ std::string look_at(const Units& units, int read_by, int rank, const std::vector
         if (is >= number(other, 0) && is < number(other, units[other]) && is == std::floor(is))
           return ch::cat(place, " is number ", is - number(other, 0), " of unit ", other,
                          other == u ? ch::cat(", and not number ", begin + i) : std::string());
-      return ch::cat(place, " is none that was saved: where does a number begin?");
+      return ch::cat(place, " was never saved. Where does a number begin in a file?");
     }
   }
   return "";
@@ -172,9 +172,9 @@ bool judge(lab::Lab& lab, const Code& code, const Units& units, int saved_by, in
       why = ch::cat("rank ", rank, " reads ", its.bytes, " bytes",
                     its.bytes >= everything ? ": all files"
                     : pads                  ? ": it reads padding"
-                                            : ", and its parts have less. What does it read twice, or in vain?");
+                                            : ", and its parts have less. What does it read twice, or without a use?");
   }
-  return lab.require(name("no byte is read in vain"), why.empty(), why);
+  return lab.require(name("no rank reads more than its parts"), why.empty(), why);
 }
 
 /// The reads of the lab's own code, for the predictions.

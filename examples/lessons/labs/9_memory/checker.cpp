@@ -121,7 +121,7 @@ class Judged final : public Layers {
   }
   void check_value(const char* call, const char* name, int layer, const Value& value, const Rows& rows, int right,
                    const char* what) const {
-    ch::check<ch::UsageError>(layer >= 0 && layer < n, call, ": there is no layer ", layer);
+    ch::check<ch::UsageError>(layer >= 0 && layer < n, call, ": expected a layer in [0, ", n, "), got ", layer);
     ch::check<ch::UsageError>(bool(value), call, " of layer ", layer, ": ", name, " is null");
     const auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& r) {
       return std::equal(r.begin(), r.end(), value.numbers().begin(), value.numbers().end());
@@ -184,7 +184,7 @@ void check(lab::Lab& lab, const Code& code) {
   lab.compare("gradients", plain.gradients, 0, "Which numbers get one?");
   lab.compare("optimizer", plain.optimizer, 0.01 * plain.optimizer, "What does Adam keep of each number?");
   lab.compare("activations at most, no checkpoints", plain.activations, value,
-              "What does the gradient of a layer's weight need? Whose gradients are there beside it?");
+              "What does the gradient of a layer's weight need? Which gradients are in memory at the same time?");
   int best = 0;
   double least = plain.activations;
   for (const int segment : {1, 2, 4, 8, 16}) {
