@@ -64,7 +64,6 @@ struct Answer {
 };
 std::vector<Answer> wrong_answers(const std::vector<ch::Index>& shares) {
   std::vector<double> sum_of_means, sum_of_sums;
-  double not_empty = 0;
   ch::Index begin = 0;
   for (const ch::Index share : shares) {
     const auto own = gradients(begin, begin + share);
@@ -74,16 +73,12 @@ std::vector<Answer> wrong_answers(const std::vector<ch::Index>& shares) {
       sum_of_means[i] += own[i];
       sum_of_sums[i] += own[i] * static_cast<double>(share);
     }
-    not_empty += share > 0;
     begin += share;
   }
-  const auto divided = [&](double by) {
-    auto out = sum_of_means;
-    for (double& x : out) x /= by;
-    return out;
-  };
-  return {{"it is the mean of the means of the ranks that have samples", divided(not_empty)},
-          {"it is the mean of the ranks' means", divided(static_cast<double>(shares.size()))},
+  auto mean_of_means = sum_of_means;
+  for (double& x : mean_of_means) x /= static_cast<double>(shares.size());
+  return {{"it is the mean of the ranks' means", mean_of_means},
+          {"it is 0", std::vector<double>(sum_of_means.size())},
           {"it is the sum of the ranks' means", sum_of_means},
           {"it is the sum over all samples, divided by nothing", sum_of_sums}};
 }

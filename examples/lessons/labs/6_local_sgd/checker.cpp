@@ -128,7 +128,7 @@ void judge(lab::Lab& lab, const Code& code) {
   });
   if (!ended) return;
   std::string wrong;
-  for (std::size_t rank = 0; rank < by_rank.size() && wrong.empty(); ++rank)
+  for (std::size_t rank = by_rank.size(); rank-- > 0 && wrong.empty();)
     for (std::size_t i = 0; i < count && wrong.empty(); ++i) {
       const double mean = (number_of(0, i) + number_of(1, i) + number_of(2, i)) / 3;
       const double is = by_rank[rank][i];
