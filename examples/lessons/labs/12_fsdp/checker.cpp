@@ -226,10 +226,11 @@ class Run {
   std::vector<Truth> truths_;
 };
 
-void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
+/// Returns whether the code ended.
+bool judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
   const auto name = [&](const char* what) { return ch::cat(n, " ranks, ", count, " numbers a unit: ", what); };
   Run run(n, count, 5);
-  if (!lab.run(name("forward and backward"), [&] { run(code); })) return;
+  if (!lab.run(name("forward and backward"), [&] { run(code); })) return false;
   const auto first = [&](std::string Seen::*what) {
     for (const auto& rank : run.seen)
       if (!(rank.*what).empty()) return rank.*what;
@@ -263,6 +264,7 @@ void judge(lab::Lab& lab, const Code& code, int n, std::size_t count) {
   };
   memory("memory, forward", most(&Seen::after_forward), run.most_parameters, "parameters");
   memory("memory, backward", most(&Seen::after_backward), run.most_gradients, "gradients");
+  return true;
 }
 
 /// The lab's own code, whose memory the predictions are about.
@@ -288,7 +290,7 @@ const Code of_lab{
 void check(lab::Lab& lab, const Code& code) {
   for (const auto& [n, count] :
        {std::pair(2, std::size_t{96}), std::pair(3, std::size_t{100}), std::pair(4, std::size_t{101})})
-    judge(lab, code, n, count);
+    if (!judge(lab, code, n, count)) break;
 
   constexpr int n = 4;
   lab::on_ranks(n, [](Ranks& ranks) {

@@ -135,7 +135,8 @@ class Judged final : public Layers {
   Rows xs_, dys_;  // the input of each layer and the last output; the gradients by them
 };
 
-void judge(lab::Lab& lab, const Code& code, int n, int segment) {
+/// Returns whether the code ended.
+bool judge(lab::Lab& lab, const Code& code, int n, int segment) {
   const auto name = [&](const char* what) { return ch::cat(n, " layers, segments of ", segment, ": ", what); };
   Judged judged(n);
   auto& peaks = lab::Peaks::begin();
@@ -143,7 +144,7 @@ void judge(lab::Lab& lab, const Code& code, int n, int segment) {
   const double most = Judged::in_values(peaks.most(Judged::device, Memory::activations)),
                left = Judged::in_values(peaks.held(Judged::device, Memory::activations));
   lab::Peaks::end();
-  if (!ran) return;
+  if (!ran) return false;
   std::string why;
   for (int i = n; i-- > 0 && why.empty();)
     if (const int times = judged.passed[static_cast<std::size_t>(i)]; times != 1)
@@ -170,13 +171,14 @@ void judge(lab::Lab& lab, const Code& code, int n, int segment) {
   else if (left > 0)
     why = ch::cat(left, " values are in memory after the step");
   lab.require(name("memory"), why.empty(), why);
+  return true;
 }
 
 }  // namespace
 
 void check(lab::Lab& lab, const Code& code) {
   for (const auto& [n, segment] : {std::pair(16, 4), std::pair(16, 1), std::pair(16, 16), std::pair(14, 4)})
-    judge(lab, code, n, segment);
+    if (!judge(lab, code, n, segment)) break;
 
   const auto plain = train(0);
   const double value = 4.0 * batch * width;
