@@ -1,42 +1,50 @@
-// Lab 3: its solution passes; wrong code is detected.
-#define main main_of_3_overlap
-#define Mine Mine_of_3
-#include "../../examples/lessons/labs/3_overlap/overlap.cpp"
-#undef Mine
-#undef main
+// Lab 3: its solution passes; wrong answers are told apart.
+#include "../../examples/lessons/labs/3_overlap/overlap.hpp"
+
 #include "labs.hpp"
 
-namespace labs_test {
-namespace overlap {
+namespace labs_test::overlap {
 
-#include "solutions/3_overlap.hpp"
+namespace given {
+#define main main_of_mine
+#include "../../examples/lessons/labs/3_overlap/mine.cpp"
+}  // namespace given
+namespace solution {
+#include "solutions/3_overlap.cpp"
+#undef main
+}  // namespace solution
 
-struct OneBucket {
-  static overlap_lab::Caps caps() { return {1000, 1000}; }
-};
+using overlap_lab::Caps;
+
+Caps one_bucket() { return {1000, 1000}; }
 /// A bucket per parameter: latency dominates.
-struct Tiny {
-  static overlap_lab::Caps caps() { return {0.01, 0.01}; }
-};
+Caps tiny() { return {0.01, 0.01}; }
+/// The first bucket is full when half of backward is over.
+Caps late() { return {50, 8}; }
+Caps in_bytes() { return {1 << 20, 8 << 20}; }
+Caps none() { return {0, 8}; }
+Caps all_in_two() { return {1, 200}; }
 
-TEST_CASE("lab 3: the solution passes, and wrong ones do not") {
+TEST_CASE("lab 3: the solution passes, and wrong answers are told apart") {
   const auto right = solved("3_overlap");
+  const auto with = [](auto* caps) { return judged(overlap_lab::check, {caps}); };
   check_empty("3_overlap", right);
-  const auto passed = run(overlap_lab::run<Solution>, right);
-  INFO(passed);
-  CHECK(passes(passed));
-  CHECK(passed.find("buckets of") != std::string::npos);
-  check_guesses(overlap_lab::run<Solution>, right,
+  check_solution(with(solution::caps), right);
+  CHECK(run(with(solution::caps), right).find("buckets of") != std::string::npos);
+  check_guesses(with(solution::caps), right,
                 {{"one bucket: hidden part of communication", 0.5},
                  {"an all-reduce of everything takes at least, in ms", 82},
                  {"all of it can be hidden", true}});
-  check_hole(overlap_lab::run<Mine_of_3>, right, "caps");
-  const std::string slow = "your step is as fast as the best of a grid, within 2 %: it takes ";
-  // The answer is in the grid.
-  CHECK(check_wrong(overlap_lab::run<OneBucket>, right, slow, 2).find("buckets of") == std::string::npos);
-  CHECK(check_wrong(overlap_lab::run<Tiny>, right, slow, 1).find("buckets of") == std::string::npos);
-  CHECK(run(overlap_lab::run<Mine_of_3>, right).find("buckets of") == std::string::npos);
+  check_hole(with(given::caps), right, "caps");
+  const std::vector<WrongAnswer> answers{{"one bucket", with(one_bucket), "with 1 bucket it takes"},
+                                         {"tiny", with(tiny), "with 161 buckets it takes"},
+                                         {"late", with(late), "with 8 buckets it takes"},
+                                         {"in bytes", with(in_bytes), "got 1048576 and 8388608"},
+                                         {"none", with(none), "got 0 and 8"},
+                                         {"all in two", with(all_in_two), "with 2 buckets it takes"}};
+  check_told_apart(right, answers);
+  for (const auto& answer : answers)  // the answer is in the grid
+    CHECK(run(answer.body, right).find("buckets of") == std::string::npos);
 }
 
-}  // namespace overlap
-}  // namespace labs_test
+}  // namespace labs_test::overlap

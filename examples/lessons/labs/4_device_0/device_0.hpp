@@ -1,121 +1,23 @@
 #pragma once
-/// Measurements of lab 4: memory of both devices by kind, with the loss outside of the model and inside.
+/// Lab 4: what the student's code is.
 
-#include "../answers.hpp"
+#include <chorus/chorus.hpp>
+
+#include "../lab.hpp"
 
 namespace device_0_lab {
 
 inline constexpr const char* title = "Lab 4: what device 0 holds under DataParallel";
-constexpr ch::Index features = 256, classes = 8192, batch = 128;
 
-/// Logits for a batch: [batch, classes], much larger than all other data.
-template <class D>
-struct Logits : ch::nn::Module {
-  ch::nn::Linear<D> fc{features, classes, {.bias = false}};
-  CHORUS_MODULE(Logits, fc)
-  auto forward(const auto& x) const { return fc(x); }
+using Layer = ch::nn::Linear<ch::Cpu>;
+using Inputs = ch::Tensor<float, 2>;          ///< [samples, features]
+using Labels = ch::Tensor<std::int64_t, 1>;   ///< [samples]
+using Loss = ch::Variable<float, 0>;
+struct Code {
+  /// The forward pass of a model that returns its loss; `fc` is its layer.
+  std::function<Loss(const Layer& fc, const Inputs& inputs, const Labels& labels)> forward;
 };
-
-using ch::trace::Memory;
-inline double held(int device, Memory kind) { return static_cast<double>(ch::trace::memory(device, kind)); }
-
-/// A device's peak of activations while listening, above its level before.
-struct Peaks final : ch::trace::Listener {
-  std::array<std::int64_t, 2> now_held{}, most{};
-  std::mutex mutex;
-  std::int64_t now() override { return 0; }
-  void span(const ch::trace::Event&) override {}
-  void instant(const ch::trace::Event&) override {}
-  void sent(int, int, ch::trace::Traffic, std::size_t) override {}
-  void allocated(int slot, Memory kind, std::int64_t bytes) override {
-    if (kind != Memory::activations || slot > 1) return;
-    const std::lock_guard lock(mutex);
-    auto& held = now_held[static_cast<std::size_t>(slot)];
-    held += bytes;
-    most[static_cast<std::size_t>(slot)] = std::max(most[static_cast<std::size_t>(slot)], held);
-  }
-};
-
-/// The memory of both devices, in bytes.
-struct Holding {
-  std::array<double, 2> parameters, gradients, optimizer, activations;
-};
-/// Trains two steps on two devices; the loss is `loss_of(net, inputs, labels)`.
-template <class Model, class Loss>
-Holding train(Model model, const Loss& loss_of) {
-  ch::DataParallel<Model> net{std::move(model), {.device_ids = {0, 1}}};
-  ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.01, .momentum = 0.9}};
-  const auto inputs = ch::Tensor<float, 2>::zeros({batch, features});
-  const auto labels = ch::Tensor<std::int64_t, 1>::zeros({batch});
-  static Peaks peaks;  // static: devices' threads may still call it later
-  peaks.now_held = peaks.most = {};
-  for (int step = 0; step < 2; ++step) {
-    if (step == 1) ch::trace::listen(&peaks);
-    optimizer.zero_grad();
-    const auto loss = loss_of(net, inputs, labels);
-    loss.backward();
-    optimizer.step();
-  }
-  ch::trace::listen(nullptr);
-  const auto both = [](Memory kind) { return std::array{held(0, kind), held(1, kind)}; };
-  return {both(Memory::parameters),
-          both(Memory::gradients),
-          both(Memory::optimizer),
-          {static_cast<double>(peaks.most[0]), static_cast<double>(peaks.most[1])}};
-}
-/// The same with the loss inside of the model.
-template <class Model>
-Holding train_with_loss(Model model) {
-  return train(std::move(model), [](auto& net, const auto& x, const auto& y) { return net.mean_loss(net(x, y)); });
-}
-
-inline void compare(lab::Lab& lab, const std::string& name, const Holding& holding, const char* activations_hint) {
-  for (const std::size_t device : {0u, 1u}) {
-    const auto bytes = [&](const char* kind, const std::array<double, 2>& of, const char* hint) {
-      lab.compare(ch::cat(name, ", device ", device, ": ", kind), of[device], 0.05 * of[device], hint);
-    };
-    bytes("parameters", holding.parameters, "What does a device need for its forward pass?");
-    bytes("gradients", holding.gradients, "What does its backward pass leave?");
-    bytes("optimizer", holding.optimizer, "Who makes the step?");
-    bytes("activations, most", holding.activations, activations_hint);
-  }
-}
-
-/// Compares the loss of the student's model for `samples` samples, with inputs and labels of all kinds, with the right
-/// one.
-template <class Net>
-void judge_loss(lab::Lab& lab, const Net& net, ch::Index samples) {
-  auto x = ch::Tensor<float, 2>::empty({samples, features});
-  auto y = ch::Tensor<std::int64_t, 1>::empty({samples});
-  for (ch::Index i = 0; i < x.numel(); ++i) x.data()[i] = 3 * std::sin(static_cast<float>(i));
-  for (ch::Index i = 0; i < samples; ++i) y(i) = (i + 1) * 997 % classes;
-  const double right = ch::cross_entropy(net.fc(x), y).item(), got = net(x, y).item();
-  lab.expect(ch::cat("WithLoss, ", samples, samples == 1 ? " sample" : " samples", ": the loss"), right, got,
-             1e-3 * right, "It is the mean of the cross entropy of its logits by the labels.");
-}
-
-template <class Student>
-void run(lab::Lab& lab) {
-  compare(
-      lab, "loss outside",
-      train(Logits<ch::Cpu>{}, [](auto& net, const auto& x, const auto& y) { return ch::cross_entropy(net(x), y); }),
-      "Count the logits that it made, the logits that it received, and the gradients without own memory.");
-  const auto inside = train_with_loss(answers::WithLoss<ch::Cpu>(features, classes));
-  compare(lab, "loss inside", inside, "Count the logits that it made. Is anything of their size sent?");
-
-  using Mine = typename Student::template WithLoss<ch::Cpu>;
-  Holding mine{};
-  const bool ran = lab.run("WithLoss", [&] {
-    const Mine net;
-    for (const ch::Index samples : {1, 6}) judge_loss(lab, net, samples);
-    mine = train_with_loss(Mine{});
-  });
-  if (!ran) return;
-  for (const std::size_t device : {0u, 1u})
-    lab.require(ch::cat("WithLoss: device ", device, " holds only the activations that it needs"),
-                mine.activations[device] <= 1.05 * inside.activations[device],
-                ch::cat("at most it holds ", mine.activations[device],
-                        " bytes. Which other values are as large as the logits?"));
-}
+/// Measures the memory of both devices by kind, with the loss outside of the model and inside; judges the code.
+void check(lab::Lab& lab, const Code& code);
 
 }  // namespace device_0_lab

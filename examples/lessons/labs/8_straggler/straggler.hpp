@@ -1,129 +1,24 @@
 #pragma once
-/// Simulations of lab 8: 64 ranks of which one is slow, a ring of 4,096, and a choice for 64 ranks on machines of 8.
+/// Lab 8: what the student's code is.
 
-#include <algorithm>
-#include <chorus/simulate/training.hpp>
-#include <numeric>
-
-#include "../answers.hpp"
+#include "../lab.hpp"
 
 namespace straggler_lab {
 
 inline constexpr const char* title = "Lab 8: a straggler, and thousands of ranks";
 using ch::comm::Algorithm;
-namespace simulated = ch::comm::simulated;
 
+/// Algorithm::ring or Algorithm::hierarchical, and the largest size of a bucket in MiB.
 struct Choice {
   Algorithm algorithm;
   double cap_mib;
 };
-
-/// ResNet-50; its forward pass takes a third of `compute` seconds.
-inline ch::simulated::Training resnet50(double compute, double cap_mib) {
-  const auto model = ch::simulated::model_named("resnet50");
-  ch::simulated::Training training{.forward = compute / 3, .backward = compute * 2 / 3};
-  training.buckets = ch::simulated::bucket_times(
-      model, {.first_bucket_cap_mb = std::min(cap_mib, 1.0), .bucket_cap_mb = cap_mib}, training.backward);
-  training.parameters = model.parameters.size();
-  return training;
-}
-
-/// Seconds that each of 64 ranks waits in each of `steps` steps, if rank `slow` is slow.
-inline std::vector<std::vector<double>> waits(int slow, int steps) {
-  simulated::SimulationOptions options;
-  options.ranks = 64;
-  options.links = simulated::links_named("100gbit");
-  options.computing = {.stragglers = {{slow, 1.3}}, .jitter = 0.05, .seed = 7};
-  options.true_numbers = false;
-  std::vector<std::vector<double>> waited(64);
-  simulated::simulate(options, [&](simulated::SimulatedRank& rank) {
-    for (int step = 0; step < steps; ++step) {
-      rank.next_step();
-      rank.compute(0.1);
-      const double came = rank.time();
-      rank.call(ch::comm::Op::all_reduce, 1 << 20);
-      waited[static_cast<std::size_t>(rank.rank())].push_back(rank.time() - came);
-    }
-  });
-  return waited;
-}
-
-/// The time of a step of 64 ranks on machines of 8, with one port per machine.
-inline double step_ms(const Choice& choice) {
-  simulated::SimulationOptions options;
-  options.ranks = 64;
-  options.links = simulated::links_named("nvlink8+10gbit:shared");
-  options.all_reduce = choice.algorithm;
-  return 1e3 * ch::simulated::simulate_training(options, resnet50(0.12, choice.cap_mib), 1).step;
-}
-
-/// Measurements that don't depend on the student's code.
-struct Measured {
-  double ring_ms, tree_ms, best_ms = 1e9;
-  std::string grid;
-  Measured() {
-    simulated::SimulationOptions options;
-    options.ranks = 4096;
-    options.links = simulated::links_named("100gbit");
-    options.all_reduce = Algorithm::ring;
-    options.true_numbers = false;
-    ring_ms = 1e3 * simulated::simulate(options, [](simulated::SimulatedRank& rank) {
-                      rank.call(ch::comm::Op::all_reduce, 4);
-                    }).seconds();
-    tree_ms = 1e3 * answers::tree(4096, options.links.call, options.links.between.alpha);
-    for (const auto algorithm : {Algorithm::ring, Algorithm::hierarchical})
-      for (const double cap : {1.0, 4.0, 16.0, 64.0}) {
-        const double ms = step_ms({algorithm, cap});
-        char line[100];
-        std::snprintf(line, sizeof line, "\n  %-12s buckets of %5.0f MiB: a step takes %6.1f ms",
-                      std::string(name(algorithm)).c_str(), cap, ms);
-        grid += line;
-        best_ms = std::min(best_ms, ms);
-      }
-  }
+struct Code {
+  /// The slow rank. waited[rank][step]: seconds that a rank waited for the others in a step.
+  std::function<int(const std::vector<std::vector<double>>& waited)> slow_rank;
+  std::function<Choice()> choice;
 };
-inline const Measured& measured() {
-  static const Measured once;
-  return once;
-}
-
-template <class Student>
-void run(lab::Lab& lab) {
-  const Measured& by_lab = measured();
-  constexpr double apart = 0.005;  // ms: less than a call's start-up time or one more hop
-  lab.compare("ring, 4096 ranks, one number, in ms", by_lab.ring_ms, apart,
-              "How many hops are there, and how long does a call take to begin?");
-  lab.compare("a tree there and back, 4096 ranks, one number, in ms", by_lab.tree_ms, apart,
-              "How many rounds are there, and how long does a call take to begin?");
-  for (const int slow : {37, 0, 63}) {
-    const auto waited = waits(slow, 5);
-    const auto what = ch::cat("slow_rank, case ", slow == 37 ? 1 : slow == 0 ? 2 : 3);
-    int found = -1;
-    if (!lab.run(what, [&] { found = Student::slow_rank(waited); })) break;
-    std::string why = ch::cat("unknown rank ", found);
-    if (found >= 0 && found < 64) {
-      double mine = 0, all = 0;
-      for (std::size_t rank = 0; rank < waited.size(); ++rank)
-        for (const double wait : waited[rank]) {
-          all += wait / 64;
-          if (rank == static_cast<std::size_t>(found)) mine += wait;
-        }
-      char text[160];
-      std::snprintf(
-          text, sizeof text,
-          "rank %d has waited %.0f ms in 5 steps, where a rank waits %.0f ms on average. For whom does it wait?", found,
-          1e3 * mine, 1e3 * all);
-      why = text;
-    }
-    lab.require(what, found == slow, why);
-  }
-  double mine = 0;
-  if (!lab.run("choice", [&] { mine = step_ms(Student::choice()); })) return;
-  char text[160];
-  std::snprintf(text, sizeof text, "it takes %.1f ms, which is %.1f %% longer than the best of a grid", mine,
-                100 * (mine / by_lab.best_ms - 1));
-  if (lab.require("your step is as fast as the best of a grid, within 2 %", mine <= 1.02 * by_lab.best_ms, text))
-    lab.say("the grid:" + by_lab.grid);
-}
+/// Simulates 64 ranks of which one is slow, a ring of 4,096, and a choice for 64 ranks on machines of 8.
+void check(lab::Lab& lab, const Code& code);
 
 }  // namespace straggler_lab
