@@ -15,10 +15,10 @@
 namespace chorus {
 
 /// A policy whose ranks all have the whole model and compute on shares of the batch. It does what depends on shares:
-/// samples, random numbers, the weight of each rank's gradient, evaluation. A derived class moves numbers between ranks:
-/// it begins with `take_state`, and overrides what should happen at the moments of a step, which all ranks reach in one
-/// order. Its parameters are numbered from 0 in the order in which backward is expected to finish them; frozen ones are
-/// the last of their dtype. Without an override of `backward_ended` each rank trains on its own gradients.
+/// samples, random numbers, the weight of each rank's gradient, evaluation. A derived class moves numbers between
+/// ranks: it begins with `take_state`, and overrides what should happen at the moments of a step, which all ranks reach
+/// in one order. Its parameters are numbered from 0 in the order in which backward is expected to finish them; frozen
+/// ones are the last of their dtype. Without an override of `backward_ended` each rank trains on its own gradients.
 ///
 /// Refused: `join`, captured steps. Under `no_sync` only the base counts: no moment of backward is reported.
 template <class Model, class Communicator = comm::AnyCommunicator>
@@ -88,11 +88,13 @@ class OwnPolicy : public DistributedPolicy<Model, Communicator> {
   /// doubles. A gradient that has not arrived is undefined: see `clear_gradient`.
   template <class F>
   void with_gradients(std::size_t first, std::size_t last, const F& f) const {
+    check_range(first, last);
     with_numbers(first, last, this->flat_.groups()[entry(first).group].grad(entry(first).begin), f);
   }
   /// The same with their values, to read or write.
   template <class F>
   void with_values(std::size_t first, std::size_t last, const F& f) const {
+    check_range(first, last);
     with_numbers(first, last, this->flat_.groups()[entry(first).group].value(entry(first).begin), f);
     for (std::size_t i = first; i < last; ++i) parameter(i).touch();
   }
@@ -108,6 +110,11 @@ class OwnPolicy : public DistributedPolicy<Model, Communicator> {
 
  private:
   const auto& entry(std::size_t i) const { return this->flat_.entries()[i]; }
+  void check_range(std::size_t first, std::size_t last) const {
+    check<UsageError>(first < last && last <= parameter_count() && entry(first).group == entry(last - 1).group,
+                      this->title_, ": expected parameters of one dtype that follow each other, got ", first, " to ",
+                      last, " of ", parameter_count(), "; ask follows(i)");
+  }
   template <class F>
   void with_numbers(std::size_t first, std::size_t last, std::byte* at, const F& f) const {
     const std::size_t count = entry(last - 1).begin + entry(last - 1).count - entry(first).begin;
@@ -135,7 +142,8 @@ class OwnPolicy : public DistributedPolicy<Model, Communicator> {
     gradient_is_final(i);
   }
   void begin_join(const detail::JoinFacts&) override {
-    fail<UsageError>(this->title_, ": expected the same number of batches on all ranks, got join; use net.sampler(data)");
+    fail<UsageError>(this->title_,
+                     ": expected the same number of batches on all ranks, got join; use net.sampler(data)");
   }
   JoinedPass take_part_in_pass() override { return JoinedPass::none; }
   void all_have_run_out() override {}

@@ -1,5 +1,5 @@
 #pragma once
-/// The model that a policy is tested with, and a net around it whose policy is not known any more. See policy_suite.hpp.
+/// The model that a policy is tested with, and a net around it of any policy. See policy_suite.hpp.
 
 #include <chorus/autograd/custom_function.hpp>
 #include <chorus/autograd/variable.hpp>
@@ -79,7 +79,8 @@ class PolicyNet {
   virtual void gathered(const std::function<void(PolicyModel&)>& f) = 0;
 };
 /// Makes the policy's net of a model, on one rank.
-using MakePolicyNet = std::function<std::unique_ptr<PolicyNet>(PolicyModel, comm::AnyCommunicator&, std::uint64_t seed)>;
+using MakePolicyNet =
+    std::function<std::unique_ptr<PolicyNet>(PolicyModel, comm::AnyCommunicator&, std::uint64_t seed)>;
 
 /// `Net`: the policy around a PolicyModel.
 template <class Net>
@@ -105,8 +106,7 @@ class PolicyNetOf final : public PolicyNet {
  private:
   Net net_;
 };
-/// How `Net` is made: by `Net(model, communicator, seed)`, or as the library's policies, which have options before the
-/// seed.
+/// `Net` is made by its constructor from model, communicator and seed.
 template <class Net>
 MakePolicyNet make_policy_net() {
   return [](PolicyModel model, comm::AnyCommunicator& ranks, std::uint64_t seed) -> std::unique_ptr<PolicyNet> {
