@@ -158,6 +158,18 @@ saved = read_weights(tuned)
 for name, (_, values) in encoder.items():  # frozen
     assert saved[name] == struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values)), name
 
+# Pieces of one's own (include/chorus/parallel/own_policies.md).
+for devices in ("1", "2", "3"):
+    models, *weights_of_line = run("own_policy", "--devices", devices).split()
+    assert models == "one", models
+    assert all(abs(float(is_) - right) < 0.1 for is_, right in zip(weights_of_line, (1, -2, 0), strict=True)), weights_of_line
+losses = numbers(run("own_hook", "--devices", "2"))["loss"]
+assert losses[-1] < losses[0], losses
+losses, of_ranks = (numbers(run("own_optimizer", "--policy", *policy))["loss"] for policy in (POLICIES[0], POLICIES[3]))
+assert losses[-1] < losses[0] and max(abs(a - b) for a, b in zip(losses, of_ranks, strict=True)) < 1e-2, (losses, of_ranks)
+layers = [4 * (8 * 32 + 32), 4 * (32 * 32 + 32), 4 * (32 * 4 + 4)]
+assert numbers(run("own_buckets", "--devices", "2"))["bucket"] == layers[::-1]
+
 questions = FOLDER / "questions.csv"
 points = [(random.uniform(-2, 2), random.uniform(-2, 2)) for _ in range(37)]
 questions.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in points))

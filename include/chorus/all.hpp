@@ -116,6 +116,7 @@
 #include <chorus/parallel/mesh/axes.hpp>
 #include <chorus/parallel/mesh/groups.hpp>
 #include <chorus/parallel/mesh/policies.hpp>
+#include <chorus/parallel/own_policy.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/pipeline/layer_times.hpp>

@@ -10,7 +10,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include"
 FLOOR = {"core": 1, "train": 1, "tensor": 2, "kernels": 3, "autograd": 3, "comm": 3, "launch": 3, "data": 3, "ops": 4, "nn": 5,
-         "optim": 6, "io": 6, "parallel": 6, "quantization": 6, "same_bits": 6, "simulate": 6, "trace": 6, "compiled": 7}
+         "optim": 6, "io": 6, "parallel": 6, "quantization": 6, "same_bits": 6, "simulate": 6, "trace": 6, "testing": 6, "compiled": 7}
 # Macros that may outlive the header that defines them.
 KEPT = re.compile(r"CHORUS_\w+|EIGEN_NO_CUDA|OMPI_SKIP_MPICXX|MPICH_SKIP_MPICXX")
 
@@ -162,8 +162,9 @@ def problems(header, text):
             yield f"macro {macro} is neither CHORUS_... nor undefined at the end"
 
 
-# Headers that <chorus/all.hpp> need not bring: what bodies of functions alone use, and what needs a library of its own.
-INNER = re.compile(r"chorus/(compiled/|core/check_output|trace/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl|staged)|parallel/ddp/gpu_rank|"
+# Headers that <chorus/all.hpp> need not bring: what bodies of functions alone use, what needs a library of its own, and
+# tests, which a program would only wait for.
+INNER = re.compile(r"chorus/(compiled/|testing/|core/check_output|trace/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl|staged)|parallel/ddp/gpu_rank|"
                    r"quantization/layer_output|launch/(console|variables|job_of_machines|machines|rank_output|rank_process|signal_pipe|supervisor|supervisor_link"
                    r"|world_from_environment)\.hpp)|/cuda[/.]|_impl\.hpp$|\.cuh$")
 

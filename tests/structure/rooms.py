@@ -22,6 +22,8 @@ ROOMS = {
     "fsdp": (["parallel/fsdp/*", "parallel/fully_sharded_data_parallel.hpp"], ["mesh", "launch_any"]),
     "mesh": (["parallel/mesh/*", "parallel/mesh.hpp"], []),
     "generate": (["parallel/generate.hpp"], []),
+    "own_policy": (["parallel/own_policy.hpp"], []),
+    "testing": (["testing/*"], []),
     "launch_any": (["parallel/launch_any.hpp"], []),
     "local_sgd": (["parallel/local_sgd.hpp", "parallel/local_steps.hpp"], ["hooks"]),
     "parameter_server": (["parallel/parameter_server.hpp"], []),

@@ -219,39 +219,6 @@ TEST_CASE("ddp: a parameter that one rank alone leaves out is named there, and t
   CHECK_THAT(texts[2], Contains("rank 2: ") && Contains("rank "));
 }
 
-TEST_CASE("ddp: with find_unused_parameters a parameter may be used by some ranks, or by none") {
-  // 0: no rank uses `extra`; 1: rank 1 does; 2: all do; 3: none; 4: rank 1.
-  const auto used = [](int number, int rank) { return number == 2 || (rank == 1 && (number == 1 || number == 4)); };
-  const auto text = common_text(3, [&](const World& world) {
-    Distributed<Optional<Cpu>> rank(world, {.find_unused_parameters = true});
-    auto& net = rank.net;
-    optim::Sgd optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9, .weight_decay = 0.1}};
-    std::string arrived;
-    for (int number = 0; number < 5; ++number) {
-      optimizer.zero_grad();
-      const auto x = test::share(numbers(7, 5, static_cast<std::uint32_t>(number)), world);
-      mean(net(x, used(number, world.rank))).backward();
-      arrived += net.module().extra.weight.grad().defined() ? "1 " : "0 ";
-      optimizer.step();
-    }
-    return arrived + test::text_of(test::values(net.module()));
-  });
-  // One device computes the same from the shares' means, weighted by samples.
-  SingleDevice<Optional<Cpu>> single{make<Optional<Cpu>>(), 3};
-  optim::Sgd optimizer{single.parameters(), {.lr = 0.3, .momentum = 0.9, .weight_decay = 0.1}};
-  for (int number = 0; number < 5; ++number) {
-    optimizer.zero_grad();
-    for (int rank = 0; rank < 3; ++rank) {
-      const auto x = test::share(numbers(7, 5, static_cast<std::uint32_t>(number)), World{.rank = rank, .size = 3});
-      (mean(single(x, used(number, rank))) * (static_cast<double>(x.size(0)) / 7)).backward();
-    }
-    optimizer.step();
-  }
-  std::vector<double> expected{0, 1, 1, 0, 1};
-  for (const double value : test::values(single.module())) expected.push_back(value);
-  CHECK(distance(test::numbers_in(text), expected) < rounding);
-}
-
 TEST_CASE("ddp: accumulating under no_sync equals one big batch, and sends once") {
   SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
   cross_entropy(single(numbers(12, 5, 1)), labels(12, 3, 1)).backward();
@@ -276,20 +243,6 @@ TEST_CASE("ddp: accumulating under no_sync equals one big batch, and sends once"
     });
     CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
   }
-}
-
-TEST_CASE("ddp: gradients accumulate over backward passes") {
-  SingleDevice<test::Smooth<Cpu>> single{make<test::Smooth<Cpu>>(), 3};
-  for (std::uint32_t number = 0; number < 3; ++number)
-    cross_entropy(single(numbers(7, 5, number)), labels(7, 3, number)).backward();
-  const auto text = common_text(3, [](const World& world) {
-    Distributed<test::Smooth<Cpu>> rank(world);
-    for (std::uint32_t number = 0; number < 3; ++number)
-      cross_entropy(rank.net(test::share(numbers(7, 5, number), world)), test::share(labels(7, 3, number), world))
-          .backward();
-    return test::text_of(test::gradients(rank.net.module()));
-  });
-  CHECK(distance(test::numbers_in(text), test::gradients(single.module())) < rounding);
 }
 
 TEST_CASE("ddp: several forward passes before one backward") {
