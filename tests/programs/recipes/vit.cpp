@@ -3,6 +3,7 @@
 #include <chorus/chorus.hpp>
 #include <chorus/data/image_folder.hpp>
 #include <chorus/nn/transformer.hpp>
+#include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/rearranging.hpp>
 #include <chorus/parallel/launch_any.hpp>
 #include <cstdio>
@@ -42,7 +43,7 @@ int main(int argc, char** argv) {
     ch::optim::AdamW optimizer{net.parameters(), {.lr = 0.005, .weight_decay = 0.05}};
     optimizer.no_decay_on_biases_and_norms();
     const int epochs = 24, steps = epochs * static_cast<int>(loader.size());
-    ch::optim::Schedule schedule{optimizer, ch::optim::Warmup{ch::optim::CosineAnnealing{.t_max = steps - 5}, 5, 0.1}};
+    ch::optim::Schedule schedule{optimizer, ch::optim::Warmup{{.t_max = steps - 5}, 5, 0.1}};
     for (int epoch = 0; epoch < epochs; ++epoch) {
       loader.set_epoch(epoch);
       for (auto& [x, shares] : loader) {
