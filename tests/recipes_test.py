@@ -139,6 +139,30 @@ out = under_all("gan")
 far = [math.hypot(x - 2, y + 1) for x, y in zip(out["mean_x"], out["mean_y"])]
 assert min(far) < 0.35 * far[0], far  # it gets close, and circles
 
+out = under_all("ppo")
+assert out["turns_back"][0] > 0.3 and max(out["turns_back"][-4:]) < 0.05, out["turns_back"]
+
+out = under_all("diffusion")
+assert mean_of(out["loss"][-20:]) < 0.5 * out["loss"][0] and out["off"][0] < 0.3, out
+
+losses = under_all("vit")["loss"]
+assert mean_of(losses[-5:]) < 0.8 * losses[0], losses
+
+losses = under_all("mixture_of_experts")["loss"]
+assert mean_of(losses[-4:]) < 0.1 * losses[0], losses
+
+out = under_all("seq2seq")
+assert mean_of(out["loss"][-3:]) < 0.2 * out["loss"][0] and out["written"] == [1, 6, 3, 4, 2, 1], out  # 2 4 3 6 backwards
+
+out = under_all("graph_network")
+assert mean_of(out["loss"][-3:]) < 0.05 * out["loss"][0] and out["accuracy"][0] > 0.8, out
+
+out = under_all("k_fold")
+assert out["samples"] == [23, 23, 22, 22] and max(out["error"]) < 0.2, out
+
+losses = under_all("maml")["loss"]
+assert mean_of(losses[-3:]) < 0.3 * losses[0], losses
+
 losses = under_all("contrastive")["loss"]
 assert losses[-1] < losses[0], losses
 

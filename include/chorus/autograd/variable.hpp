@@ -71,6 +71,7 @@ class Variable {
     kernels::fill(value_.device(), 1, one.data(), T{1});  // no copy from the host: a GPU can capture the step
     backward(one, retain_graph);
   }
+  void backward(bool = false) const requires(Rank != 0) = delete;  // take ch::mean(x), or backward(seed)
   /// The same for a value of any shape; `seed` is the gradient w.r.t. this value.
   [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");

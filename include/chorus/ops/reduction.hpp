@@ -42,7 +42,10 @@ struct Var {
 }  // namespace operations
 
 /// Last argument of a reduction: the reduced axis keeps size 1.
-struct KeepAxis {};
+struct KeepAxis {
+  explicit KeepAxis() = default;
+  KeepAxis(bool) = delete;  // write mean(x, axis, ch::keep_axis)
+};
 inline constexpr KeepAxis keep_axis{};
 
 namespace detail {

@@ -141,9 +141,9 @@ struct Warmup {
     return then.lowest();
   }
 };
-template <class Formula>
+template <class Formula = CosineAnnealing>
 Warmup(Formula, int) -> Warmup<Formula>;
-template <class Formula>
+template <class Formula = CosineAnnealing>
 Warmup(Formula, int, double) -> Warmup<Formula>;
 
 /// The linear scaling rule (Goyal et al. 2017): k times the batch needs k times the rate, after a warm-up of about 5

@@ -34,6 +34,7 @@ TEST_CASE("shapes and numbers of reductions") {
   CHECK(ch::sum(x, 0).to_vector() == std::vector<double>{5, 7, 9});
   CHECK(ch::mean(x, 1).to_vector() == std::vector<double>{3, 4});
   CHECK(ch::amax(x, 1, ch::keep_axis).shape() == Shape<2>{2, 1});
+  static_assert(!std::is_convertible_v<bool, ch::KeepAxis>);  // mean(x, 1, true) says what to write
   CHECK(ch::amin(x).item() == 1);
   CHECK(ch::argmax(x, 1).to_vector() == std::vector<Index>{1, 2});
   CHECK(ch::argmax(x, 0).to_vector() == std::vector<Index>{1, 0, 1});

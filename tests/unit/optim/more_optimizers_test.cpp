@@ -205,6 +205,7 @@ TEST_CASE("averages that a model holds one above the other leave in any order") 
 
 TEST_CASE("a warm-up leads into another schedule, and the linear scaling rule gives its top") {
   optim::HasLearningRate rate(optim::scaled_lr(0.1, 256, 1024));
+  static_assert(std::is_same_v<decltype(optim::Warmup{{.t_max = 90}, 5}), optim::Warmup<optim::CosineAnnealing>>);
   optim::Schedule schedule(rate, optim::Warmup{optim::StepDecay{.step_size = 2, .gamma = 0.5}, 4});
   Numbers rates;
   for (int epoch = 0; epoch < 8; ++epoch, schedule.step()) rates.push_back(rate.lr());
