@@ -141,6 +141,7 @@ struct Warmup {
     return then.lowest();
   }
 };
+Warmup(CosineAnnealing, int) -> Warmup<CosineAnnealing>;
 template <class Formula>
 Warmup(Formula, int) -> Warmup<Formula>;
 template <class Formula>
