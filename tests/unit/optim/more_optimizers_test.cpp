@@ -277,7 +277,7 @@ TEST_CASE("L-BFGS refuses what it cannot do") {
   optimizer.reset_history();
   CHECK_NOTHROW(optimizer.state());
   // As policies of several ranks have it, before and after the construction.
-  model.weight.set_ledger(std::make_shared<ch::Ledger>());
+  model.parameters().front().parameter->set_ledger(std::make_shared<ch::Ledger>());
   CHECK(message_of<ch::UsageError>([&] { optim::Lbfgs<Cpu> refused(model.parameters()); }) ==
         "Lbfgs: 'weight' belongs to a policy of several processes, each with a loss over other samples: expected "
         "SingleDevice or DataParallel");
