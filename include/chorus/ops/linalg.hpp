@@ -322,8 +322,8 @@ template <class Packed>
 auto part_of(const Packed& packed, Index start, Index rows, Index columns) {
   return reshape(slice(packed, 1, start, start + rows * columns), Shape<3>{packed.size(0), rows, columns});
 }
-// What comes of a gradient of zeros is 0 where its factor is infinite: where nothing depends on the vectors, equal values
-// do no harm. Its own derivative is NaN there.
+// What comes of a gradient of zeros is 0 where its factor is infinite: where nothing depends on the vectors, equal
+// values do no harm. Its own derivative is NaN there.
 template <class Given, class X>
 auto none_of_none(const Given& given, const X& x) {
   const auto numbers = contiguous(value_of(given));
