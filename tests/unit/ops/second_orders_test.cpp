@@ -316,3 +316,7 @@ TEST_CASE("what has no second derivative is refused by name") {
 }
 
 }  // namespace second_orders_test
+
+#undef CASE
+#undef CASE2
+#undef CASE3
