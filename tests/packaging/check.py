@@ -37,5 +37,7 @@ for recipe, text in (("conanfile.py", conan), ("portfile.cmake", port), ("packag
             faults.append(f"CMakeLists.txt has no option CHORUS_{option}")
         if option not in text:
             faults.append(f"{recipe}: does not set CHORUS_{option}")
+if on := re.findall(r'^    variant\("(\w+)", default=True', spack, re.M):
+    faults.append(f"package.py: expected no part by default, as in the other recipes, got {on}")
 print("\n".join(faults) or f"3 recipes, {len(parts)} optional parts, version {version}: 0 problems")
 sys.exit(bool(faults))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The index of functions and their headers in include/chorus/ops/README.md: the compiler's "'scatter_add' is not a member of 'ch'"
-then says where to look. Checks that it is current.
+then says where to look. Checks that it is current, and that the table of derivatives names each operator that has only the first one.
 usage: names.py [--write]"""
 
 import pathlib
@@ -72,8 +72,22 @@ def index():
     return "\n".join(lines) + "\n"
 
 
+def of_first_order():
+    """The names of recorded operations without `derivatives`."""
+    named, derived = {}, set()
+    for path in (INCLUDE / "chorus/ops").rglob("*.hpp"):
+        text = path.read_text()
+        named.update(re.findall(r'^struct (\w+) \{\n  static constexpr const char\* name = "(\w+)"', text, re.MULTILINE))
+        named.update(re.findall(r'^CHORUS_\w+\((\w+), "(\w+)"\)', text, re.MULTILINE))
+        derived.update(re.findall(r"derivatives\(const operations::(\w+)", text))
+    return {name for struct, name in named.items() if struct not in derived}
+
+
 def main():
     text = README.read_text()
+    first = next(line for line in text.splitlines() if line.endswith("| 1 |"))
+    if missing := sorted(name for name in of_first_order() if f"`{name}`" not in first):
+        sys.exit(f"{README.name} of ops: the row of first derivatives lacks {', '.join(missing)}")
     begin = text.find(HEADING)
     end = text.find("\n## ", begin + 1) + 1 if begin >= 0 else 0
     now = text[:begin] + index() + "\n" + text[end:] if end > 0 else text

@@ -190,9 +190,11 @@ Tensor<T, Rank, D> from_dlpack_array(const dlpack::Array& array, std::shared_ptr
   }
   // Without elements the pointer may be null, and the memory nobody's.
   if (chorus::numel(shape) == 0) return Tensor<T, Rank, D>::empty(shape, where);
+  // Any stride may stand for an axis of size 1: the row-major one stays, so that dense arrays are contiguous.
   strides = row_major(shape);
   if (steps != nullptr)
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) strides[axis] = steps[axis];
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis)
+      if (shape[axis] != 1) strides[axis] = steps[axis];
   Index last = 0;  // the place of the last element
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
     if (shape[axis] == 1) continue;

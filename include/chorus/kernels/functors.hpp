@@ -166,7 +166,7 @@ struct Relu {
   }
 };
 
-/// x clipped to [min, max]; the gradient passes at the limits. NaN propagates without a gradient.
+/// x clipped to [min, max]; at finite limits the gradient is 0. NaN propagates without a gradient.
 struct Clamp {
   double min = 0, max = 1;
   template <class S>
@@ -175,25 +175,14 @@ struct Clamp {
   }
   template <class S>
   CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
+    const auto above = min == -INFINITY ? x >= real_of<S>(min) : x > real_of<S>(min);
+    const auto below = max == INFINITY ? x <= real_of<S>(max) : x < real_of<S>(max);
+    return {{where(above, where(below, dy, S(0)), S(0))}};
   }
 };
 
-/// The same with gradient 0 at the limits, as PyTorch's hardtanh.
-struct Hardtanh {
-  double min = -1, max = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
-  }
-};
-
-struct Relu6 : Hardtanh {
-  CHORUS_HD constexpr Relu6() : Hardtanh{0, 6} {}
+struct Relu6 : Clamp {
+  CHORUS_HD constexpr Relu6() : Clamp{0, 6} {}
 };
 
 struct LeakyRelu {

@@ -60,7 +60,7 @@ auto softplus(const X& x, double beta = 1, double threshold = 20) {
 template <Operand X>
 auto hardtanh(const X& x, double min = -1, double max = 1) {
   check<UsageError>(min < max, "hardtanh: expected min < max, got [", min, ", ", max, "]");
-  return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
+  return detail::pointwise("hardtanh", functors::Clamp{min, max}, x);
 }
 
 }  // namespace chorus

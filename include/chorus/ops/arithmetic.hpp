@@ -113,8 +113,8 @@ auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);
 }
 
-/// x clipped to [min, max]; an infinite limit leaves that side open. At the limits the gradient passes. Throws
-/// UsageError unless min <= max.
+/// x clipped to [min, max]; an infinite limit leaves that side open. At the limits the gradient is 0.
+/// Throws UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
   check<UsageError>(min <= max, "clamp: expected min <= max, got [", min, ", ", max, "]");

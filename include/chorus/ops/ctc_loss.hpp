@@ -88,7 +88,8 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
 /// log_probabilities: [time, batch, classes]; labels: [batch, most], of which the first label_lengths[n] count, none of
 /// them `blank`; the first input_lengths[n] time steps count -> [batch]: -log p(labels). A sequence that is too short
 /// for its labels has an infinite loss and, without `zero_infinity`, a NaN gradient. Computed on the host in double.
-/// Throws ShapeError if sizes differ, UsageError for lengths and labels out of range.
+/// Throws ShapeError if sizes differ, UsageError for lengths and labels out of range. It has a first derivative alone,
+/// as in PyTorch: `grad` with `create_graph` throws UsageError.
 template <Operand X>
 auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
                          const Tensor<std::int64_t, 1, Cpu>& input_lengths,

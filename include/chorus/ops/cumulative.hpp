@@ -3,7 +3,9 @@
 
 #include <chorus/autograd/saved.hpp>
 #include <chorus/kernels/cumulative.hpp>
+#include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
+#include <utility>
 
 namespace chorus {
 
@@ -58,12 +60,10 @@ auto prod(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   const auto a = normalize_axis("prod", axis, rank);
   auto shape = value_of(x).shape();
-  shape[a] = 1;
+  const Index size = std::exchange(shape[a], 1);
   const auto one = tensor_of<X>::ones(shape, value_of(x).device());
-  Shape<rank - 1> rest{};
-  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
-  const Index size = value_of(x).shape()[a];
-  return reshape(slice(cumprod(concat(axis, one, x), axis), axis, size, size + 1), rest);
+  const auto products = slice(cumprod(concat(axis, one, x), axis), axis, size, size + 1);
+  return reshape(products, detail::without_axis<rank>(shape, a));
 }
 /// The product of all elements.
 template <Operand X>

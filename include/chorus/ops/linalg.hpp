@@ -1,7 +1,7 @@
 #pragma once
 /// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
-/// cholesky, qr, svd, eigh, all differentiable; the first four any number of times. Names and results are
-/// torch.linalg's. Not in chorus.hpp, since Eigen's factorizations are slow to compile.
+/// cholesky, qr, svd, eigh, all differentiable any number of times. Names and results are torch.linalg's. Not in
+/// chorus.hpp, since Eigen's factorizations are slow to compile.
 
 #include <algorithm>
 #include <array>
@@ -11,6 +11,9 @@
 #include <chorus/kernels/cpu/linalg.hpp>
 #include <chorus/kernels/cpu/linalg_gradients.hpp>
 #include <chorus/ops/arithmetic.hpp>
+#include <chorus/ops/comparison.hpp>
+#include <chorus/ops/creation.hpp>
+#include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/shape.hpp>
 #include <concepts>
@@ -29,6 +32,15 @@ CHORUS_MATRIX_OPERATION(Inverse, "inverse");
 CHORUS_MATRIX_OPERATION(Determinant, "det");
 CHORUS_MATRIX_OPERATION(Cholesky, "cholesky");
 #undef CHORUS_MATRIX_OPERATION
+#define CHORUS_FACTORIZATION(TYPE, NAME)      \
+  struct TYPE {                               \
+    static constexpr const char* name = NAME; \
+    Index count, rows, columns;               \
+  }
+CHORUS_FACTORIZATION(Qr, "qr");
+CHORUS_FACTORIZATION(Svd, "svd");
+CHORUS_FACTORIZATION(Eigh, "eigh");
+#undef CHORUS_FACTORIZATION
 }  // namespace chorus::operations
 
 namespace chorus::linalg {
@@ -193,7 +205,7 @@ auto qr(const A& a) {
   auto packed = Tensor<T, 2>::empty({count, m * n + n * n});
   kernels::linalg::qr(count, m, n, input.data(), packed.data());
   const auto factors = record(
-      "qr", packed,
+      operations::Qr{count, m, n}, packed,
       [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::qr_backward(count, m, n, packed.read("qr").data(), dy.data(), grad.data(), accumulate);
@@ -223,7 +235,7 @@ auto svd(const A& a) {
   auto packed = Tensor<T, 2>::empty({count, m * k + k + k * n});
   kernels::linalg::svd(count, m, n, input.data(), packed.data());
   const auto factors = record(
-      "svd", packed,
+      operations::Svd{count, m, n}, packed,
       [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::svd_backward(count, m, n, packed.read("svd").data(), dy.data(), grad.data(), accumulate);
@@ -253,7 +265,7 @@ auto eigh(const A& a) {
   auto packed = Tensor<T, 2>::empty({count, n + n * n});
   kernels::linalg::eigh(count, n, input.data(), packed.data());
   const auto factors = record(
-      "eigh", packed,
+      operations::Eigh{count, n, n}, packed,
       [packed = chorus::detail::Saved(packed), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::eigh_backward(count, n, packed.read("eigh").data(), dy.data(), grad.data(), accumulate);
@@ -291,21 +303,92 @@ auto derivatives(const operations::Determinant&, const Dy& dy, const Y& y, const
     return reshape(dy * y, single) * transpose(linalg::inverse(a), -2, -1);
   }};
 }
+
+namespace detail {
+// Ones below the diagonal and on it.
+template <class T>
+Tensor<T, 2> lower_ones(Index n) {
+  auto out = eye<T>(n);
+  for (Index i = 0; i < n; ++i)
+    for (Index j = 0; j < i; ++j) out(i, j) = 1;
+  return out;
+}
+template <class X>
+auto turned(const X& x) {
+  return transpose(x, -2, -1);
+}
+// The part of packed factors that begins at `start`.
+template <class Packed>
+auto part_of(const Packed& packed, Index start, Index rows, Index columns) {
+  return reshape(slice(packed, 1, start, start + rows * columns), Shape<3>{packed.size(0), rows, columns});
+}
+// What comes of a gradient of zeros is 0 where its factor is infinite: where nothing depends on the vectors, equal
+// values do no harm. Its own derivative is NaN there.
+template <class Given, class X>
+auto none_of_none(const Given& given, const X& x) {
+  const auto numbers = contiguous(value_of(given));
+  const bool none = std::all_of(numbers.data(), numbers.data() + numbers.numel(), [](auto v) { return v == 0; });
+  return none ? masked_fill(x, isnan(value_of(x)), 0) : x;
+}
+}  // namespace detail
+
+// The formulas of kernels/cpu/linalg_gradients.hpp, with their sources.
+
 template <class Dy, class Y, class A>
 auto derivatives(const operations::Cholesky&, const Dy& dy, const Y& y, const A& a) {
   return std::tuple{[&] {
+    using T = typename A::value_type;
     const Index n = a.size(-1);
-    using Matrix = Tensor<typename A::value_type, 2>;
-    auto lower = Matrix::zeros({n, n}), halved = Matrix::zeros({n, n});
-    for (Index i = 0; i < n; ++i)
-      for (Index j = 0; j <= i; ++j) {
-        lower(i, j) = 1;
-        halved(i, j) = i == j ? typename A::value_type(0.5) : 1;
-      }
-    const auto turned = transpose(y, -2, -1);
-    const auto right = linalg::solve(turned, matmul(turned, dy * lower) * halved);
-    const auto both = linalg::solve(turned, transpose(right, -2, -1));
-    return (both + transpose(both, -2, -1)) * 0.5;
+    const auto lower = detail::lower_ones<T>(n);
+    const auto l = detail::turned(y);
+    const auto phi = matmul(l, dy * lower) * (lower - eye<T>(n) * T(0.5));
+    const auto both = linalg::solve(l, detail::turned(linalg::solve(l, phi)));
+    return (both + detail::turned(both)) * 0.5;
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Qr& operation, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    using T = typename A::value_type;
+    const Index m = operation.rows, n = operation.columns;
+    const auto q = detail::part_of(y, 0, m, n), r = detail::part_of(y, m * n, n, n);
+    const auto dq = detail::part_of(dy, 0, m, n), dr = detail::part_of(dy, m * n, n, n);
+    const auto lower = detail::lower_ones<T>(n), strictly = lower - eye<T>(n);
+    const auto product = matmul(r, detail::turned(dr * detail::turned(lower))) - matmul(detail::turned(dq), q);
+    const auto both = product * lower + detail::turned(product * strictly);
+    return reshape(detail::turned(linalg::solve(r, detail::turned(dq + matmul(q, both)))), a.shape());
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Svd& operation, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    using T = typename A::value_type;
+    const Index m = operation.rows, n = operation.columns, k = std::min(m, n), after = m * k + k;
+    const auto u = detail::part_of(y, 0, m, k), vh = detail::part_of(y, after, k, n);
+    const auto du = detail::part_of(dy, 0, m, k), dvh = detail::part_of(dy, after, k, n);
+    const auto row = detail::part_of(y, m * k, 1, k), column = detail::part_of(y, m * k, k, 1);
+    const auto gaps = (row - column) * (row + column) + eye<T>(k);
+    const auto turn_u = matmul(detail::turned(u), du), turn_v = matmul(vh, detail::turned(dvh));
+    const auto of_u = detail::none_of_none(du, (turn_u - detail::turned(turn_u)) / gaps);
+    const auto of_v = detail::none_of_none(dvh, (turn_v - detail::turned(turn_v)) / gaps);
+    auto result = matmul(matmul(u, detail::part_of(dy, m * k, 1, k) * eye<T>(k) + of_u * row + column * of_v), vh);
+    if (m > k) result = result + matmul(detail::none_of_none(du, (du - matmul(u, turn_u)) / row), vh);
+    if (n > k)
+      result = result + matmul(u, detail::none_of_none(dvh, (dvh - matmul(detail::turned(turn_v), vh)) / column));
+    return reshape(result, a.shape());
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Eigh& operation, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    using T = typename A::value_type;
+    const Index n = operation.rows;
+    const auto v = detail::part_of(y, n, n, n), dv = detail::part_of(dy, n, n, n);
+    const auto ones = eye<T>(n);
+    const auto gaps = detail::part_of(y, 0, 1, n) - detail::part_of(y, 0, n, 1) + ones;
+    const auto of_v = detail::none_of_none(dv, matmul(detail::turned(v), dv) * (T{1} - ones) / gaps);
+    const auto result = matmul(matmul(v, detail::part_of(dy, 0, 1, n) * ones + of_v), detail::turned(v));
+    return reshape((result + detail::turned(result)) * 0.5, a.shape());
   }};
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chorus/ops/rearranging.hpp>
+#include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstddef>
 #include <span>
@@ -206,8 +207,7 @@ auto unbind(const X& x, Index axis = 0) {
   static_assert(rank >= 1, "unbind: expected at least one axis");
   const auto a = normalize_axis("unbind", axis, rank);
   const auto& shape = value_of(x).shape();
-  Shape<rank - 1> rest{};
-  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  const auto rest = detail::without_axis<rank>(shape, a);
   std::vector<decltype(reshape(x, rest))> entries;
   for (Index i = 0; i < shape[a]; ++i) entries.push_back(reshape(slice(x, axis, i, i + 1), rest));
   return entries;

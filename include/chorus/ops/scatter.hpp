@@ -145,6 +145,9 @@ template <int Rank, class D>
 struct ScatterReduce {
   static constexpr const char* name = "scatter_reduce";
   Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+  ScatterReduction how;
+  Tensor<bool, Rank, D> touched;  // where the input counts no longer
 };
 }  // namespace operations
 
@@ -212,7 +215,7 @@ auto reduce_scattered(const X& x, std::size_t axis, const Tensor<std::int64_t, R
     });
   }
   return record(
-      operations::ScatterReduce<Rank, D>{index}, to_device(out, device),
+      operations::ScatterReduce<Rank, D>{index, axis, how, touched}, to_device(out, device),
       [host, whole, count, how, out, factors, of_x = Saved(value_of(x)), of_source = Saved(value_of(source))](
           const auto& dy, auto dx, auto dsource) {
         of_x.read("scatter_reduce");
@@ -255,6 +258,39 @@ auto reduce_scattered(const X& x, std::size_t axis, const Tensor<std::int64_t, R
 }
 
 }  // namespace detail
+
+/// Throws UsageError for a product with a factor of 0.
+template <int Rank, class D, class Dy, class Y, class X, class S>
+auto derivatives(const operations::ScatterReduce<Rank, D>& operation, const Dy& dy, const Y& y, const X& x,
+                 const S& source) {
+  const auto there = [&operation](const auto& each) {
+    return detail::gather_along(each, operation.axis, operation.index);
+  };
+  const auto rule = [&operation, &dy, &y, &x, &source, there]<bool by_x>(std::integral_constant<bool, by_x>) {
+    using T = typename X::value_type;
+    const auto counts = masked_fill(tensor_of<X>::ones(x.shape(), x.device()), operation.touched, 0);
+    if (operation.how == ScatterReduction::prod) {
+      const auto no_zeros = [](const auto& factors) {
+        const auto host = to_device(contiguous(factors), Cpu{});
+        return std::all_of(host.data(), host.data() + host.numel(), [](auto factor) { return factor != 0; });
+      };
+      check<UsageError>(no_zeros(masked_fill(x.value(), operation.touched, 1)) && no_zeros(source.value()),
+                        "grad: create_graph: 'scatter_reduce': expected factors other than 0, got a 0");
+      if constexpr (by_x)
+        return dy * y / masked_fill(x, operation.touched, 1) * counts;
+      else
+        return there(dy * y) / source;
+    } else {  // equal extremes share the gradient; which ones these are changes at single points alone
+      const auto of_x = to<T>(x.value() == y.value()) * counts, of_source = to<T>(source.value() == there(y.value()));
+      const auto all = scatter_add(of_x, static_cast<Index>(operation.axis), operation.index, of_source);
+      if constexpr (by_x)
+        return dy * of_x / all;
+      else
+        return there(dy / all) * of_source;
+    }
+  };
+  return std::tuple{[rule] { return rule(std::true_type{}); }, [rule] { return rule(std::false_type{}); }};
+}
 
 /// As torch.scatter_reduce: each element of x joined with the elements of `source` that the index sends there. Without
 /// `include_self` x counts only where nothing is sent. Equal extremes share the gradient. `prod`, `amax` and `amin` run

@@ -56,21 +56,20 @@ class Lbfgs final : public Optimizer<D> {
                       "Lbfgs: expected tolerances of at least 0, got ", options.tolerance_grad, " and ",
                       options.tolerance_change);
     for (const auto& named : parameters_) {
-      check<UsageError>(named.parameter->ledger() == nullptr, "Lbfgs: '", named.name,
-                        "' belongs to a policy of several processes, each with a loss over other samples: expected "
-                        "SingleDevice or DataParallel");
       nn::check_whole("Lbfgs", named, "it needs whole parameters");
       first_.push_back(count_);
       count_ += static_cast<std::size_t>(named.parameter->count());
     }
     if (options_.max_eval == 0) options_.max_eval = options.max_iter * 5 / 4;
+    check_one_process();
   }
 
   /// Throws UsageError: L-BFGS needs the closure.
   void step() override { fail<UsageError>("Lbfgs: expected step(closure), where closure computes the loss again"); }
 
   /// `closure` clears the gradients, computes the loss and its gradients, and returns the loss, a number or a scalar.
-  /// Returns the first loss. Throws UsageError if a parameter group has options of its own.
+  /// Returns the first loss. Throws UsageError if a parameter group has options of its own, or if a policy of several
+  /// processes has taken the parameters.
   template <class Closure>
   double step(const Closure& closure) {
     const auto evaluate = [&](Point& at) {
@@ -83,6 +82,7 @@ class Lbfgs final : public Optimizer<D> {
       at.gradient = gradient();
       ++evaluations_;
     };
+    check_one_process();
     evaluations_ = 0;
     Point now;
     evaluate(now);
@@ -160,6 +160,13 @@ class Lbfgs final : public Optimizer<D> {
   }
   static void add(Numbers& to, double factor, const Numbers& x) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] += factor * x[i];
+  }
+
+  void check_one_process() const {
+    for (const auto& named : parameters_)
+      check<UsageError>(named.parameter->ledger() == nullptr, "Lbfgs: '", named.name,
+                        "' belongs to a policy of several processes, each with a loss over other samples: expected "
+                        "SingleDevice or DataParallel");
   }
 
   // Calls `f(parameter, place in the flat vector, T{})`.

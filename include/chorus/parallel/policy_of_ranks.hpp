@@ -365,6 +365,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     std::vector<std::any> exchange(const std::any& own) override {
       auto& net = of_living();
       check<UsageError>(!net.joining_, net.title_, "::join: a rank without batches calls no collectives of a model");
+      check<UsageError>(!grad_enabled() || !net.program_.ledger()->own_gradients, net.title_,
+                        ": each rank steps by itself, and a collective's gradients are for all ranks' losses: expected "
+                        "DistributedDataParallel or FullyShardedDataParallel, or NoGrad around the call");
       net.operators_send_ = true;
       const auto texts = comm::all_gather_object(net.communicator_, std::any_cast<const std::string&>(own));
       return std::vector<std::any>(texts.begin(), texts.end());

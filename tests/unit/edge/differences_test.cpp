@@ -25,7 +25,6 @@ constexpr std::string_view float_constant = "PyTorch's 1 / 6 is a float";
 constexpr std::string_view hardswish = "the limit; PyTorch multiplies infinity by 0";
 constexpr std::string_view softsign = "the limit; PyTorch divides infinities";
 constexpr std::string_view softplus = "exact; PyTorch overflows below the threshold";
-constexpr std::string_view clamp = "at the limits themselves the gradient passes, as in earlier versions of PyTorch";
 constexpr std::string_view overflow = "squares overflow: NaN, as layer_norm gives, not zeros";
 constexpr std::string_view empty_instance = "an empty batch is normalised to an empty one";
 constexpr std::string_view equal_lines = "exact; PyTorch subtracts the square of the mean from the mean of squares";
@@ -216,12 +215,6 @@ constexpr Difference list[] = {
     {"rows: var 0", "f64 rows: y 15", why::var},
     {"rows: var 0 of columns", "f64 columns: y 15", why::var},
     {"rows: var of columns", "f64 columns: y 15", why::var},
-    {"unary: clamp", "f32 specials: dx 9 28", why::clamp},
-    {"unary: clamp", "f64 specials: dx 9 28", why::clamp},
-    {"unary: clamp above", "f32 specials: dx 6", why::clamp},
-    {"unary: clamp above", "f64 specials: dx 6", why::clamp},
-    {"unary: clamp below", "f32 specials: dx 6", why::clamp},
-    {"unary: clamp below", "f64 specials: dx 6", why::clamp},
     {"unary: hardsigmoid", "f64 one: dx 0", why::float_constant},
     {"unary: hardsigmoid", "f64 specials: dx 0 1 3 4 5 6 7 8 9 23 24 25 26 27 28 29", why::float_constant},
     {"unary: hardswish", "f32 specials: y 42", why::hardswish},

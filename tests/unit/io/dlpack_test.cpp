@@ -70,6 +70,12 @@ TEST_CASE("memory of another library: no copy, and freed with the last handle") 
   CHECK(product(1, 1) == 4 + 12 + 20);
   from.managed.array.strides = nullptr;
   CHECK(from.take()(1, 0) == from.numbers[6]);
+  // An axis of size 1 may have any stride, and the array is still contiguous.
+  from.shape = {2, 1}, from.strides = {1, 7};
+  from.managed.array.strides = from.strides.data();
+  CHECK(from.take().strides() == ch::Shape<2>{1, 1});
+  from.shape = {2, 3};
+  from.managed.array.strides = nullptr;
   from.managed.deleter = nullptr;
   CHECK(from.take()(0, 0) == 3);
 }

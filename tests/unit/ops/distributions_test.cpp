@@ -55,6 +55,31 @@ TEST_CASE("a sample is a function of its key, and rsample has gradients") {
   for (Index i = 0; i < 2; ++i) CHECK(deviation.grad()(i) == Approx(noise(i)));
 }
 
+TEST_CASE("gradients of densities, entropies and divergences, in double") {
+  using d::Beta, d::Bernoulli, d::Categorical, d::Logits, d::Normal, d::Probs;
+  const auto x = numbers<1>({4}, 1, 0.1, 0.9), a = numbers<1>({4}, 2, 0.3, 3), b = numbers<1>({4}, 3, 0.3, 3);
+  check_operator([](const auto& y, const auto& p, const auto& q) { return Normal{p, q}.log_prob(y); }, x, a, b);
+  check_operator([](const auto& p, const auto& q) { return kl_divergence(Normal{p, q}, Normal{q, p}); }, a, b);
+  check_operator([](const auto& y, const auto& p, const auto& q) { return Beta{p, q}.log_prob(y); }, x, a, b);
+  check_operator([](const auto& p, const auto& q) { return Beta{p, q}.entropy(); }, a, b);
+  check_operator([](const auto& p, const auto& q) { return kl_divergence(Beta{p, q}, Beta{q, p}); }, a, b);
+  check_operator([](const auto& p) { return Bernoulli{Probs{p}}.entropy(); }, x);
+  check_operator([](const auto& p, const auto& q) { return kl_divergence(Bernoulli{Logits{p}}, Bernoulli{Logits{q}}); },
+                 a, b);
+  check_operator(
+      [](const auto& p, const auto& q) {
+        return kl_divergence(Categorical{Logits{p}}, Categorical{Logits{q}}) + Categorical{Logits{p}}.entropy();
+      },
+      numbers<2>({2, 3}, 4, 0.1, 2), numbers<2>({2, 3}, 5, 0.1, 2));
+}
+
+TEST_CASE("densities and entropies at the edge") {
+  const auto ends = row({0, 1});
+  CHECK(d::Beta{row({1, 1}), row({1, 1})}.log_prob(ends).to_vector() == std::vector<double>{0, 0});
+  CHECK(d::Categorical{d::Logits{row({0, -INFINITY})}}.entropy().item() == 0);
+  CHECK(d::Bernoulli{d::Logits{row({1000, -1000})}}.log_prob(ends).to_vector() == std::vector<double>{-1000, -1000});
+}
+
 TEST_CASE("distributions refuse what is none") {
   CHECK(message_of<ch::UsageError>([] {
           d::Normal{row({0, 0}), row({1, 0})};

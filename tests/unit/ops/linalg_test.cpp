@@ -45,6 +45,37 @@ TEST_CASE("second derivatives of solve, inverse, det and cholesky, of stacks") {
   check_second([](const auto& x) { return la::cholesky(symmetric(x, 6)); }, a);
 }
 
+TEST_CASE("second derivatives of qr, svd and eigh, of stacks") {
+  const auto tall = numbers<3>({2, 4, 3}, 4), wide = numbers<3>({1, 2, 3}, 5), x = numbers<3>({2, 3, 3}, 3);
+  check_second([](const auto& a) { return la::qr(a).q; }, tall);
+  check_second([](const auto& a) { return la::qr(a).r; }, tall);
+  check_second([](const auto& a) { return ch::exp(la::svd(a).s); }, tall);
+  check_second([](const auto& a) { return ch::square(la::svd(a).u); }, tall);
+  check_second(
+      [](const auto& a) {
+        const auto f = la::svd(a);
+        return ch::matmul(f.u, f.vh) * ch::amax(f.s, 1, ch::keep_axis) * ch::square(f.vh);
+      },
+      wide);
+  check_second(
+      [](const auto& a) {
+        const auto [w, v] = la::eigh(symmetric(a, 0));
+        return ch::reshape(w, Shape<3>{2, 1, 3}) * v * v;
+      },
+      x);
+}
+
+TEST_CASE("equal singular or eigenvalues: nothing but the values has gradients, and those have no derivative") {
+  const ch::GraphVariable twice(Tensor<2>::from({2, 0, 0, 2}, {2, 2}), true);
+  const auto check = [&](const auto& values) {
+    const auto first = ch::grad(ch::sum(ch::square(values), 0), twice, {.create_graph = true});
+    CHECK(first.value().to_vector() == std::vector<double>{4, 0, 0, 4});
+    CHECK(std::isnan(ch::grad(ch::sum(first), twice).value()(0, 1)));
+  };
+  check(la::svd(twice).s);
+  check(la::eigh(twice).eigenvalues);
+}
+
 TEST_CASE("gradients of cholesky and eigh") {
   const auto x = numbers<3>({2, 3, 3}, 3);
   check_operator([](const auto& a) { return la::cholesky(symmetric(a, 6)); }, x);

@@ -212,6 +212,11 @@ TEST_CASE("a warm-up leads into another schedule, and the linear scaling rule gi
   const Numbers expected{0, 0.1, 0.2, 0.3, 0.4, 0.4, 0.2, 0.2};
   for (std::size_t i = 0; i < expected.size(); ++i) CHECK(rates[i] == Approx(expected[i]).margin(1e-15));
   CHECK_THROWS_AS(optim::scaled_lr(0.1, 0, 10), ch::UsageError);
+  optim::Schedule cosine(rate, optim::Warmup{{.t_max = 2}, 1});
+  CHECK(rate.lr() == 0);
+  cosine.step();
+  cosine.step();
+  CHECK(rate.lr() == Approx(0.2));
 }
 
 // Rosenbrock's valley through bias, whose minimum is (1, 1).
@@ -236,6 +241,27 @@ TEST_CASE("L-BFGS with a line search finds the end of a curved valley") {
   CHECK(model.weight.value().to_vector() == weight);  // without a gradient it stays
 }
 
+TEST_CASE("a step of L-BFGS with a line search never ends higher than it began, however few evaluations there are") {
+  for (const int most : {1, 2, 3, 5, 8}) {
+    Model model;
+    optim::Lbfgs<Cpu> optimizer(
+        model.parameters(), {.lr = 100, .max_eval = most, .line_search = optim::LineSearch::strong_wolfe});
+    double loss = 0;
+    const auto closure = [&] {
+      optimizer.zero_grad();
+      const auto x = slice(model.bias, 0, 0, 1), y = slice(model.bias, 0, 1, 2);
+      const auto valley = ch::sum(ch::square(y - ch::square(x)) * 100 + ch::square(1 - x));
+      valley.backward();
+      return loss = valley.item();
+    };
+    for (int i = 0; i < 4; ++i) {
+      const double before = optimizer.step(closure);
+      closure();
+      CHECK(loss <= before);
+    }
+  }
+}
+
 TEST_CASE("L-BFGS refuses what it cannot do") {
   Model model;
   optim::Lbfgs<Cpu> optimizer(model.parameters());
@@ -251,6 +277,12 @@ TEST_CASE("L-BFGS refuses what it cannot do") {
         std::string::npos);
   optimizer.reset_history();
   CHECK_NOTHROW(optimizer.state());
+  // As policies of several ranks have it, before and after the construction.
+  model.parameters().front().parameter->set_ledger(std::make_shared<ch::Ledger>());
+  CHECK(message_of<ch::UsageError>([&] { optim::Lbfgs<Cpu> refused(model.parameters()); }) ==
+        "Lbfgs: 'weight' belongs to a policy of several processes, each with a loss over other samples: expected "
+        "SingleDevice or DataParallel");
+  CHECK_THROWS_AS(optimizer.step([] { return 1.0; }), ch::UsageError);
 }
 
 TEST_CASE("RAdam refuses options out of range") {

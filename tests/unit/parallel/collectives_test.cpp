@@ -1,11 +1,14 @@
 // Collectives in a model and in a loss: losses over the rows of all ranks give one device's parameters.
 #include <catch.hpp>
+#include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/collectives.hpp>
 #include <chorus/ops/creation.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
+#include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/pipeline.hpp>
 
 #include "../pipeline/models.hpp"
@@ -104,8 +107,9 @@ std::string train(Net& net, const Share& share, const auto& loss_of_rows) {
   net.gathered([&](auto& model) { text = test::text_of(test::values(model)); });
   return text;
 }
+template <class Model = Twins<Cpu>>
 std::vector<double> alone(Kind kind) {
-  SingleDevice<Twins<Cpu>> net{make<Twins<Cpu>>(), 3};
+  SingleDevice<Model> net{make<Model>(), 3};
   return test::numbers_in(train(net, [](const auto& x) { return x; }, [&](const auto& x) {
     return loss_of(kind, net(x), 1, [&](const auto& call) { return call(net); });
   }));
@@ -167,6 +171,53 @@ TEST_CASE("collectives: a loss in the model gives one device's parameters") {
   check_in_model<Kind::contrast>();
   check_in_model<Kind::correlation>();
   check_in_model<Kind::sent>();
+}
+
+struct SplitTwins : nn::Module {
+  nn::ColumnParallelLinear<Cpu, double> fc1{5, 8};
+  nn::RowParallelLinear<Cpu, double> fc2{8, 4};
+  CHORUS_MODULE(SplitTwins, fc1, fc2)
+  auto forward(const auto& x) const { return fc2(tanh(fc1(x))); }
+};
+template <class Model, class... Axes>
+void check_mesh(int ranks, int shares) {
+  for (const Kind kind : {Kind::contrast, Kind::gathered_sum, Kind::scattered, Kind::sent}) {
+    INFO("kind " << static_cast<int>(kind) << ", " << shares << " shares");
+    const auto texts = Ranks(ranks, [&](const World& world) {
+      auto communicator = comm::connect(world);
+      Mesh<Model, Axes...> net{make<Model>(), communicator, world, {}, 3};
+      World batch;  // the place of this rank on the batch
+      batch.size = shares;
+      batch.rank = net.place()[1] * net.sizes()[2] + net.place()[2];
+      return train(net, [&](const auto& x) { return test::share(x, batch); }, [&](const auto& x) {
+        return loss_of(kind, net(x), shares, [&](const auto& call) { return call(net); });
+      });
+    }).texts();
+    INFO(texts[0]);
+    for (const auto& text : texts) CHECK(distance(test::numbers_in(text), alone<Model>(kind)) < rounding);
+  }
+}
+TEST_CASE("collectives: in a mesh they are over the shares of the batch") {
+  check_mesh<Twins<Cpu>, mesh::Data<2>, mesh::Shard<2>>(4, 4);
+  check_mesh<SplitTwins, mesh::Data<2>, mesh::Tensor<2>>(4, 2);
+}
+
+TEST_CASE("collectives: LocalSgd refuses them in a pass that records, for each rank steps by itself") {
+  for (const auto& text : Ranks(2, [](const World& world) {
+         auto communicator = comm::connect(world);
+         using Model = WithLoss<Cpu, Kind::contrast>;
+         LocalSgd<Model> inside{make<Model>(), communicator, {.period = 1}, 3};
+         LocalSgd<Twins<Cpu>> net{make<Twins<Cpu>>(), communicator, {.period = 1}, 3};
+         const auto x = numbers(2, 5, 1);
+         const auto in_model = message_of<UsageError>([&] { inside(x); });
+         const auto after = message_of<UsageError>([&] { all_reduce(net, sum(net(x), 0)); });
+         const NoGrad none;
+         return cat(in_model, '\n', after, '\n', all_gather(net, net(x)).shape());
+       }).texts()) {
+    CHECK_THAT(text, Contains("LocalSgd: each rank steps by itself, and a collective's gradients are for all ranks'"));
+    CHECK_THAT(text, Contains("around the call\nLocalSgd: each rank steps by itself"));
+    CHECK_THAT(text, Contains("\n[4, 4]"));
+  }
 }
 
 TEST_CASE("collectives: without gradients, and of integers") {

@@ -386,6 +386,29 @@ TEST_CASE("pipeline: what is gathered is one device's model") {
   for (const auto& text : ranks.texts()) CHECK(text == "truetruetrue");
 }
 
+TEST_CASE("pipeline: the mode holds for the layers of all stages, but for those that have their own") {
+  using Model = test::Chain<2>;
+  Ranks ranks(3, [](const World& world) -> std::string {
+    Piped<Model> rank(world);
+    std::string text;
+    const auto modes = [&] {
+      rank.net.gathered([&](Model& model) {
+        for (const auto& block : {&model.blocks[0], &model.blocks[1]})
+          text += cat(block->training(), block->drop.training(), ' ');
+        text += cat(model.embed.training(), model.head.fc.training(), '\n');
+      });
+    };
+    rank.net.eval();
+    modes();
+    rank.net.train();
+    for (std::size_t i = 0; i < 2; ++i) rank.net.module().blocks[i].drop.eval();
+    modes();
+    return text;
+  });
+  for (const auto& text : ranks.texts())
+    CHECK(text == "falsefalse falsefalse falsefalse\ntruefalse truefalse truetrue\n");
+}
+
 TEST_CASE("pipeline: an optimizer of another kind, and evaluation") {
   using Model = test::Chain<2>;
   const auto run = [](auto& net) {

@@ -62,7 +62,14 @@ class Stages {
 
   Model& model() { return model_; }
   /// This rank's layers, under their names in the model. A parameter that another stage shares has that stage's name.
+  /// Layers of other stages are visited without their members, since a mode holds for the whole model.
   void visit(nn::Visitor& visitor) {
+    struct Foreign final : nn::detail::Walker {
+      nn::Visitor& visitor;
+      explicit Foreign(nn::Visitor& of) : visitor(of) {}
+      void enter(nn::Module& layer) override { visitor.inner(layer); }
+    } foreign(visitor);
+    foreign.walk(*foreign_);
     for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
     own_->visit(visitor);
   }
@@ -370,7 +377,9 @@ class Stages {
     for (int rank = 0; rank < communicator_.size(); ++rank)
       check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
                         " has no parameters: cut the model in other places, or into fewer stages");
-    own_.emplace(model_, std::move(own));
+    own_.emplace(model_, own);
+    own.flip();
+    foreign_.emplace(model_, std::move(own));
     struct Own final : nn::Module {
       Stages& stages;
       explicit Own(Stages& of) : stages(of) {}
@@ -403,7 +412,7 @@ class Stages {
   std::size_t stage_count_ = 0;
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
-  std::optional<SomeLayers<Model>> own_;
+  std::optional<SomeLayers<Model>> own_, foreign_;
   std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // aliases in own_
   std::vector<nn::NamedParameter<D>> parameters_;                      // this rank's
   std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages

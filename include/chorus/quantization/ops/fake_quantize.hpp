@@ -136,8 +136,8 @@ Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::ve
 }  // namespace detail
 
 /// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. Gradients pass where nothing
-/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for an invalid scale,
-/// zero point or range of integers, NonFiniteError for a NaN.
+/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for a GraphVariable,
+/// an invalid scale, zero point or range of integers, NonFiniteError for a NaN.
 template <Operand X>
 auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
   return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,

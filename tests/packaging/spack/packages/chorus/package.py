@@ -10,8 +10,8 @@ class Chorus(CMakePackage):
     version("0.1.0")
 
     variant("compiled", default=False, description="chorus::compiled, against which programs compile faster")
-    variant("zlib", default=True, description="Compressed files")
-    variant("openssl", default=True, description="TLS, checksums of files")
+    variant("zlib", default=False, description="Compressed files")
+    variant("openssl", default=False, description="TLS, checksums of files")
     variant("png", default=False, description="PNG files in ImageFolder")
     variant("jpeg", default=False, description="JPEG files in ImageFolder")
     variant("cuda", default=False, description="GPUs")
