@@ -3,6 +3,7 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/ddp/earlier_gradients.hpp>
+#include <chorus/parallel/ddp/extension.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <cstddef>
