@@ -208,9 +208,39 @@ bool judge(const Puzzle& puzzle, const sim::MeshTimes& times) {
   return keeps;
 }
 
+/// What a page can draw: of a pipeline the first rank of each stage, numbered by stages, else eight ranks. Ranks of a
+/// stage are alike. Sums along tensor are left out of a pipeline: there are thousands.
+cs::SimulatedTimes drawn(const cs::SimulatedTimes& times, const sim::MeshAxes& axes) {
+  constexpr int most = 8;
+  cs::SimulatedTimes out;
+  if (axes.pipe == 1) {
+    const auto count = std::min<std::ptrdiff_t>(most, std::ssize(times.ranks));
+    out.ranks.assign(times.ranks.begin(), times.ranks.begin() + count);
+    return out;
+  }
+  const int apart = axes.shares() * axes.tensor;
+  for (int stage = 0; stage < axes.pipe; ++stage) {
+    auto& rank = out.ranks.emplace_back(times.ranks[static_cast<std::size_t>(stage * apart)]);
+    for (auto* const spans : {&rank.calls, &rank.waits}) {
+      std::erase_if(*spans, [](const cs::Span& span) {
+        return span.traffic == ch::trace::Traffic::activations && span.call.envelope.op != ch::comm::Op::message;
+      });
+      for (auto& span : *spans) {
+        const bool along_pipe = span.call.envelope.op == ch::comm::Op::message;
+        span.call.peer /= along_pipe ? apart : 1;
+        span.members.clear();
+        for (const auto& [to, bytes] : std::exchange(span.sent, {}))
+          if (along_pipe) span.sent[to / apart] = bytes;
+      }
+    }
+  }
+  return out;
+}
+
 void write_trace(const std::string& path, const sim::MeshTimes& times, const Plan& plan, const std::string& name) {
-  ch::io::write_file("trace", path,
-                     cs::trace_text(times.times, plan.axes.ranks(), name, ch::cat(R"("ranks":)", plan.axes.ranks())));
+  const auto shown = drawn(times.times, plan.axes);
+  ch::io::write_file("trace", path, cs::trace_text(shown, static_cast<int>(shown.ranks.size()), name,
+                                                   ch::cat(R"("ranks":)", shown.ranks.size())));
 }
 
 }  // namespace

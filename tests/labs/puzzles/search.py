@@ -59,9 +59,9 @@ def plans():
 
 
 def refined(plan):
-    caps = (5, 25, 100, 400, 1e6)
+    caps = (5, 10, 17, 25, 50, 100, 400, 1e6)
     if "shard" in plan["mesh"]:
-        for cap in (4, 16, 64, 128, 256, 512, 1024, 2048, 1e6):
+        for cap in (4, 16, 32, 64, 90, 128, 180, 256, 512, 1024, 2048, 1e6):
             yield {**plan, "unit_cap": cap}
     for first, cap, how in itertools.product((1, *caps), caps, ("auto", "ring", "hierarchical")):
         if "data" in plan["mesh"]:
