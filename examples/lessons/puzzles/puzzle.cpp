@@ -153,7 +153,7 @@ struct Plan {
                           ": expected that it divides the width, ", puzzle.width);
     ch::check<UsageError>(puzzle.samples % (axes.shares() * micro_batches) == 0, fields.place(), ": ", puzzle.samples,
                           " samples in ", axes.shares(), " shares of ", micro_batches,
-                          " micro-batches: expected as many samples in each");
+                          " micro-batches: expected the same number in each");
   }
 };
 
