@@ -60,8 +60,8 @@ struct MeshTraining {
 };
 
 /// Bytes that a transformer's layer keeps for backward, on one of `tensor` ranks, where `activation` bytes go from
-/// layer to layer: as Korthikanti et al. count them (arXiv 2205.05198, 4.1), with attention that keeps no table of weights,
-/// and without dropout. The inputs of two norms and of two linear layers are whole on each rank.
+/// layer to layer: as Korthikanti et al. count them (arXiv 2205.05198, 4.1), with attention that keeps no table of
+/// weights, and without dropout. The inputs of two norms and of two linear layers are whole on each rank.
 inline std::int64_t kept_by_layer(std::size_t activation, int tensor) {
   constexpr double whole = 4, divided = 12;
   return static_cast<std::int64_t>(static_cast<double>(activation) * (whole + divided / tensor));
