@@ -48,11 +48,24 @@ struct MeshTraining {
   double forward = 0, backward = 0, optimizer = 0;
   std::size_t activation = 0;  ///< bytes between two layers: of a micro-batch, without several stages of the batch
   Schedule schedule = {};      ///< of micro-batches; only if there are several stages
+  /// Micro-batches that one stage computes one after another, and adds up their gradients: data averages with the last
+  /// one, as under no_sync, and shard gathers and averages with each.
+  int accumulated = 1;
   BucketOptions caps = {};     ///< data: in a pipeline all buckets are full at its end
   double unit_cap = 4;         ///< shard: largest size of a unit in MiB
   bool keeps_parameters = false;  ///< shard: see KeepParameters; in a pipeline they always do
   int optimizer_slots = 0;
+  bool holds_activations = false;  ///< a rank's memory is with what its layers keep for backward, of a transformer
+  bool recompute = false;          ///< layers keep their inputs alone, and backward computes the rest again
 };
+
+/// Bytes that a transformer's layer keeps for backward, on one of `tensor` ranks, where `activation` bytes go from
+/// layer to layer: as Korthikanti et al. count them (arXiv 2205.05198, 4.1), with attention that keeps no table of
+/// weights, and without dropout. The inputs of two norms and of two linear layers are whole on each rank.
+inline std::int64_t kept_by_layer(std::size_t activation, int tensor) {
+  constexpr double whole = 4, divided = 12;
+  return static_cast<std::int64_t>(static_cast<double>(activation) * (whole + divided / tensor));
+}
 
 /// An axis' part of a step, the mean over the ranks.
 struct AxisTimes {
@@ -64,7 +77,7 @@ struct AxisTimes {
 /// How long a step of a mesh takes, and what each axis adds to it.
 struct MeshTimes : TrainingTimes {
   std::array<AxisTimes, 3> axes = {};
-  std::size_t held = 0;  ///< bytes that a rank holds at most, but for activations
+  std::size_t held = 0;  ///< bytes that a rank holds at most, without activations unless they are asked for
 };
 
 /// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to
@@ -282,15 +295,24 @@ class MeshWalk final : public PipelineWalk {
         axes_(training.axes),
         data_(options, axes_.shard > 1 ? "shard" : "data", axes_.shares(), axes_.tensor),
         tensor_(options, "tensor", axes_.tensor, 1),
-        begins_(static_cast<std::size_t>(axes_.pipe)) {
+        begins_(static_cast<std::size_t>(axes_.pipe)),
+        micro_batches_(pipeline.schedule.micro_batches),
+        splits_(pipeline.schedule.splits_backward()) {
     const auto& schedule = pipeline.schedule;
+    if (training.holds_activations) {
+      const std::int64_t layers = training.model.layers / schedule.stages;
+      const auto all = kept_by_layer(training.activation, axes_.tensor);
+      kept_ = layers * (training.recompute ? static_cast<std::int64_t>(training.activation) : all);
+      computed_again_ = training.recompute ? all : 0;
+    }
     const double parts = static_cast<double>(schedule.stages) * schedule.micro_batches;
     const auto stages = cut_in_stages(training.model, schedule.stages, axes_.tensor);
     for (int rank = 0; rank < axes_.pipe; ++rank) {
       auto& own = ranks_.emplace_back(data_, tensor_, of(rank), options.keep_spans);
       const int sums = 2 * training.model.layers / schedule.stages;
       own.forward = {.seconds = training.forward / parts, .parts = sums};
-      own.backward = {.seconds = training.backward / (schedule.splits_backward() ? 2 : 1) / parts, .parts = sums};
+      own.backward = {.seconds = training.backward / (splits_ ? 2 : 1) / parts,
+                      .parts = training.recompute ? 2 * sums : sums};
       own.activation = training.activation;
       ModelSizes model;
       for (int stage = rank; stage < schedule.stages; stage += axes_.pipe)
@@ -330,7 +352,7 @@ class MeshWalk final : public PipelineWalk {
                            : axes_.tensor > 1 && axes_.data == 1 ? TrainingPolicy::tensor_parallel
                                                                  : TrainingPolicy::ddp,
                  .forward = of.forward / parts,
-                 .backward = axes_.pipe > 1 ? 0 : of.backward,
+                 .backward = axes_.pipe > 1 ? 0 : of.backward / parts,
                  .keeps_parameters = of.keeps_parameters || axes_.pipe > 1,
                  .parameter_bytes = model.flat_bytes() / tensor,
                  .optimizer_slots = of.optimizer_slots};
@@ -349,13 +371,23 @@ class MeshWalk final : public PipelineWalk {
   void act(int rank, const Action& action, double usual, int) override {
     auto& own = ranks_[static_cast<std::size_t>(rank)];
     auto& program = programs_[static_cast<std::size_t>(rank)];
-    const bool first = begins_[static_cast<std::size_t>(rank)] && action.kind == Kind::forward;
+    const bool forward = action.kind == Kind::forward, first = forward && begins_[static_cast<std::size_t>(rank)];
     if (first) begins_[static_cast<std::size_t>(rank)] = false;
-    if (axes_.pipe == 1) return first ? program.forward_pass() : program.backward_pass();
-    if (first && axes_.shard > 1) return program.forward_pass();
-    const Time begun = own.clock();
-    own.compute(usual, name(action.kind));
-    mark(rank, action, begun);
+    const auto hold = [&](std::int64_t bytes) {
+      if (bytes != 0) own.hold(trace::Memory::activations, bytes);
+    };
+    const bool ends = action.kind == (splits_ ? Kind::weight : Kind::backward);
+    if (ends) hold(computed_again_);
+    if (forward ? axes_.pipe == 1 || (first && axes_.shard > 1)
+                : axes_.pipe == 1 && (axes_.shard > 1 || action.micro_batch + 1 == micro_batches_)) {
+      forward ? program.forward_pass() : program.backward_pass();
+    } else {
+      const Time begun = own.clock();
+      own.compute(usual, name(action.kind));
+      mark(rank, action, begun);
+    }
+    if (forward) hold(kept_);
+    if (ends) hold(-kept_ - computed_again_);
   }
   void finish(int rank) override {
     if (axes_.pipe > 1 && axes_.shares() > 1) programs_[static_cast<std::size_t>(rank)].backward_pass();
@@ -394,6 +426,9 @@ class MeshWalk final : public PipelineWalk {
   const MeshAxes axes_;
   AxisCalls data_, tensor_;
   std::vector<bool> begins_;  // ranks whose first action is still to come
+  const int micro_batches_;
+  const bool splits_;
+  std::int64_t kept_ = 0, computed_again_ = 0;  // bytes of a micro-batch, of a rank's layers and of one
   std::deque<MeshRank> ranks_;
   std::deque<Training> trainings_;
   std::deque<TrainingRank<MeshRank>> programs_;
@@ -403,7 +438,7 @@ class MeshWalk final : public PipelineWalk {
 
 /// Trains for so many steps; a rank that computes alone is as fast as the others. Throws UsageError for axes that don't
 /// fit the model, the schedule or the islands, and for stragglers, jitter and ports that ranks share.
-[[gnu::cold]] inline MeshTimes simulate_mesh(comm::simulated::SimulationOptions options, const MeshTraining& training,
+[[gnu::cold]] inline MeshTimes simulate_mesh(comm::simulated::SimulationOptions options, MeshTraining training,
                                              int steps) {
   const auto& axes = training.axes;
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_mesh: ", steps, " steps, expected 1 to 100000");
@@ -417,7 +452,18 @@ class MeshWalk final : public PipelineWalk {
   check<UsageError>(!options.links.shared, "mesh: ports that ranks share are not simulated: expected links without ",
                     ":shared");
   check<UsageError>(axes.tensor == 1 || training.activation > 0, "mesh: tensor=", axes.tensor, ": no activations");
-  PipelineTraining pipeline{.schedule = axes.pipe > 1 ? training.schedule : GPipe::of(1, 1),
+  check<UsageError>(training.accumulated >= 1 && (training.accumulated == 1 || axes.pipe == 1), "mesh: ",
+                    training.accumulated, " accumulated micro-batches in ", axes.pipe,
+                    " stages: expected 1, or more in one stage; those of several stages are the schedule's");
+  check<UsageError>(training.model.layers > 0 || !(training.holds_activations || training.recompute),
+                    "mesh: what layers of ", printable(training.model.name),
+                    " keep is not known: expected bert_base, bert_large, gpt2, gpt2_xl or gpt3_175b");
+  check<UsageError>(!training.recompute || !training.schedule.splits_backward(),
+                    "mesh: recomputing with a backward in two parts is not simulated: expected another schedule");
+  if (training.recompute) training.backward += training.forward;
+  PipelineTraining pipeline{.schedule = axes.pipe > 1 ? training.schedule
+                                                      : OneForwardOneBackward::of(
+                                                            1, training.accumulated),
                             .forward = training.forward,
                             .backward = training.backward,
                             .optimizer = training.optimizer / axes.tensor / axes.shard,

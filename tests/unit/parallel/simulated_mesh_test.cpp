@@ -1,5 +1,6 @@
 // Steps of meshes without numbers: of one axis they are exactly those of its policy, and what goes along several is
 // what the formulas of each say.
+#include <algorithm>
 #include <catch.hpp>
 #include <chorus/simulate/meshed.hpp>
 #include <chorus/simulate/trace_file.hpp>
@@ -214,6 +215,61 @@ TEST_CASE("simulated mesh: a trace tells each rank's neighbours on each axis") {
   CHECK(trace.processes.size() == 16);
 }
 
+TEST_CASE("simulated mesh: micro-batches that one stage accumulates") {
+  const auto step = [](MeshTraining of, int accumulated) {
+    of.accumulated = accumulated;
+    return simulate_mesh(over("25gbit", 1), of, 1);
+  };
+  // Data averages once, whatever the number of micro-batches, and only the last one's backward hides it.
+  const auto once = step(mesh({.data = 4}), 1), often = step(mesh({.data = 4}), 4);
+  CHECK(often.axes[1].bytes == once.axes[1].bytes);
+  CHECK(often.step > once.step);
+  CHECK(often.step < once.step + backward_time);
+  CHECK(often.times.ranks[0].waited > once.times.ranks[0].waited);
+  // Shard gathers and averages with each.
+  const auto parts = step(mesh({.shard = 4}), 1), in_all = step(mesh({.shard = 4}), 4);
+  CHECK(in_all.axes[1].bytes == Approx(4 * parts.axes[1].bytes).epsilon(1e-3));
+  // Without messages only the work counts.
+  CHECK(step(mesh({}), 4).step == Approx(forward_time + backward_time + optimizer_time));
+}
+
+TEST_CASE("simulated mesh: activations are held until backward, or computed again") {
+  const auto step = [](MeshTraining of, bool recompute) {
+    of.holds_activations = true;
+    of.recompute = recompute;
+    return simulate_mesh(over("nvlink", 1), of, 1);
+  };
+  const auto without = [](const MeshTraining& of) { return simulate_mesh(over("nvlink", 1), of, 1).held; };
+  constexpr std::size_t layers = 12, whole = 16 * activation;  // that a layer keeps
+  const auto one = mesh({.data = 2});
+  CHECK(step(one, false).held - without(one) == layers * whole);
+  CHECK(step(one, true).held - without(one) == layers * activation + whole);
+  // Inputs are whole on each rank along tensor: 4 of 16.
+  const auto cut = mesh({.tensor = 4});
+  CHECK(step(cut, false).held - without(cut) == layers * 7 * activation);
+  // Micro-batches one after another hold no more than one.
+  auto accumulated = one;
+  accumulated.accumulated = 4;
+  CHECK(step(accumulated, false).held == step(one, false).held);
+  // A stage keeps as many micro-batches as its schedule says.
+  for (const auto& schedule : {GPipe::of(4, 8), OneForwardOneBackward::of(4, 8), Interleaved<2>::of(2, 8)}) {
+    auto pipeline = mesh({.pipe = schedule.size()});
+    pipeline.model = gpt_sizes("a", layers, 64, 64);
+    pipeline.schedule = schedule;
+    const auto kept = check_schedule(schedule).kept_inputs;
+    const auto most = static_cast<std::size_t>(*std::max_element(kept.begin(), kept.end()));
+    const auto of_stage = layers / static_cast<std::size_t>(schedule.stages) * whole;
+    const auto times = step(pipeline, false);
+    CHECK(times.held > most * of_stage);
+    CHECK(times.held < most * of_stage + of_stage / 2);
+    for (const auto& rank : times.times.ranks)
+      CHECK(rank.memory.back().bytes[static_cast<std::size_t>(trace::Memory::activations)] == 0);
+  }
+  // Recomputing is a forward more in each backward, and its sums along tensor.
+  CHECK(step(mesh({}), true).step == Approx(2 * forward_time + backward_time + optimizer_time));
+  CHECK(step(cut, true).axes[2].bytes == Approx(1.5 * step(cut, false).axes[2].bytes).epsilon(1e-3));
+}
+
 TEST_CASE("simulated mesh: axes that make no sense") {
   const auto refused = [](const SimulationOptions& options, const MeshTraining& of) {
     return message_of<UsageError>([&] { simulate_mesh(options, of, 1); });
@@ -231,6 +287,16 @@ TEST_CASE("simulated mesh: axes that make no sense") {
   auto slow = options;
   slow.computing.stragglers = {{0, 2}};
   CHECK_THAT(refused(slow, mesh({.data = 4})), Contains("no stragglers"));
+  auto again = mesh({.pipe = 2});
+  again.recompute = true;
+  again.schedule = ZeroBubbleH1::of(2, 4);
+  CHECK_THAT(refused(options, again), Contains("a backward in two parts"));
+  auto held = mesh({.data = 2}, "resnet50");
+  held.holds_activations = true;
+  CHECK_THAT(refused(options, held), Contains("what layers of resnet50 keep is not known"));
+  auto accumulated = mesh({.pipe = 2});
+  accumulated.accumulated = 2;
+  CHECK_THAT(refused(options, accumulated), Contains("2 accumulated micro-batches in 2 stages"));
   auto other = mesh({.pipe = 2});
   other.schedule = GPipe::of(3, 4);
   CHECK_THAT(refused(options, other), Contains("a schedule of 3 ranks"));
