@@ -10982,9 +10982,11 @@ Tensor<T, Rank, D> from_dlpack_array(const dlpack::Array& array, std::shared_ptr
   }
   // Without elements the pointer may be null, and the memory nobody's.
   if (chorus::numel(shape) == 0) return Tensor<T, Rank, D>::empty(shape, where);
+  // Any stride may stand for an axis of size 1: the row-major one stays, so that dense arrays are contiguous.
   strides = row_major(shape);
   if (steps != nullptr)
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) strides[axis] = steps[axis];
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis)
+      if (shape[axis] != 1) strides[axis] = steps[axis];
   Index last = 0;  // the place of the last element
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(Rank); ++axis) {
     if (shape[axis] == 1) continue;
@@ -14615,8 +14617,7 @@ auto unbind(const X& x, Index axis = 0) {
   static_assert(rank >= 1, "unbind: expected at least one axis");
   const auto a = normalize_axis("unbind", axis, rank);
   const auto& shape = value_of(x).shape();
-  Shape<rank - 1> rest{};
-  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  const auto rest = detail::without_axis<rank>(shape, a);
   std::vector<decltype(reshape(x, rest))> entries;
   for (Index i = 0; i < shape[a]; ++i) entries.push_back(reshape(slice(x, axis, i, i + 1), rest));
   return entries;
@@ -17721,7 +17722,8 @@ double ctc_of_sample(Index time, const T* scores, Index pitch, Index labels, con
 /// log_probabilities: [time, batch, classes]; labels: [batch, most], of which the first label_lengths[n] count, none of
 /// them `blank`; the first input_lengths[n] time steps count -> [batch]: -log p(labels). A sequence that is too short
 /// for its labels has an infinite loss and, without `zero_infinity`, a NaN gradient. Computed on the host in double.
-/// Throws ShapeError if sizes differ, UsageError for lengths and labels out of range.
+/// Throws ShapeError if sizes differ, UsageError for lengths and labels out of range. It has a first derivative alone,
+/// as in PyTorch: `grad` with `create_graph` throws UsageError.
 template <Operand X>
 auto ctc_loss_per_sample(const X& log_probabilities, const Tensor<std::int64_t, 2, Cpu>& labels,
                          const Tensor<std::int64_t, 1, Cpu>& input_lengths,
@@ -18115,12 +18117,10 @@ auto prod(const X& x, Index axis) {
   constexpr int rank = tensor_of<X>::rank;
   const auto a = normalize_axis("prod", axis, rank);
   auto shape = value_of(x).shape();
-  shape[a] = 1;
+  const Index size = std::exchange(shape[a], 1);
   const auto one = tensor_of<X>::ones(shape, value_of(x).device());
-  Shape<rank - 1> rest{};
-  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
-  const Index size = value_of(x).shape()[a];
-  return reshape(slice(cumprod(concat(axis, one, x), axis), axis, size, size + 1), rest);
+  const auto products = slice(cumprod(concat(axis, one, x), axis), axis, size, size + 1);
+  return reshape(products, detail::without_axis<rank>(shape, a));
 }
 /// The product of all elements.
 template <Operand X>
@@ -21223,6 +21223,9 @@ template <int Rank, class D>
 struct ScatterReduce {
   static constexpr const char* name = "scatter_reduce";
   Tensor<std::int64_t, Rank, D> index;
+  std::size_t axis;
+  ScatterReduction how;
+  Tensor<bool, Rank, D> touched;  // where the input counts no longer
 };
 }  // namespace operations
 
@@ -21290,7 +21293,7 @@ auto reduce_scattered(const X& x, std::size_t axis, const Tensor<std::int64_t, R
     });
   }
   return record(
-      operations::ScatterReduce<Rank, D>{index}, to_device(out, device),
+      operations::ScatterReduce<Rank, D>{index, axis, how, touched}, to_device(out, device),
       [host, whole, count, how, out, factors, of_x = Saved(value_of(x)), of_source = Saved(value_of(source))](
           const auto& dy, auto dx, auto dsource) {
         of_x.read("scatter_reduce");
@@ -21333,6 +21336,39 @@ auto reduce_scattered(const X& x, std::size_t axis, const Tensor<std::int64_t, R
 }
 
 }  // namespace detail
+
+/// Throws UsageError for a product with a factor of 0.
+template <int Rank, class D, class Dy, class Y, class X, class S>
+auto derivatives(const operations::ScatterReduce<Rank, D>& operation, const Dy& dy, const Y& y, const X& x,
+                 const S& source) {
+  const auto there = [&operation](const auto& each) {
+    return detail::gather_along(each, operation.axis, operation.index);
+  };
+  const auto rule = [&operation, &dy, &y, &x, &source, there]<bool by_x>(std::integral_constant<bool, by_x>) {
+    using T = typename X::value_type;
+    const auto counts = masked_fill(tensor_of<X>::ones(x.shape(), x.device()), operation.touched, 0);
+    if (operation.how == ScatterReduction::prod) {
+      const auto no_zeros = [](const auto& factors) {
+        const auto host = to_device(contiguous(factors), Cpu{});
+        return std::all_of(host.data(), host.data() + host.numel(), [](auto factor) { return factor != 0; });
+      };
+      check<UsageError>(no_zeros(masked_fill(x.value(), operation.touched, 1)) && no_zeros(source.value()),
+                        "grad: create_graph: 'scatter_reduce': expected factors other than 0, got a 0");
+      if constexpr (by_x)
+        return dy * y / masked_fill(x, operation.touched, 1) * counts;
+      else
+        return there(dy * y) / source;
+    } else {  // equal extremes share the gradient; which ones these are changes at single points alone
+      const auto of_x = to<T>(x.value() == y.value()) * counts, of_source = to<T>(source.value() == there(y.value()));
+      const auto all = scatter_add(of_x, static_cast<Index>(operation.axis), operation.index, of_source);
+      if constexpr (by_x)
+        return dy * of_x / all;
+      else
+        return there(dy / all) * of_source;
+    }
+  };
+  return std::tuple{[rule] { return rule(std::true_type{}); }, [rule] { return rule(std::false_type{}); }};
+}
 
 /// As torch.scatter_reduce: each element of x joined with the elements of `source` that the index sends there. Without
 /// `include_self` x counts only where nothing is sent. Equal extremes share the gradient. `prod`, `amax` and `amin` run
@@ -22293,8 +22329,8 @@ auto max_pool1d(const X& x, Index window, const Pool1dOptions& options = {}) {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_LINALG_HPP
 /// Linear algebra of matrices and stacks of matrices, float or double, on the CPU, with Eigen: solve, inverse, det,
-/// cholesky, qr, svd, eigh, all differentiable; the first four any number of times. Names and results are
-/// torch.linalg's. Not in chorus.hpp, since Eigen's factorizations are slow to compile.
+/// cholesky, qr, svd, eigh, all differentiable any number of times. Names and results are torch.linalg's. Not in
+/// chorus.hpp, since Eigen's factorizations are slow to compile.
 
 // <chorus/kernels/cpu/linalg.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_LINALG_HPP
@@ -22542,6 +22578,15 @@ CHORUS_MATRIX_OPERATION(Inverse, "inverse");
 CHORUS_MATRIX_OPERATION(Determinant, "det");
 CHORUS_MATRIX_OPERATION(Cholesky, "cholesky");
 #undef CHORUS_MATRIX_OPERATION
+#define CHORUS_FACTORIZATION(TYPE, NAME)      \
+  struct TYPE {                               \
+    static constexpr const char* name = NAME; \
+    Index count, rows, columns;               \
+  }
+CHORUS_FACTORIZATION(Qr, "qr");
+CHORUS_FACTORIZATION(Svd, "svd");
+CHORUS_FACTORIZATION(Eigh, "eigh");
+#undef CHORUS_FACTORIZATION
 }  // namespace chorus::operations
 
 namespace chorus::linalg {
@@ -22706,7 +22751,7 @@ auto qr(const A& a) {
   auto packed = Tensor<T, 2>::empty({count, m * n + n * n});
   kernels::linalg::qr(count, m, n, input.data(), packed.data());
   const auto factors = record(
-      "qr", packed,
+      operations::Qr{count, m, n}, packed,
       [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::qr_backward(count, m, n, packed.read("qr").data(), dy.data(), grad.data(), accumulate);
@@ -22736,7 +22781,7 @@ auto svd(const A& a) {
   auto packed = Tensor<T, 2>::empty({count, m * k + k + k * n});
   kernels::linalg::svd(count, m, n, input.data(), packed.data());
   const auto factors = record(
-      "svd", packed,
+      operations::Svd{count, m, n}, packed,
       [packed = chorus::detail::Saved(packed), count, m, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::svd_backward(count, m, n, packed.read("svd").data(), dy.data(), grad.data(), accumulate);
@@ -22766,7 +22811,7 @@ auto eigh(const A& a) {
   auto packed = Tensor<T, 2>::empty({count, n + n * n});
   kernels::linalg::eigh(count, n, input.data(), packed.data());
   const auto factors = record(
-      "eigh", packed,
+      operations::Eigh{count, n, n}, packed,
       [packed = chorus::detail::Saved(packed), count, n](const auto& dy, auto da) {
         const auto [grad, accumulate] = da->target();
         kernels::linalg::eigh_backward(count, n, packed.read("eigh").data(), dy.data(), grad.data(), accumulate);
@@ -22804,21 +22849,92 @@ auto derivatives(const operations::Determinant&, const Dy& dy, const Y& y, const
     return reshape(dy * y, single) * transpose(linalg::inverse(a), -2, -1);
   }};
 }
+
+namespace detail {
+// Ones below the diagonal and on it.
+template <class T>
+Tensor<T, 2> lower_ones(Index n) {
+  auto out = eye<T>(n);
+  for (Index i = 0; i < n; ++i)
+    for (Index j = 0; j < i; ++j) out(i, j) = 1;
+  return out;
+}
+template <class X>
+auto turned(const X& x) {
+  return transpose(x, -2, -1);
+}
+// The part of packed factors that begins at `start`.
+template <class Packed>
+auto part_of(const Packed& packed, Index start, Index rows, Index columns) {
+  return reshape(slice(packed, 1, start, start + rows * columns), Shape<3>{packed.size(0), rows, columns});
+}
+// What comes of a gradient of zeros is 0 where its factor is infinite: where nothing depends on the vectors, equal
+// values do no harm. Its own derivative is NaN there.
+template <class Given, class X>
+auto none_of_none(const Given& given, const X& x) {
+  const auto numbers = contiguous(value_of(given));
+  const bool none = std::all_of(numbers.data(), numbers.data() + numbers.numel(), [](auto v) { return v == 0; });
+  return none ? masked_fill(x, isnan(value_of(x)), 0) : x;
+}
+}  // namespace detail
+
+// The formulas of kernels/cpu/linalg_gradients.hpp, with their sources.
+
 template <class Dy, class Y, class A>
 auto derivatives(const operations::Cholesky&, const Dy& dy, const Y& y, const A& a) {
   return std::tuple{[&] {
+    using T = typename A::value_type;
     const Index n = a.size(-1);
-    using Matrix = Tensor<typename A::value_type, 2>;
-    auto lower = Matrix::zeros({n, n}), halved = Matrix::zeros({n, n});
-    for (Index i = 0; i < n; ++i)
-      for (Index j = 0; j <= i; ++j) {
-        lower(i, j) = 1;
-        halved(i, j) = i == j ? typename A::value_type(0.5) : 1;
-      }
-    const auto turned = transpose(y, -2, -1);
-    const auto right = linalg::solve(turned, matmul(turned, dy * lower) * halved);
-    const auto both = linalg::solve(turned, transpose(right, -2, -1));
-    return (both + transpose(both, -2, -1)) * 0.5;
+    const auto lower = detail::lower_ones<T>(n);
+    const auto l = detail::turned(y);
+    const auto phi = matmul(l, dy * lower) * (lower - eye<T>(n) * T(0.5));
+    const auto both = linalg::solve(l, detail::turned(linalg::solve(l, phi)));
+    return (both + detail::turned(both)) * 0.5;
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Qr& operation, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    using T = typename A::value_type;
+    const Index m = operation.rows, n = operation.columns;
+    const auto q = detail::part_of(y, 0, m, n), r = detail::part_of(y, m * n, n, n);
+    const auto dq = detail::part_of(dy, 0, m, n), dr = detail::part_of(dy, m * n, n, n);
+    const auto lower = detail::lower_ones<T>(n), strictly = lower - eye<T>(n);
+    const auto product = matmul(r, detail::turned(dr * detail::turned(lower))) - matmul(detail::turned(dq), q);
+    const auto both = product * lower + detail::turned(product * strictly);
+    return reshape(detail::turned(linalg::solve(r, detail::turned(dq + matmul(q, both)))), a.shape());
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Svd& operation, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    using T = typename A::value_type;
+    const Index m = operation.rows, n = operation.columns, k = std::min(m, n), after = m * k + k;
+    const auto u = detail::part_of(y, 0, m, k), vh = detail::part_of(y, after, k, n);
+    const auto du = detail::part_of(dy, 0, m, k), dvh = detail::part_of(dy, after, k, n);
+    const auto row = detail::part_of(y, m * k, 1, k), column = detail::part_of(y, m * k, k, 1);
+    const auto gaps = (row - column) * (row + column) + eye<T>(k);
+    const auto turn_u = matmul(detail::turned(u), du), turn_v = matmul(vh, detail::turned(dvh));
+    const auto of_u = detail::none_of_none(du, (turn_u - detail::turned(turn_u)) / gaps);
+    const auto of_v = detail::none_of_none(dvh, (turn_v - detail::turned(turn_v)) / gaps);
+    auto result = matmul(matmul(u, detail::part_of(dy, m * k, 1, k) * eye<T>(k) + of_u * row + column * of_v), vh);
+    if (m > k) result = result + matmul(detail::none_of_none(du, (du - matmul(u, turn_u)) / row), vh);
+    if (n > k)
+      result = result + matmul(u, detail::none_of_none(dvh, (dvh - matmul(detail::turned(turn_v), vh)) / column));
+    return reshape(result, a.shape());
+  }};
+}
+template <class Dy, class Y, class A>
+auto derivatives(const operations::Eigh& operation, const Dy& dy, const Y& y, const A& a) {
+  return std::tuple{[&] {
+    using T = typename A::value_type;
+    const Index n = operation.rows;
+    const auto v = detail::part_of(y, n, n, n), dv = detail::part_of(dy, n, n, n);
+    const auto ones = eye<T>(n);
+    const auto gaps = detail::part_of(y, 0, 1, n) - detail::part_of(y, 0, n, 1) + ones;
+    const auto of_v = detail::none_of_none(dv, matmul(detail::turned(v), dv) * (T{1} - ones) / gaps);
+    const auto result = matmul(matmul(v, detail::part_of(dy, 0, 1, n) * ones + of_v), detail::turned(v));
+    return reshape((result + detail::turned(result)) * 0.5, a.shape());
   }};
 }
 
@@ -24590,21 +24706,20 @@ class Lbfgs final : public Optimizer<D> {
                       "Lbfgs: expected tolerances of at least 0, got ", options.tolerance_grad, " and ",
                       options.tolerance_change);
     for (const auto& named : parameters_) {
-      check<UsageError>(named.parameter->ledger() == nullptr, "Lbfgs: '", named.name,
-                        "' belongs to a policy of several processes, each with a loss over other samples: expected "
-                        "SingleDevice or DataParallel");
       nn::check_whole("Lbfgs", named, "it needs whole parameters");
       first_.push_back(count_);
       count_ += static_cast<std::size_t>(named.parameter->count());
     }
     if (options_.max_eval == 0) options_.max_eval = options.max_iter * 5 / 4;
+    check_one_process();
   }
 
   /// Throws UsageError: L-BFGS needs the closure.
   void step() override { fail<UsageError>("Lbfgs: expected step(closure), where closure computes the loss again"); }
 
   /// `closure` clears the gradients, computes the loss and its gradients, and returns the loss, a number or a scalar.
-  /// Returns the first loss. Throws UsageError if a parameter group has options of its own.
+  /// Returns the first loss. Throws UsageError if a parameter group has options of its own, or if a policy of several
+  /// processes has taken the parameters.
   template <class Closure>
   double step(const Closure& closure) {
     const auto evaluate = [&](Point& at) {
@@ -24617,6 +24732,7 @@ class Lbfgs final : public Optimizer<D> {
       at.gradient = gradient();
       ++evaluations_;
     };
+    check_one_process();
     evaluations_ = 0;
     Point now;
     evaluate(now);
@@ -24694,6 +24810,13 @@ class Lbfgs final : public Optimizer<D> {
   }
   static void add(Numbers& to, double factor, const Numbers& x) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] += factor * x[i];
+  }
+
+  void check_one_process() const {
+    for (const auto& named : parameters_)
+      check<UsageError>(named.parameter->ledger() == nullptr, "Lbfgs: '", named.name,
+                        "' belongs to a policy of several processes, each with a loss over other samples: expected "
+                        "SingleDevice or DataParallel");
   }
 
   // Calls `f(parameter, place in the flat vector, T{})`.
@@ -26512,8 +26635,10 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
     check<UsageError>(!this->in_captured_step(),
                       "FullyShardedDataParallel: its units move, so a step can't be captured; train without Graphed");
     // 3. Units are gathered when an operation uses them.
-    const Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
-    return Base::operator()(inputs...);
+    Forward pass(at_hand(), grad_enabled() ? fsdp::Pass::forward : fsdp::Pass::aside);
+    auto output = Base::operator()(inputs...);
+    pass.end();
+    return output;
   }
 
   /// This rank's part of each parameter, which may be empty, for an optimizer.
@@ -26552,22 +26677,23 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   bool writes_part(bool sharded, bool) const { return sharded || this->communicator_.rank() == 0; }
 
  private:
-  /// The unit that backward begins with stays after the pass.
+  /// A pass that gives its units back if an exception ends it. The unit that backward begins with stays after `end`.
   class Forward {
    public:
     Forward(AtHand& units, fsdp::Pass pass) : units_(units) { units_.begin(pass); }
     Forward(const Forward&) = delete;
     Forward& operator=(const Forward&) = delete;
-    ~Forward() noexcept(false) {
-      if (std::uncaught_exceptions() > exceptions_before_)
-        units_.give_up();
-      else
-        units_.end_pass();
+    ~Forward() {
+      if (!ended_) units_.give_up();
+    }
+    void end() {
+      units_.end_pass();
+      ended_ = true;
     }
 
    private:
     AtHand& units_;
-    const int exceptions_before_ = std::uncaught_exceptions();
+    bool ended_ = false;
   };
 
   static DistributedDataParallelOptions ddp_options(const FullyShardedDataParallelOptions& options) {
@@ -28981,8 +29107,7 @@ class Groups {
   ~Groups() {
     if (std::uncaught_exceptions() <= exceptions_before_) return;
     for (Communicator* const group : {&pipe, &batch, &gathers, &shards_, &replicas, &tensor})
-      if (group->size() > 1)
-        group->abort("it threw an exception in the middle of a step");
+      if (group->size() > 1) group->abort(comm::why_it_unwinds());
   }
 
   Communicator& all() const { return all_; }
@@ -30397,7 +30522,14 @@ class Stages {
 
   Model& model() { return model_; }
   /// This rank's layers, under their names in the model. A parameter that another stage shares has that stage's name.
+  /// Layers of other stages are visited without their members, since a mode holds for the whole model.
   void visit(nn::Visitor& visitor) {
+    struct Foreign final : nn::detail::Walker {
+      nn::Visitor& visitor;
+      explicit Foreign(nn::Visitor& of) : visitor(of) {}
+      void enter(nn::Module& layer) override { visitor.inner(layer); }
+    } foreign(visitor);
+    foreign.walk(*foreign_);
     for (auto& [name, handle] : named_elsewhere_) visitor.parameter(name, handle);
     own_->visit(visitor);
   }
@@ -30459,7 +30591,7 @@ class Stages {
   dp::Split split(const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
                   "Pipeline: expected an input Tensor with the samples along axis 0");
-    constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
+    [[maybe_unused]] constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
     static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
                   "Pipeline: expected targets that are Tensors, without gradients");
     return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
@@ -30705,7 +30837,9 @@ class Stages {
     for (int rank = 0; rank < communicator_.size(); ++rank)
       check<UsageError>(has_parameters[static_cast<std::size_t>(rank)], "Pipeline: rank ", rank,
                         " has no parameters: cut the model in other places, or into fewer stages");
-    own_.emplace(model_, std::move(own));
+    own_.emplace(model_, own);
+    own.flip();
+    foreign_.emplace(model_, std::move(own));
     struct Own final : nn::Module {
       Stages& stages;
       explicit Own(Stages& of) : stages(of) {}
@@ -30738,7 +30872,7 @@ class Stages {
   std::size_t stage_count_ = 0;
   std::vector<std::size_t> begins_;
   std::vector<Stage> stages_;
-  std::optional<SomeLayers<Model>> own_;
+  std::optional<SomeLayers<Model>> own_, foreign_;
   std::vector<std::pair<std::string, AnyParameter>> named_elsewhere_;  // aliases in own_
   std::vector<nn::NamedParameter<D>> parameters_;                      // this rank's
   std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
@@ -31228,6 +31362,154 @@ requires(!mesh::AxesOf<Axes...>::shards) class detail::Access<Mesh<Model, Axes..
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_MESH_HPP
+
+// <chorus/parallel/own_policy.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_OWN_POLICY_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_OWN_POLICY_HPP
+/// The base of policies that a program writes itself, such as a DistributedDataParallel of one's own.
+
+namespace chorus {
+
+/// A policy whose ranks all have the whole model and compute on shares of the batch. It does what depends on shares:
+/// samples, random numbers, the weight of each rank's gradient, evaluation. A derived class moves numbers between
+/// ranks: it begins with `take_state`, and overrides what should happen at the moments of a step, which all ranks reach
+/// in one order. Its parameters are numbered from 0 in the order in which backward is expected to finish them; frozen
+/// ones are the last of their dtype. Without an override of `backward_ended` each rank trains on its own gradients.
+///
+/// Refused: `join`, captured steps. Under `no_sync` only the base counts: no moment of backward is reported.
+template <class Model, class Communicator = comm::AnyCommunicator>
+class OwnPolicy : public DistributedPolicy<Model, Communicator> {
+  using Base = DistributedPolicy<Model, Communicator>;
+
+ public:
+  using D = typename Base::device_type;
+  using policy_type = OwnPolicy;
+
+  /// Returns the model's output for this rank's share of the batch.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    check<UsageError>(!in_backward_, this->title_,
+                      ": expected the last backward pass to end, got one that ended early: its gradients are "
+                      "incomplete; make a new net");
+    ddp::ForwardPass pass{.samples = samples_of(inputs...), .sync = sync_};
+    pass.number = this->begin_forward(pass.samples).step;
+    const auto model = [&] { return this->call_model(inputs...); };
+    if (!grad_enabled()) return this->run_without_grad(pass, model);
+    this->begin_pass(pass, false);
+    forward_begins();
+    return this->run_recorded(model);
+  }
+  /// While it lives, backward adds to this rank's own gradients. The first backward after it is reported.
+  [[nodiscard]] NoSync no_sync() { return this->scope_without(sync_); }
+
+ protected:
+  /// Throws UsageError, on every rank, if the ranks' models differ. All ranks take rank 0's seed. `title`: the policy's
+  /// name in messages. The communicator must outlive this.
+  OwnPolicy(std::string_view title, Model model, Communicator& communicator, std::uint64_t seed = initial_seed())
+      : Base(title, std::move(model), communicator, /*dim=*/0, seed) {
+    static_assert(!Base::adds_up_in_pass, "OwnPolicy: SameBits needs a policy of the library");
+    this->check_same({}, typename Base::All{});
+    this->on_gradients([this](std::size_t i) { arrived(i); });
+  }
+  /// If a rank throws during backward, the group is aborted, so that peers fail at once instead of waiting.
+  ~OwnPolicy() {
+    if (in_backward_) this->give_up();
+  }
+
+  // The moments of a step, outside of no_sync.
+  /// A forward pass that records gradients begins.
+  virtual void forward_begins() {}
+  /// The first gradient of a backward pass is there.
+  virtual void backward_begins() {}
+  /// This rank has the final gradient of parameter `i`.
+  virtual void gradient_is_final(std::size_t) {}
+  /// Backward has ended. Afterwards the optimizer steps the parameters that have a gradient.
+  virtual void backward_ended() {}
+
+  // What a policy works on.
+  /// The number of samples in a pass's inputs.
+  template <class... Inputs>
+  Index samples_of(const Inputs&... inputs) const {
+    return detail::samples_of(this->random_.dim, inputs...);
+  }
+  /// In a backward pass: this rank's share of the batch, by the elements of its loss's mean. The weights of all ranks
+  /// sum to 1; the batch's gradient is the sum of weight * gradient.
+  double weight() const { return earlier_.unit; }
+  std::size_t parameter_count() const { return this->flat_.entries().size(); }
+  /// Has `wants_grad()`, `grad_arrived()`, `size_bytes()` and more.
+  ParameterOn<D>& parameter(std::size_t i) const { return this->flat_.entries()[i].parameter(); }
+  /// Whether parameter `i` lies behind parameter i - 1: both then are one range of numbers.
+  bool follows(std::size_t i) const { return i > 0 && entry(i).group == entry(i - 1).group; }
+  /// Calls `f(span)` with the gradients of parameters first, ..., last - 1, which follow each other: of floats or
+  /// doubles. A gradient that has not arrived is undefined: see `clear_gradient`.
+  template <class F>
+  void with_gradients(std::size_t first, std::size_t last, const F& f) const {
+    check_range(first, last);
+    with_numbers(first, last, this->flat_.groups()[entry(first).group].grad(entry(first).begin), f);
+  }
+  /// The same with their values, to read or write.
+  template <class F>
+  void with_values(std::size_t first, std::size_t last, const F& f) const {
+    check_range(first, last);
+    with_numbers(first, last, this->flat_.groups()[entry(first).group].value(entry(first).begin), f);
+    for (std::size_t i = first; i < last; ++i) parameter(i).touch();
+  }
+  /// Sets the gradient's numbers to 0, and leaves whether it has arrived.
+  void clear_gradient(std::size_t i) const {
+    zero_bytes(parameter(i).where(), parameter(i).grad_place(), parameter(i).size_bytes());
+  }
+  /// All ranks take `rank`'s parameters and buffers. All call it.
+  void take_state(int rank) {
+    this->broadcast_parameters(rank, typename Base::All{});
+    this->broadcast_buffers(rank);
+  }
+
+ private:
+  const auto& entry(std::size_t i) const { return this->flat_.entries()[i]; }
+  void check_range(std::size_t first, std::size_t last) const {
+    check<UsageError>(first < last && last <= parameter_count() && entry(first).group == entry(last - 1).group,
+                      this->title_, ": expected parameters of one dtype that follow each other, got ", first, " to ",
+                      last, " of ", parameter_count(), "; ask follows(i)");
+  }
+  template <class F>
+  void with_numbers(std::size_t first, std::size_t last, std::byte* at, const F& f) const {
+    const std::size_t count = entry(last - 1).begin + entry(last - 1).count - entry(first).begin;
+    ddp::with_type(this->title_, parameter(first).dtype(), at, [&]<class T>(T* n) { f(std::span<T>(n, count)); });
+  }
+
+  void backward_is_weighed() override {
+    earlier_.pass_ended();
+    earlier_.change_unit(this->flat_, this->shares_.weight(), [](std::size_t) { return true; });
+  }
+  void arrived(std::size_t i) {
+    check<UsageError>(this->weighed(), this->title_,
+                      ": expected a forward pass of the net, got one of its module() alone: call the net");
+    earlier_.gradient_arrived(parameter(i));
+    if (!sync_) return parameter(i).set_grad_local(this->devices() > 1);
+    if (!std::exchange(in_backward_, true)) {
+      for (std::size_t k = 0; k < parameter_count(); ++k) parameter(k).set_grad_local(false);
+      this->when_backward_ends([this] {
+        backward_ended();
+        earlier_.pass_ended();
+        in_backward_ = false;
+      });
+      backward_begins();
+    }
+    gradient_is_final(i);
+  }
+  void begin_join(const detail::JoinFacts&) override {
+    fail<UsageError>(this->title_,
+                     ": expected the same number of batches on all ranks, got join; use net.sampler(data)");
+  }
+  JoinedPass take_part_in_pass() override { return JoinedPass::none; }
+  void all_have_run_out() override {}
+
+  ddp::EarlierGradients<D> earlier_;
+  bool sync_ = true, in_backward_ = false;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_OWN_POLICY_HPP
 
 // <chorus/parallel/parameter_server.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PARAMETER_SERVER_HPP
@@ -32323,7 +32605,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
   /// Aborts the group after an exception, so that peers fail at once instead of waiting.
   ~TensorParallel() {
     if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
-      this->communicator_.abort("it threw an exception in the middle of a step");
+      this->communicator_.abort(comm::why_it_unwinds());
   }
 
   /// Returns the model's output for the whole batch. Throws UsageError if a layer has got other parameters or buffers
@@ -34265,8 +34547,8 @@ Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::ve
 }  // namespace detail
 
 /// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. Gradients pass where nothing
-/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for an invalid scale,
-/// zero point or range of integers, NonFiniteError for a NaN.
+/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for a GraphVariable,
+/// an invalid scale, zero point or range of integers, NonFiniteError for a NaN.
 template <Operand X>
 auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
   return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
@@ -38600,23 +38882,29 @@ struct StackChange {
 /// else in the order in which they are woken.
 class Tasks {
  public:
-  explicit Tasks(bool in_time_order = false) : in_time_order_(in_time_order) {}
+  /// `ties`: which of those that are ready at one time runs first; 0: the one that was ready first.
+  explicit Tasks(bool in_time_order = false, std::uint64_t ties = 0) : in_time_order_(in_time_order), ties_(ties) {}
   Tasks(const Tasks&) = delete;
   Tasks& operator=(const Tasks&) = delete;
   ~Tasks() {
     if (stacks_ != nullptr) munmap(stacks_, stack_bytes * fibers_);
+    for (auto* const stack : later_stacks_) munmap(stack, stack_bytes);
   }
 
-  /// A task that begins when `run` is called. `body` must not throw.
+  /// A task that begins when `run` is called; from a task that runs, a fiber that begins at that task's time. `body`
+  /// must not throw.
   int add(RunsOn where, std::function<void()> body) {
     auto& task = tasks_.emplace_back();
     task.body = std::move(body);
     if (where == RunsOn::thread)
       task.own = std::make_unique<Thread>();
+    else if (current_ < 0)
+      task.number = fibers_++;
     else
-      task.stack = fibers_++;
+      later_stacks_.push_back(task.stack = reserved(1));
     const int number = static_cast<int>(tasks_.size()) - 1;
-    wake(number, {});
+    if (current_ >= 0) task.clock = clock(), ++left_;
+    wake(number, task.clock);
     return number;
   }
 
@@ -38625,7 +38913,7 @@ class Tasks {
   void run(const std::function<void()>& stuck) {
     reserve_stacks();
     start_threads();
-    for (std::size_t left = tasks_.size(); left > 0;) {
+    for (left_ = tasks_.size(); left_ > 0;) {
       if (nobody_is_ready()) stuck();
       const auto next = take_next();
       if (next.event) {
@@ -38634,9 +38922,10 @@ class Tasks {
       }
       current_ = next.task;
       Task& task = tasks_[static_cast<std::size_t>(current_)];
+      if (task.ended) continue;  // woken before its end, or after it
       task.is_ready = false;
       task.own ? give_turn(*task.own) : enter_fiber(task);
-      left -= task.ended;
+      left_ -= task.ended;
     }
     for (auto& task : tasks_)
       if (task.own) task.own->thread.join();
@@ -38664,7 +38953,7 @@ class Tasks {
     Task& woken = tasks_[static_cast<std::size_t>(task)];
     if (std::exchange(woken.is_ready, true)) return;
     if (in_time_order_)
-      ordered_.push({std::max(at, woken.clock), given_++, task, {}});
+      ordered_.push({std::max(at, woken.clock), next_number(), task, {}});
     else
       ready_.push_back(task);
   }
@@ -38675,7 +38964,7 @@ class Tasks {
     block();
   }
   /// In time order: calls `event` at that virtual time.
-  void at(Time when, std::function<void()> event) { ordered_.push({when, given_++, -1, std::move(event)}); }
+  void at(Time when, std::function<void()> event) { ordered_.push({when, next_number(), -1, std::move(event)}); }
 
  private:
   static constexpr std::size_t stack_bytes = 128 << 10;  // reserved; what is not touched costs nothing
@@ -38688,14 +38977,15 @@ class Tasks {
     std::function<void()> body;
     Time clock{};
     bool is_ready = false, begun = false, ended = false;
-    std::size_t stack = 0;
+    std::size_t number = 0;      // of the fibers that `run` begins with
+    std::byte* stack = nullptr;  // of a fiber
     void* shadow = nullptr;  // the sanitizer's
     ucontext_t context;
     std::unique_ptr<Thread> own;  // else it is a fiber
   };
   struct Ready {
     Time at;
-    std::uint64_t number;  // of two at one time, the first that was given
+    std::uint64_t number;  // of two at one time, the smaller one is first
     int task;
     std::function<void()> event;
     friend bool operator<(const Ready& a, const Ready& b) {
@@ -38703,6 +38993,12 @@ class Tasks {
     }
   };
 
+  std::uint64_t next_number() {
+    const auto number = given_++;
+    if (ties_ == 0) return number;
+    const auto drawn = philox(ties_, {static_cast<std::uint32_t>(number), 0, 0, 0x71E5});
+    return static_cast<std::uint64_t>(drawn[0]) << 32 | drawn[1];
+  }
   bool nobody_is_ready() const { return ready_.empty() && ordered_.empty(); }
   Ready take_next() {
     if (in_time_order_) {
@@ -38719,10 +39015,15 @@ class Tasks {
 
   [[gnu::cold]] void reserve_stacks() {
     if (fibers_ == 0) return;
-    void* const memory = mmap(nullptr, stack_bytes * fibers_, PROT_READ | PROT_WRITE,
+    stacks_ = reserved(fibers_);
+    for (auto& task : tasks_)
+      if (!task.own) task.stack = stacks_ + stack_bytes * task.number;
+  }
+  static std::byte* reserved(std::size_t fibers) {
+    void* const memory = mmap(nullptr, stack_bytes * fibers, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    check<CommError>(memory != MAP_FAILED, "simulation: no memory for ", fibers_, " stacks");
-    stacks_ = static_cast<std::byte*>(memory);
+    check<CommError>(memory != MAP_FAILED, "simulation: no memory for ", fibers, " stacks");
+    return static_cast<std::byte*>(memory);
   }
   [[gnu::cold]] void start_threads() {
     try {
@@ -38752,7 +39053,7 @@ class Tasks {
   void enter_fiber(Task& task) {
     if (!std::exchange(task.begun, true)) {
       getcontext(&task.context);
-      task.context.uc_stack.ss_sp = stacks_ + stack_bytes * task.stack;
+      task.context.uc_stack.ss_sp = task.stack;
       task.context.uc_stack.ss_size = stack_bytes;
       task.context.uc_link = &scheduler_;
       const auto self = reinterpret_cast<std::uintptr_t>(this);  // makecontext passes int
@@ -38760,7 +39061,7 @@ class Tasks {
                   static_cast<unsigned>(self >> 32));
     }
     void* shadow = nullptr;
-    StackChange::begin(&shadow, stacks_ + stack_bytes * task.stack, stack_bytes);
+    StackChange::begin(&shadow, task.stack, stack_bytes);
     swapcontext(&scheduler_, &task.context);
     StackChange::end(shadow, nullptr, nullptr);
   }
@@ -38774,13 +39075,16 @@ class Tasks {
   }
 
   const bool in_time_order_;
+  const std::uint64_t ties_;
   std::deque<Task> tasks_;  // they stay where they are
   std::deque<int> ready_;
   std::priority_queue<Ready> ordered_;
   std::uint64_t given_ = 0;
   int current_ = -1;
+  std::size_t left_ = 0;  // tasks that have not ended
   std::size_t fibers_ = 0;
   std::byte* stacks_ = nullptr;
+  std::vector<std::byte*> later_stacks_;
   ucontext_t scheduler_;
   const void* bottom_ = nullptr;  // of its stack, for the sanitizer
   std::size_t size_ = 0;
@@ -39055,162 +39359,572 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
 #define CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATE_HPP
 /// `simulate`: runs a program as all ranks of a group in one process, in virtual time.
 
-// <chorus/simulate/simulated_engine.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_ENGINE_HPP
-#define CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_ENGINE_HPP
-/// `SimulatedEngine`: a rank's calls in virtual time. A task of its own carries them out, one after another, while the
-/// rank's program goes on: what hides behind computing shows in the clocks.
+// <chorus/comm/transport/socket.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+/// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
 
-// <chorus/comm/algorithms/transport_communicator.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
-/// `TransportCommunicator`: chorus' own collectives over a Transport.
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 
-// <chorus/comm/algorithms/barrier.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
-/// Barriers: calls that return when every rank has called them.
+// <chorus/comm/transport/name_lookup.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+/// `look_up`: the address of a name, with a deadline. getaddrinfo has none: if name servers don't answer, it takes as
+/// long as the system's settings allow, usually half a minute.
 
-// <chorus/comm/algorithms/collective.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
-/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
+namespace chorus::comm::detail {
 
-// <chorus/comm/algorithms/reduction.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
-/// The arithmetic of collectives: engines move bytes and call these functions on them.
+/// The result of getaddrinfo.
+struct Found {
+  int code = EAI_FAIL;  ///< 0, or an error for gai_strerror
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+};
+
+inline Found ask_system(const std::string& name, int flags) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  Found found;
+  found.code = getaddrinfo(name.c_str(), nullptr, &hints, &list);
+  if (found.code != 0 || list == nullptr) return found;
+  std::memcpy(&found.storage, list->ai_addr, list->ai_addrlen);
+  found.length = list->ai_addrlen;
+  freeaddrinfo(list);
+  return found;
+}
+
+/// Removes the brackets of an IPv6 address, as in `[::1]`; returns other names unchanged.
+inline std::string without_brackets(std::string name) {
+  const bool six = name.starts_with('[') && name.ends_with(']') && name.find(':') != std::string::npos;
+  return six ? name.substr(1, name.size() - 2) : name;
+}
+
+/// Returns nothing at the deadline. A numeric address is parsed at once. A name is looked up in a thread, which lives
+/// until the system has answered, as getaddrinfo can't be cancelled. Throws CommError if there can be no thread.
+[[gnu::cold]] inline std::optional<Found> look_up(const std::string& name, Deadline deadline) {
+  if (const auto numbers = ask_system(name, AI_NUMERICHOST); numbers.code == 0) return numbers;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<Found> found;
+  };
+  const auto shared = std::make_shared<Shared>();
+  chorus::detail::start_thread(cat("address '", printable(name), "'"), [shared, name] {
+    const auto found = ask_system(name, 0);
+    const std::lock_guard lock(shared->mutex);
+    shared->found = found;
+    shared->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_until(lock, deadline, [&] { return shared->found.has_value(); });
+  return shared->found;
+}
+
+}  // namespace chorus::comm::detail
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+
+// <chorus/comm/transport/tls.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+/// `Tls`: TLS 1.3 over a connected socket, by OpenSSL.
+///
+/// In the handshake both sides prove that they know the job's token: it is the pre-shared key (RFC 8446, 4.2.11),
+/// beside a Diffie-Hellman exchange, so that a later leak of the token does not reveal earlier traffic. One suite, no
+/// certificates, no tickets, no early data: a downgrade is impossible.
+
+struct ssl_st;  // OpenSSL's
 
 namespace chorus::comm {
 
-namespace detail {
+/// Any thread may send and receive.
+class Tls {
+ public:
+  enum class Side { server, client };
 
-template <class C>
-using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+  /// Over `fd`, which does not block and stays the caller's. Throws UsageError if the program was built without
+  /// OpenSSL, CommError if OpenSSL fails.
+  Tls(int fd, Side side, const std::string& token);
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+  ~Tls();
 
-struct Sum {
-  template <class T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, bool>) {
-      return a || b;
-    } else if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // signed overflow is undefined
-      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-    } else {
-      return static_cast<T>(a + b);
-    }
-  }
-};
-/// If two numbers are equal, or one is NaN, a comparison selects the operand at a certain position; the two orders
-/// together select both. The bitwise or of both selections is the same in either order: -0 for 0 and -0, a NaN for
-/// anything and a NaN.
-struct Min {
-  template <class T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>)
-      return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(a < b ? a : b) |
-                              std::bit_cast<unsigned_of<T>>(b < a ? b : a));
-    else
-      return a < b ? a : b;
-  }
-};
-/// In max 0 wins over -0. Subtracting the two selections finds a wrong sign bit (-0 - -0 = 0); if they are equal, the
-/// difference is 0.
-struct Max {
-  template <class T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      const auto x = std::bit_cast<unsigned_of<T>>(a > b ? a : b), y = std::bit_cast<unsigned_of<T>>(b > a ? b : a);
-      return std::bit_cast<T>(x | y) - std::bit_cast<T>(x ^ y);
-    } else {
-      return a > b ? a : b;
-    }
-  }
+  /// Moves as many bytes as possible without waiting, the handshake first; -1 if the connection is closed or broken, or
+  /// the other side's proof fails. After a partial `send` the caller must pass the rest again.
+  std::ptrdiff_t send(std::span<const std::byte> bytes);
+  std::ptrdiff_t receive(std::span<std::byte> bytes);
+  /// The event that the last call without progress waits for: POLLIN or POLLOUT.
+  short awaits() const;
+  /// Whether bytes have been read from the socket but not received yet.
+  bool holds_bytes() const;
+  /// OpenSSL's text of the error; empty without one, and if the connection has just ended.
+  std::string trouble() const;
+
+ private:
+  struct Socket;
+
+  bool shake_hands();
+  bool succeeded(int code);
+  bool flush();
+
+  mutable std::mutex mutex_;
+  const int fd_;
+  ssl_st* ssl_ = nullptr;
+  std::array<unsigned char, 32> key_{};
+  std::vector<char> out_;   ///< encrypted, several records: a system call for each would cost more than they do
+  std::size_t gone_ = 0;    ///< of `out_`
+  std::size_t held_ = 0;    ///< bytes in `out_` that have not been reported to the caller
+  std::uint64_t sent_ = 0;  ///< under the present key
+  bool proven_ = false;
+  short awaits_ = 0;
+  std::string trouble_;
 };
 
-/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
-template <class Function>
-void for_each_index(std::size_t count, Function f) {
-  constexpr std::size_t block = 64;
-  std::size_t i = 0;
-  for (; i + block <= count; i += block) {
-#if defined(__clang__)
-#pragma clang loop vectorize(assume_safety)
-#else
-#pragma GCC ivdep
+}  // namespace chorus::comm
+
+#if !CHORUS_COMPILED
 #endif
-    for (std::size_t j = i; j < i + block; ++j) f(j);
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
+
+namespace chorus::comm {
+
+/// A timeout for poll; at most 1000 s.
+inline int milliseconds_until(Deadline deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<decltype(left)>(left, 0, 1'000'000));
+}
+
+/// An address of a socket, IPv4 or IPv6.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(sockaddr_storage);
+
+  sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* data() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  int port() const {
+    return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                                               : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
   }
-  for (; i < count; ++i) f(i);
-}
-
-template <class T, class Op>
-void combine(void* out, const void* in, const void* mine, std::size_t count) {
-  const auto o = static_cast<T*>(out);
-  const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
-  if constexpr (Real<T>) {
-    for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
-  } else {
-    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
-  }
-}
-
-/// The product x, rounded. With `zero`, a 0 that the compiler doesn't know, it can't be fused with an addition.
-template <class T>
-T rounded(T x, unsigned_of<T> zero) {
-  return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
-}
-
-template <class T, class Op>
-void combine_products(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
-                      std::size_t count) {
-  if (in_scale == 1 && mine_scale == 1) return combine<T, Op>(out, in, mine, count);
-  if constexpr (Real<T>) {
-    using C = compute_type<T>;
-    const auto o = static_cast<T*>(out);
-    const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
-    const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
-    unsigned_of<C> zero = 0;
-    asm("" : "+r"(zero));  // hides the value from the compiler
-    for_each_index(count, [=](std::size_t i) {
-      const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
-      o[i] = Op::template apply<C>(x, y);
-    });
-  }
-}
-
-template <class T>
-void scaled(void* out, const void* mine, std::size_t count, double scale) {
-  if constexpr (Real<T>) {
-    if (scale != 1) {
-      const auto o = static_cast<T*>(out);
-      const auto a = static_cast<const T*>(mine);
-      const auto factor = static_cast<compute_type<T>>(scale);
-      for_each_index(count, [=](std::size_t i) { o[i] = static_cast<T>(factor * a[i]); });
-      return;
+  Address with_port(int port) const {
+    auto other = *this;
+    const auto value = htons(static_cast<std::uint16_t>(port));
+    if (storage.ss_family == AF_INET6) {
+      reinterpret_cast<sockaddr_in6*>(&other.storage)->sin6_port = value;
+    } else {
+      reinterpret_cast<sockaddr_in*>(&other.storage)->sin_port = value;
     }
+    return other;
   }
-  if (count != 0 && out != mine) std::memcpy(out, mine, count * sizeof(T));
+
+  /// Whether it is a valid address: a peer may have sent any bytes.
+  bool sound() const {
+    return (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||
+           (storage.ss_family == AF_INET6 && length == sizeof(sockaddr_in6));
+  }
+  /// Whether only this machine can reach it.
+  bool loopback() const {
+    if (storage.ss_family == AF_INET6) {
+      const auto& address = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+      return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
+    }
+    return ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24 == 127;
+  }
+
+  /// The numeric address without the port.
+  std::string host() const {
+    char text[NI_MAXHOST] = "?";
+    getnameinfo(data(), length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+    return text;
+  }
+
+  /// From a numeric address, also `[::1]`; nothing for a name.
+  [[gnu::cold]] static std::optional<Address> in_numbers(const std::string& text) {
+    const auto found = detail::ask_system(detail::without_brackets(text), AI_NUMERICHOST);
+    if (found.code != 0) return std::nullopt;
+    Address address;
+    address.storage = found.storage;
+    address.length = found.length;
+    return address;
+  }
+
+  /// Looks `name` up; it may be a numeric address, `::1` or `[::1]`, too. Throws CommError if there is no such name,
+  /// TimeoutError if there is no answer by the deadline.
+  static Address resolve(const std::string& name, int port,
+                         Deadline deadline = Clock::now() + std::chrono::seconds(30)) {
+    const auto found = detail::look_up(detail::without_brackets(name), deadline);
+    check<TimeoutError>(found.has_value(), "address '", printable(name),
+                        "': the system did not resolve the name in time: check the name server");
+    check<CommError>(found->code == 0, "address '", printable(name), "': ", gai_strerror(found->code));
+    Address address;
+    address.storage = found->storage;
+    address.length = found->length;
+    return address.with_port(port);
+  }
+  /// Whether other machines resolve this name to another address: Debian's /etc/hosts maps a machine's own name to
+  /// 127.0.1.1.
+  bool misleads(const std::string& name) const {
+    return loopback() && name.find("localhost") == std::string::npos && !in_numbers(name);
+  }
+};
+
+/// `127.0.0.1:29500`
+inline void append(std::string& out, const Address& address) {
+  const bool six = address.storage.ss_family == AF_INET6;
+  out += cat(six ? "[" : "", address.host(), six ? "]:" : ":", address.port());
 }
 
-}  // namespace detail
+/// Owns a socket. Its descriptor is above those of the standard streams.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(chorus::detail::above_standard_streams(fd)) {}
+  /// Takes ownership of a socket that was made elsewhere.
+  static Socket adopt(int fd) {
+    if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    if (fd >= 0) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return Socket(fd);
+  }
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), tls_(std::move(other.tls_)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    std::swap(tls_, other.tls_);
+    return *this;
+  }
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
 
-template <Scalar T>
-Reduction reduction(ReduceOp op, double scale) {
-  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
-                    dtype<T>);
-  const auto with = [&]<class Operator>(Operator) -> Reduction {
-    return {
-        dtype<T>,          op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
-        &detail::scaled<T>};
-  };
-  if (op == ReduceOp::min) return with(detail::Min{});
-  if (op == ReduceOp::max) return with(detail::Max{});
-  return with(detail::Sum{});
+  int fd() const { return fd_; }
+  /// Releases ownership: the caller closes the socket.
+  int release() { return std::exchange(fd_, -1); }
+  explicit operator bool() const { return fd_ >= 0; }
+
+  /// A listening socket on exactly this address; port 0 takes a free one. Throws CommError.
+  static Socket listen(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int yes = 1;
+    if (socket) setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (!socket || bind(socket.fd_, address.data(), address.length) != 0 || ::listen(socket.fd_, SOMAXCONN) != 0) {
+      const int error = errno;
+      const auto hint = error == EADDRINUSE      ? " (another job or program listens there; choose another port)"
+                        : error == EADDRNOTAVAIL ? " (it is not an address of this machine)"
+                                                 : "";
+      fail<CommError>("cannot listen on ", address, ": ", std::strerror(error), hint);
+    }
+    return socket;
+  }
+
+  /// Begins a connection; returns an empty socket with errno set on failure.
+  static Socket begin_connect(const Address& address) {
+    Socket socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket || ::connect(socket.fd_, address.data(), address.length) == 0 || errno == EINPROGRESS) return socket;
+    return Socket();
+  }
+  /// A connection, or an empty socket with errno set if there is none by the deadline. On loopback a port without a
+  /// listener can be connected to itself, which is not accepted.
+  [[gnu::cold]] static Socket connect(const Address& address, Deadline deadline) {
+    auto socket = begin_connect(address);
+    if (!socket) return socket;
+    int error = socket.wait(POLLOUT, deadline) ? socket.error() : ETIMEDOUT;
+    if (error == 0 && socket.local().port() == address.port()) error = ECONNREFUSED;
+    if (error == 0) return socket;
+    errno = error;
+    return Socket();
+  }
+  /// The socket's error, which is then cleared.
+  int error() const {
+    int error = 0;
+    socklen_t length = sizeof error;
+    return getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &length) == 0 ? error : errno;
+  }
+
+  Socket accept() const { return Socket(::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
+
+  void no_delay() const {
+    const int yes = 1;
+    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  }
+  /// If both ends are on one machine, selects the plain congestion control instead of one that may pace data (BBR, the
+  /// default of some distributions): nothing is lost there, and pacing costs a third of the speed.
+  void no_pacing() const {
+    constexpr std::string_view plain = "reno";  // every kernel has it and allows it to everyone
+    if (local().host() == remote().host()) setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, plain.data(), plain.size());
+  }
+  Address local() const {
+    Address address;
+    getsockname(fd_, address.data(), &address.length);
+    return address;
+  }
+  Address remote() const {
+    Address address;
+    getpeername(fd_, address.data(), &address.length);
+    return address;
+  }
+
+  /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
+  /// bytes. Throws as Tls does.
+  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
+  std::string trouble() const {
+    const auto why = tls_ ? tls_->trouble() : std::string();
+    return why.empty() ? why : cat(": the data were damaged on the way, or the tokens differ (TLS: ", why, ")");
+  }
+  /// The events to poll for.
+  short needs(short event) const { return tls_ && tls_->awaits() != 0 ? tls_->awaits() : event; }
+
+  /// Moves as many bytes as possible without waiting; -1 if the connection is closed or broken.
+  std::ptrdiff_t try_send(std::span<const std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(bytes);
+    const auto n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  /// The same with two ranges, one after the other.
+  std::ptrdiff_t try_send(std::span<const std::byte> first, std::span<const std::byte> second) const {
+    if (tls_) [[unlikely]]
+      return tls_->send(
+          first.data() + first.size() == second.data() ? std::span(first.data(), first.size() + second.size()) : first);
+    iovec ranges[2] = {{const_cast<std::byte*>(first.data()), first.size()},
+                       {const_cast<std::byte*>(second.data()), second.size()}};
+    msghdr message{};
+    message.msg_iov = ranges;
+    message.msg_iovlen = 2;
+    const auto n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? n : would_wait() ? 0 : -1;
+  }
+  std::ptrdiff_t try_receive(std::span<std::byte> bytes) const {
+    if (tls_) [[unlikely]]
+      return tls_->receive(bytes);
+    const auto n = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    return n > 0 ? n : n < 0 && would_wait() ? 0 : -1;
+  }
+
+  /// Moves all bytes; returns false if the connection ends or the deadline comes first.
+  bool send_all(std::span<const std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_send(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLOUT, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+  bool receive_all(std::span<std::byte> bytes, Deadline deadline) const {
+    while (!bytes.empty()) {
+      const auto n = try_receive(bytes);
+      if (n < 0 || (n == 0 && !wait(POLLIN, deadline))) return false;
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return true;
+  }
+
+  /// Returns false at the deadline.
+  bool wait(short event, Deadline deadline) const {
+    if (tls_ && event == POLLIN && tls_->holds_bytes()) return true;
+    pollfd entry{fd_, needs(event), 0};
+    while (Clock::now() < deadline)
+      if (poll(&entry, 1, milliseconds_until(deadline)) > 0) return true;
+    return false;
+  }
+  /// Whether the other end has closed and all its data have been read, or the connection is broken.
+  bool ended() const {
+    char byte;
+    const auto n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !would_wait());
+  }
+  /// The same, even if some data have not been read.
+  bool hung_up() const {
+    pollfd entry{fd_, POLLRDHUP, 0};
+    return poll(&entry, 1, 0) > 0;
+  }
+
+ private:
+  static bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+  int fd_ = -1;
+  std::unique_ptr<Tls> tls_;
+};
+
+/// The bytes of a struct that is sent unchanged.
+template <class T>
+requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value) {
+  return {reinterpret_cast<std::byte*>(&value), sizeof value};
 }
 
 }  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+
+// <chorus/simulate/fault_plan.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_FAULT_PLAN_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_FAULT_PLAN_HPP
+/// `FaultPlan`: what goes wrong in a simulation, drawn from a seed, printable, and read again from its text.
+
+namespace chorus::comm::simulated {
+
+/// One thing that goes wrong. Calls are counted from 1, by rank, and bytes by what a rank has sent on that link.
+struct Fault {
+  enum class Kind : std::uint8_t {
+    kill,   ///< the rank's process is gone
+    hang,   ///< the rank stands still for ever, and its links stay
+    stop,   ///< the rank stands still for `amount` seconds, and goes on
+    cut,    ///< the link is lost, both ways
+    slow,   ///< the link takes `amount` times as long for each byte
+    delay,  ///< each piece on the link is late, by up to `amount` seconds
+  };
+  Kind kind = Kind::kill;
+  int rank = 0, peer = -1;    ///< `peer`: of a link, and where `at_byte` counts
+  std::uint64_t at_call = 0;  ///< before the rank's call of that number; 0: see at_byte
+  std::uint64_t at_byte = 0;  ///< in the piece of the rank's link to `peer` that has that byte
+  double amount = 0;
+
+  bool is_of_link() const { return kind == Kind::cut || kind == Kind::slow || kind == Kind::delay; }
+  /// Whether no deadline and no result can be missed because of it alone.
+  bool is_harmless(double timeout) const {
+    return kind == Kind::slow || kind == Kind::delay || (kind == Kind::stop && amount < timeout);
+  }
+};
+
+/// The names of Fault::Kind, in its order.
+inline constexpr std::array<std::string_view, 6> fault_names = {"kill", "hang", "stop", "cut", "slow", "delay"};
+
+/// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`.
+inline std::string text_of(const Fault& fault) {
+  char amount[32] = {};
+  std::to_chars(amount, amount + sizeof amount - 1, fault.amount);  // the shortest that reads as the same number
+  std::string text = cat(fault_names[static_cast<std::size_t>(fault.kind)], ' ', fault.rank);
+  if (fault.peer >= 0) text += cat('-', fault.peer);
+  if (fault.kind == Fault::Kind::slow) return text + " x " + amount;
+  if (fault.kind == Fault::Kind::delay) return text + " up to " + amount;
+  text += fault.at_call > 0 ? cat(" @call ", fault.at_call) : cat(" @byte ", fault.at_byte);
+  return fault.kind == Fault::Kind::stop ? text + " for " + amount : text;
+}
+
+/// All that goes wrong in one simulation.
+struct FaultPlan {
+  std::vector<Fault> faults = {};
+  /// How long a call may make no progress, in virtual seconds: World's timeout.
+  double timeout = 30;
+  /// Of the delays of pieces, and of who runs first of those that are ready at one time.
+  std::uint64_t seed = 0;
+
+  std::string text() const {
+    std::string all;
+    for (const auto& fault : faults) all += (all.empty() ? "" : ", ") + text_of(fault);
+    return all.empty() ? "nothing" : all;
+  }
+  /// The plan that `text` has printed. Throws UsageError for other texts.
+  [[gnu::cold]] static FaultPlan read(std::string_view text) {
+    FaultPlan plan;
+    if (text == "nothing") return plan;
+    while (!text.empty()) plan.faults.push_back(read_fault(taken(text, ',')));
+    return plan;
+  }
+
+ private:
+  /// The text up to `end`, which is taken off with it.
+  static std::string_view taken(std::string_view& text, char end) {
+    while (text.starts_with(' ')) text.remove_prefix(1);
+    const auto length = std::min(text.find(end), text.size());
+    const auto front = text.substr(0, length);
+    text.remove_prefix(std::min(length + 1, text.size()));
+    return front;
+  }
+  /// A whole text as a number that is not negative; -1: it is none.
+  static double number(std::string_view text) {
+    double number = -1;
+    const auto [end, error] = chorus::detail::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() && number < 1e15 ? number : -1;
+  }
+  static Fault read_fault(std::string_view text) {
+    const auto whole = text;
+    const auto name = std::find(fault_names.begin(), fault_names.end(), taken(text, ' '));
+    const bool known = name != fault_names.end();
+    Fault fault{.kind = static_cast<Fault::Kind>(known ? name - fault_names.begin() : 0)};
+    const bool lasts = known && (fault.kind == Fault::Kind::slow || fault.kind == Fault::Kind::delay);
+    auto ranks = taken(text, ' ');
+    const bool has_peer = ranks.find('-') != ranks.npos;
+    fault.rank = static_cast<int>(number(taken(ranks, '-')));
+    if (has_peer) fault.peer = static_cast<int>(number(ranks));
+    const auto word = taken(text, ' ');
+    if (fault.kind == Fault::Kind::delay && !text.starts_with("to ")) text = {};
+    if (fault.kind == Fault::Kind::delay) taken(text, ' ');
+    const double value = number(taken(text, ' '));
+    auto& at = word == "@call" ? fault.at_call : fault.at_byte;
+    if (lasts)
+      fault.amount = value;
+    else
+      at = static_cast<std::uint64_t>(std::max(value, 0.0));
+    bool good = known && value >= 0;
+    if (fault.kind == Fault::Kind::slow) good = good && word == "x";
+    if (fault.kind == Fault::Kind::delay) good = good && word == "up";
+    if (!lasts) good = good && value >= 1 && (word == "@call" || word == "@byte");
+    if (fault.kind == Fault::Kind::stop) {
+      good = good && taken(text, ' ') == "for";
+      fault.amount = number(taken(text, ' '));
+    }
+    const bool needs_peer = fault.is_of_link() || fault.at_byte > 0;
+    check<UsageError>(good && text.empty() && fault.rank >= 0 && needs_peer == (fault.peer >= 0) &&
+                          needs_peer == has_peer && fault.peer != fault.rank && fault.amount >= 0,
+                      "fault plan: '", printable(whole),
+                      "': expected such as kill 2 @call 17, hang 1 @call 3, stop 3 @call 5 for 0.2, "
+                      "cut 0-1 @byte 4096, slow 1-2 x 50, delay 0-3 up to 0.001");
+    return fault;
+  }
+};
+
+/// What a program does without faults: where a plan's faults can strike.
+struct FaultRoom {
+  int ranks = 2;
+  std::uint64_t calls = 1;  ///< of a rank
+  std::uint64_t bytes = 1;  ///< that a rank sends to another one, on average
+};
+
+/// The plan of that seed: up to four faults. A seed first leaves out some kinds, so that rare ones are not always
+/// hidden behind a kill ("swarm testing", Groce et al., 2012). The same on all machines.
+inline FaultPlan drawn_faults(std::uint64_t seed, const FaultRoom& room, double timeout = 30) {
+  constexpr std::uint32_t purpose = 0xFA017;
+  std::uint32_t place = 0;
+  const auto draw = [&](std::uint64_t below) {
+    const auto words = philox(seed, {purpose, place++, 0, 0});
+    return (static_cast<std::uint64_t>(words[0]) << 32 | words[1]) % below;
+  };
+  const auto mask = draw(62) + 1;  // at least one kind of six is there, and at least one is not
+  FaultPlan plan;
+  plan.timeout = timeout;
+  plan.seed = seed;
+  const auto ranks = static_cast<std::uint64_t>(room.ranks);
+  const auto count = 1 + draw(4);
+  while (plan.faults.size() < count) {
+    const auto kind = draw(fault_names.size());
+    if ((mask >> kind & 1) == 0) continue;
+    Fault fault{.kind = static_cast<Fault::Kind>(kind), .rank = static_cast<int>(draw(ranks))};
+    if (fault.is_of_link() || draw(2) == 0) {
+      fault.peer = static_cast<int>((static_cast<std::uint64_t>(fault.rank) + 1 + draw(ranks - 1)) % ranks);
+      if (fault.kind != Fault::Kind::slow && fault.kind != Fault::Kind::delay) fault.at_byte = 1 + draw(room.bytes);
+    } else {
+      fault.at_call = 1 + draw(room.calls);
+    }
+    // A stop is short, or longer than anyone waits; a link is up to 1000 times as slow, which is still in time.
+    const double amount = static_cast<double>(1 + draw(1000));
+    if (fault.kind == Fault::Kind::stop) fault.amount = timeout * (draw(2) == 0 ? amount * 5e-4 : 1.5 + amount * 1e-3);
+    if (fault.kind == Fault::Kind::slow) fault.amount = amount;
+    if (fault.kind == Fault::Kind::delay) fault.amount = amount * 1e-5;
+    plan.faults.push_back(fault);
+  }
+  return plan;
+}
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_FAULT_PLAN_HPP
+
+// <chorus/simulate/faults.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_FAULTS_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_FAULTS_HPP
+/// `Faults`: a plan at work. Transports and engines of a simulation ask it, where there is one.
 
 // <chorus/comm/transport/transport.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
@@ -39418,6 +40132,389 @@ class Transport {
 
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TRANSPORT_HPP
+
+namespace chorus::comm::simulated {
+
+/// Unwinds the tasks of a rank that is dead. No std::exception: nobody takes it for an error that can be reported.
+struct Killed {};
+
+/// A fault that has happened.
+struct Struck {
+  Fault fault;
+  Time at{};
+};
+
+/// Who lives, which links hold, who has heard of what. A rank that dies or loses a link sends nothing any more; what it
+/// had sent arrives. Its peers notice after the link's latency, as by a closed connection.
+class Faults {
+ public:
+  Faults(Tasks& tasks, const FaultPlan& plan, int ranks, Time latency)
+      : tasks_(tasks), plan_(plan), latency_(latency), ranks_(static_cast<std::size_t>(ranks)) {
+    for (const auto& fault : plan.faults) {
+      check<UsageError>(fault.rank < ranks && fault.peer < ranks, "fault plan: '", text_of(fault), "' with ", ranks,
+                        " ranks");
+      // These last from the beginning, so they are not drawn later.
+      if (fault.kind == Fault::Kind::slow || fault.kind == Fault::Kind::delay) struck.push_back({fault, {}});
+    }
+    left_ = plan.faults;
+  }
+
+  /// A rank's program, and the tasks that carry out its calls, one for each of its groups.
+  void add_task(int rank, int task) { of(rank).tasks.push_back(task); }
+  bool is_dead(int rank) const { return of(rank).state == State::dead; }
+
+  /// A rank's next call has its turn. From the task that carries it out, as all that follows, up to `end`.
+  void call_begins(int rank) {
+    const auto number = ++of(rank).calls;
+    for (const auto& fault : take([&](const Fault& f) { return f.rank == rank && f.at_call == number; }))
+      strike(fault, rank);
+  }
+  /// A rank sends so many bytes to another one. Returns how much later they arrive than without faults, and how much
+  /// longer the ports are busy, as a factor.
+  std::pair<Time, double> passes(int rank, int peer, int group, std::size_t bytes) {
+    auto& link = links_[{rank, peer}];
+    link.bytes += bytes;
+    ++link.pieces;
+    for (const auto& fault : take([&](const Fault& f) {
+           return f.rank == rank && f.peer == peer && f.at_byte > 0 && f.at_byte <= link.bytes;
+         }))
+      strike(fault, rank);
+    check_link(rank, peer, group);
+    std::pair<Time, double> cost{Time{}, 1.0};
+    for (const auto& fault : plan_.faults) {
+      const auto ends = std::minmax(fault.rank, fault.peer);
+      if (ends != std::minmax(rank, peer)) continue;
+      if (fault.kind == Fault::Kind::slow) cost.second = std::max(cost.second, fault.amount);
+      if (fault.kind != Fault::Kind::delay) continue;
+      const auto drawn = philox(plan_.seed, {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(peer),
+                                             static_cast<std::uint32_t>(link.pieces), 0xDE1A})[0];
+      cost.first += time_of("delay", fault.amount * (drawn * 0x1p-32));
+    }
+    return cost;
+  }
+  /// Throws LinkError with why this rank can't go on in that group, if somebody has told it.
+  void check_rank(int rank, int group) const {
+    if (is_dead(rank)) throw Killed{};
+    const auto end = ends_.find({rank, group});
+    if (end == ends_.end() || end->second.why.empty()) return;
+    if (end->second.timed_out) throw LinkTimeout(end->second.why);
+    throw LinkError(end->second.why);
+  }
+  /// And if the link to that rank is lost.
+  void check_link(int rank, int peer, int group) const {
+    check_rank(rank, group);
+    const auto lost = lost_.find({rank, peer});
+    if (lost != lost_.end()) throw LinkError(lost->second);
+  }
+  /// This rank waits for that one: it hears of it if that takes longer than the plan's timeout.
+  void waits(int rank, int peer, int group) {
+    const int task = tasks_.current();
+    const auto wait = ++waits_;
+    of(rank).waits[task] = {peer, group, wait};
+    const Time deadline = later(tasks_.clock(), time_of("timeout", plan_.timeout));
+    tasks_.at(deadline, [this, rank, peer, group, task, wait, deadline] {
+      const auto late = of(rank).waits.find(task);
+      if (late == of(rank).waits.end() || late->second.number != wait || of(rank).state != State::lives) return;
+      const int first = awaited_by(peer);
+      auto why = cat("no progress for ", plan_.timeout, " s, waiting for rank ", first);
+      if (!of(first).why.empty()) why += cat(", which gave up: ", of(first).why);  // it has said so, but too late
+      auto& own = ends_[{rank, group}];
+      own.timed_out = own.why.empty();
+      tell(rank, group, why, deadline);
+    });
+  }
+  void waited(int rank) { of(rank).waits.erase(tasks_.current()); }
+  /// The rank gives up in that group: others hear why, where links hold.
+  void abort(int rank, int group, const std::string& why) {
+    tell(rank, group, why, tasks_.clock());
+    if (of(rank).state != State::lives || std::exchange(ends_[{rank, group}].gave_up, true)) return;
+    for_others(rank, [this, rank, group, why](int other, Time when) {
+      if (!lost_.contains({other, rank})) tell(other, group, cat("rank ", rank, " gave up: ", why), when);
+    });
+  }
+  /// The rank's program has ended.
+  void end(int rank) {
+    of(rank).ended = true;
+    end_those_that_hang();
+  }
+
+  std::vector<Struck> struck;  ///< in the order in which they happened
+
+ private:
+  enum class State : std::uint8_t { lives, hangs, dead };
+  struct Wait {
+    int peer, group;
+    std::uint64_t number;
+  };
+  struct Rank {
+    State state = State::lives;
+    bool ended = false;
+    std::uint64_t calls = 0;
+    std::vector<int> tasks;
+    std::map<int, Wait> waits;  // by the task that waits
+    std::string why;            // the first reason for which it could not go on
+  };
+  // A rank in a group.
+  struct End {
+    std::string why;  // it can't go on
+    bool timed_out = false, gave_up = false;
+  };
+  struct Link {
+    std::uint64_t bytes = 0, pieces = 0;
+  };
+
+  Rank& of(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  const Rank& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  template <class Is>
+  std::vector<Fault> take(const Is& is) {
+    const auto rest = std::stable_partition(left_.begin(), left_.end(), [&](const Fault& f) { return !is(f); });
+    std::vector<Fault> taken(rest, left_.end());
+    left_.erase(rest, left_.end());
+    return taken;
+  }
+  /// All of its tasks look again at what there is; those that wait for a peer have waited until `when`.
+  void wake(const Rank& rank, Time when) {
+    for (const auto& [task, wait] : rank.waits) tasks_.clock_of(task) = std::max(tasks_.clock_of(task), when);
+    for (const int task : rank.tasks) tasks_.wake(task, when);
+  }
+  void tell(int rank, int group, const std::string& why, Time when) {
+    for (auto* const known : {&of(rank).why, &ends_[{rank, group}].why})
+      if (known->empty()) *known = why;
+    wake(of(rank), when);
+  }
+  template <class Hear>
+  void for_others(int rank, const Hear& hear) {
+    const Time when = later(tasks_.clock(), latency_);
+    for (int other = 0; other < static_cast<int>(ranks_.size()); ++other)
+      if (other != rank) tasks_.at(when, [hear, other, when] { hear(other, when); });
+  }
+  void lose(int rank, int peer, const std::string& why, Time when) {
+    lost_.emplace(std::pair{rank, peer}, why);
+    wake(of(rank), when);
+  }
+  /// Follows who waits for whom, each for whom it has waited longest, to a rank that waits for nobody.
+  int awaited_by(int rank) const {
+    std::vector<bool> seen(ranks_.size());
+    while (of(rank).state == State::lives && !of(rank).waits.empty() && !seen[static_cast<std::size_t>(rank)]) {
+      seen[static_cast<std::size_t>(rank)] = true;
+      const auto& waits = of(rank).waits;
+      rank = std::min_element(waits.begin(), waits.end(), [](const auto& a, const auto& b) {
+               return a.second.number < b.second.number;
+             })->second.peer;
+    }
+    return rank;
+  }
+  /// When all others have ended, ranks that hang are killed.
+  void end_those_that_hang() {
+    if (!std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.ended || r.state == State::hangs; }))
+      return;
+    for (auto& rank : ranks_) {
+      if (rank.state != State::hangs) continue;
+      rank.state = State::dead;
+      wake(rank, {});
+    }
+  }
+  void strike(const Fault& fault, int rank) {
+    auto& own = of(rank);
+    struck.push_back({fault, tasks_.clock()});
+    switch (fault.kind) {
+      case Fault::Kind::kill:
+        own.state = State::dead;
+        wake(own, tasks_.clock());
+        for_others(rank, [this, rank](int other, Time when) {
+          lose(other, rank, cat("rank ", rank, " has died"), when);
+        });
+        throw Killed{};
+      case Fault::Kind::hang:
+        own.state = State::hangs;
+        end_those_that_hang();
+        while (own.state == State::hangs) tasks_.block();
+        throw Killed{};
+      case Fault::Kind::stop:
+        for (const int task : own.tasks)
+          tasks_.clock_of(task) = later(tasks_.clock_of(task), time_of("stop", fault.amount));
+        return tasks_.await_turn();
+      case Fault::Kind::cut:
+        lost_.emplace(std::pair{rank, fault.peer}, cat("the connection to rank ", fault.peer, " is lost"));
+        for_others(rank, [this, rank, fault](int other, Time when) {
+          if (other == fault.peer) lose(other, rank, cat("the connection to rank ", rank, " is lost"), when);
+        });
+        return;
+      case Fault::Kind::slow:
+      case Fault::Kind::delay: return;
+    }
+  }
+
+  Tasks& tasks_;
+  const FaultPlan plan_;
+  const Time latency_;
+  std::vector<Rank> ranks_;
+  std::map<std::pair<int, int>, End> ends_;  // by rank and group
+  std::uint64_t waits_ = 0;
+  std::vector<Fault> left_;
+  std::map<std::pair<int, int>, Link> links_;
+  std::map<std::pair<int, int>, std::string> lost_;  // by the rank that knows, and its peer
+};
+
+}  // namespace chorus::comm::simulated
+#endif  // CHORUS_SINGLE_CHORUS_SIMULATE_FAULTS_HPP
+
+// <chorus/simulate/simulated_engine.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_ENGINE_HPP
+#define CHORUS_SINGLE_CHORUS_SIMULATE_SIMULATED_ENGINE_HPP
+/// `SimulatedEngine`: a rank's calls in virtual time. A task of its own carries them out, one after another, while the
+/// rank's program goes on: what hides behind computing shows in the clocks.
+
+// <chorus/comm/algorithms/transport_communicator.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_TRANSPORT_COMMUNICATOR_HPP
+/// `TransportCommunicator`: chorus' own collectives over a Transport.
+
+// <chorus/comm/algorithms/barrier.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_BARRIER_HPP
+/// Barriers: calls that return when every rank has called them.
+
+// <chorus/comm/algorithms/collective.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_COLLECTIVE_HPP
+/// `Collective`, one rank's part in one collective, and `relay`, the basic step of all algorithms.
+
+// <chorus/comm/algorithms/reduction.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
+/// The arithmetic of collectives: engines move bytes and call these functions on them.
+
+namespace chorus::comm {
+
+namespace detail {
+
+template <class C>
+using unsigned_of = std::conditional_t<sizeof(C) == 4, std::uint32_t, std::uint64_t>;
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return a || b;
+    } else if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;  // signed overflow is undefined
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    } else {
+      return static_cast<T>(a + b);
+    }
+  }
+};
+/// If two numbers are equal, or one is NaN, a comparison selects the operand at a certain position; the two orders
+/// together select both. The bitwise or of both selections is the same in either order: -0 for 0 and -0, a NaN for
+/// anything and a NaN.
+struct Min {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>)
+      return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(a < b ? a : b) |
+                              std::bit_cast<unsigned_of<T>>(b < a ? b : a));
+    else
+      return a < b ? a : b;
+  }
+};
+/// In max 0 wins over -0. Subtracting the two selections finds a wrong sign bit (-0 - -0 = 0); if they are equal, the
+/// difference is 0.
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      const auto x = std::bit_cast<unsigned_of<T>>(a > b ? a : b), y = std::bit_cast<unsigned_of<T>>(b > a ? b : a);
+      return std::bit_cast<T>(x | y) - std::bit_cast<T>(x ^ y);
+    } else {
+      return a > b ? a : b;
+    }
+  }
+};
+
+/// Calls f(i) for i in [0, count), in blocks of constant length, which compilers vectorise even at -O2.
+template <class Function>
+void for_each_index(std::size_t count, Function f) {
+  constexpr std::size_t block = 64;
+  std::size_t i = 0;
+  for (; i + block <= count; i += block) {
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+    for (std::size_t j = i; j < i + block; ++j) f(j);
+  }
+  for (; i < count; ++i) f(i);
+}
+
+template <class T, class Op>
+void combine(void* out, const void* in, const void* mine, std::size_t count) {
+  const auto o = static_cast<T*>(out);
+  const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+  if constexpr (Real<T>) {
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::template apply<compute_type<T>>(a[i], b[i]); });
+  } else {
+    for_each_index(count, [=](std::size_t i) { o[i] = Op::apply(a[i], b[i]); });
+  }
+}
+
+/// The product x, rounded. With `zero`, a 0 that the compiler doesn't know, it can't be fused with an addition.
+template <class T>
+T rounded(T x, unsigned_of<T> zero) {
+  return std::bit_cast<T>(std::bit_cast<unsigned_of<T>>(x) | zero);
+}
+
+template <class T, class Op>
+void combine_products(void* out, const void* in, double in_scale, const void* mine, double mine_scale,
+                      std::size_t count) {
+  if (in_scale == 1 && mine_scale == 1) return combine<T, Op>(out, in, mine, count);
+  if constexpr (Real<T>) {
+    using C = compute_type<T>;
+    const auto o = static_cast<T*>(out);
+    const auto a = static_cast<const T*>(in), b = static_cast<const T*>(mine);
+    const auto fa = static_cast<C>(in_scale), fb = static_cast<C>(mine_scale);
+    unsigned_of<C> zero = 0;
+    asm("" : "+r"(zero));  // hides the value from the compiler
+    for_each_index(count, [=](std::size_t i) {
+      const auto x = static_cast<T>(rounded<C>(fa * a[i], zero)), y = static_cast<T>(rounded<C>(fb * b[i], zero));
+      o[i] = Op::template apply<C>(x, y);
+    });
+  }
+}
+
+template <class T>
+void scaled(void* out, const void* mine, std::size_t count, double scale) {
+  if constexpr (Real<T>) {
+    if (scale != 1) {
+      const auto o = static_cast<T*>(out);
+      const auto a = static_cast<const T*>(mine);
+      const auto factor = static_cast<compute_type<T>>(scale);
+      for_each_index(count, [=](std::size_t i) { o[i] = static_cast<T>(factor * a[i]); });
+      return;
+    }
+  }
+  if (count != 0 && out != mine) std::memcpy(out, mine, count * sizeof(T));
+}
+
+}  // namespace detail
+
+template <Scalar T>
+Reduction reduction(ReduceOp op, double scale) {
+  check<UsageError>(scale == 1 || Real<T>, "collective: scale ", scale, " needs floating-point numbers, these are ",
+                    dtype<T>);
+  const auto with = [&]<class Operator>(Operator) -> Reduction {
+    return {
+        dtype<T>,          op, sizeof(T), scale, &detail::combine<T, Operator>, &detail::combine_products<T, Operator>,
+        &detail::scaled<T>};
+  };
+  if (op == ReduceOp::min) return with(detail::Min{});
+  if (op == ReduceOp::max) return with(detail::Max{});
+  return with(detail::Sum{});
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_ALGORITHMS_REDUCTION_HPP
 
 namespace chorus::comm {
 
@@ -40956,6 +42053,7 @@ class Network {
     explicit Queue(std::size_t limit) : pieces(limit) {}
     std::vector<Piece> pieces;  // in turn
     std::size_t sent = 0, arrived = 0, received = 0;
+    Time last_head{};
     int receiver = -1, sender = -1;  // tasks that wait
     Piece& slot(std::size_t number) { return pieces[number % pieces.size()]; }
   };
@@ -40992,10 +42090,12 @@ class Network {
     rank %= alike;
     return kind.ports[static_cast<std::size_t>(&kind == &between && links.shared ? rank / island : rank)];
   }
-  Queue& queue(int from, int to) {
+  Queue& queue(int from, int to, int group) {
     from = (from - (to - to % alike) + size) % size;
     to %= alike;
-    auto& queue = queues_[static_cast<std::uint64_t>(from) << 32 | static_cast<std::uint32_t>(to)];
+    constexpr int bits = 17;  // of a rank
+    auto& queue = queues_[(static_cast<std::uint64_t>(group) << bits | static_cast<std::uint64_t>(from)) << bits |
+                          static_cast<std::uint64_t>(to)];
     // How far ranks run ahead of each other costs memory, not virtual time.
     if (!queue) queue = std::make_unique<Queue>(moves_data ? queue_pieces : 64);
     return *queue;
@@ -41018,9 +42118,13 @@ class Network {
       for (const int task : {queue->receiver, queue->sender})
         if (task >= 0) tasks.wake(task, tasks.clock_of(task));
   }
-  void check() const { chorus::check<LinkError>(why_.empty(), why_); }
+  void check(int rank, int group) const {
+    if (faults) faults->check_rank(rank, group);
+    chorus::check<LinkError>(why_.empty(), why_);
+  }
 
   Tasks& tasks;
+  std::unique_ptr<Faults> faults;  ///< null: nothing goes wrong, and no wait has a deadline
   const Links links;
   const int size, alike, island;
   const Time call;  ///< what each collective call costs
@@ -41071,10 +42175,15 @@ class StepKeeper final : public trace::Listener {
 /// One rank's end. All calls come from one task of `network`'s.
 class SimulatedTransport final : public Transport {
  public:
-  SimulatedTransport(Network& network, int me)
-      : Transport(me, network.size, Network::piece_bytes, Network::queue_pieces, std::chrono::minutes(1)),
+  /// `members`: of a group of some ranks, which is number `group`, their numbers; for all ranks empty.
+  SimulatedTransport(Network& network, int me, const std::vector<int>& members = {}, int group = 0)
+      : Transport(me, members.empty() ? network.size : static_cast<int>(members.size()), Network::piece_bytes,
+                  Network::queue_pieces, std::chrono::minutes(1)),
         network_(network),
         tasks_(network.tasks),
+        members_(members),
+        group_(group),
+        self_(at(me)),
         steps_(network.tasks, network.moves_data) {
     counts_bytes = network.size <= trace::max_devices;
   }
@@ -41082,7 +42191,7 @@ class SimulatedTransport final : public Transport {
   std::byte* acquire(int peer) override {
     auto& queue = out(peer);
     while (queue.sent - queue.received == queue.pieces.size()) wait_in(queue.sender, peer);
-    network_.check();
+    check();
     return queue.slot(queue.sent).data = network_.take_slot();
   }
   void fill(int peer, std::byte* slot, const std::byte* data, std::size_t bytes) override {
@@ -41090,22 +42199,28 @@ class SimulatedTransport final : public Transport {
   }
   void publish(int peer, const Envelope& envelope, std::size_t bytes) override {
     auto& queue = out(peer);
-    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    auto& kind = kind_of(peer);
     const bool shared = &kind == &network_.between && network_.links.shared;
     if (shared) tasks_.await_turn();
-    auto& port = network_.port(kind, rank);
-    const Time leaves = std::max(tasks_.clock(), port.sends), length = kind.speed.transfer(bytes);
+    auto& port = network_.port(kind, self_);
+    Time late{}, length = kind.speed.transfer(bytes);
+    if (network_.faults) {
+      const auto [later_by, slower] = network_.faults->passes(self_, at(peer), group_, bytes);
+      late = later_by;
+      length = Time(static_cast<std::int64_t>(static_cast<double>(length.count()) * slower));
+    }
+    const Time leaves = std::max(tasks_.clock(), port.sends);
     port.sends = sent_until_ = leaves + length;
-    if (keeps_sent) sent[peer] += bytes;
+    if (keeps_sent) sent[at(peer)] += bytes;
     constexpr std::size_t million = std::size_t{1} << 20;
     if (++network_.pieces_sent % million == 0 && network_.progress) network_.progress(network_.pieces_sent);
     auto& piece = queue.slot(queue.sent++);
     piece.envelope = envelope;
     piece.bytes = bytes;
-    piece.head = leaves + kind.alpha;
+    piece.head = queue.last_head = std::max(queue.last_head, leaves + kind.alpha + late);  // in turn, however late
     if (!shared) return arrived(queue, piece.head);
     tasks_.at(piece.head, [this, &queue, &piece, length, peer] {
-      Time& free = network_.port(network_.between, peer).receives;
+      Time& free = network_.port(network_.between, at(peer)).receives;
       piece.arrival = free = std::max(free, piece.head) + length;
       arrived(queue, piece.arrival);
     });
@@ -41125,9 +42240,14 @@ class SimulatedTransport final : public Transport {
   }
   bool has_piece(int peer) override { return in(peer).arrived > in(peer).received; }
   void flush() override { tasks_.clock() = std::max(tasks_.clock(), sent_until_); }
-  void check() override { network_.check(); }
-  void abort(const std::string& why) noexcept override { network_.abort(cat("rank ", rank, " gave up: ", why)); }
-  std::span<const int> machines() const override { return network_.islands; }
+  void check() override { network_.check(self_, group_); }
+  void abort(const std::string& why) noexcept override {
+    if (network_.faults) return network_.faults->abort(self_, group_, why);
+    network_.abort(cat("rank ", self_, " gave up: ", why));
+  }
+  std::span<const int> machines() const override {
+    return members_.empty() ? std::span<const int>(network_.islands) : std::span<const int>();
+  }
 
   /// How long a message of that many bytes takes from the last rank through all others.
   Time chain(std::size_t bytes) const {
@@ -41146,20 +42266,27 @@ class SimulatedTransport final : public Transport {
   std::map<int, std::size_t> sent;
 
  private:
+  int at(int peer) const { return members_.empty() ? peer : members_[static_cast<std::size_t>(peer)]; }
+  Network::Kind& kind_of(int peer) { return network_.crosses(self_, at(peer)) ? network_.between : network_.inside; }
   Network::Queue& out(int peer) {
-    if (peer != out_peer_) out_ = &network_.queue(rank, out_peer_ = peer);
+    if (peer != out_peer_) out_ = &network_.queue(self_, at(out_peer_ = peer), group_);
     return *out_;
   }
   Network::Queue& in(int peer) {
-    if (peer != in_peer_) in_ = &network_.queue(in_peer_ = peer, rank);
+    if (peer != in_peer_) in_ = &network_.queue(at(in_peer_ = peer), self_, group_);
     return *in_;
   }
   void wait_in(int& place, int peer) {
-    network_.check();
+    check();
+    if (network_.faults) {
+      network_.faults->check_link(self_, at(peer), group_);
+      network_.faults->waits(self_, at(peer), group_);
+    }
     place = tasks_.current();
-    waits_for_ = peer;
+    waits_for_ = at(peer);
     tasks_.block();
     place = waits_for_ = -1;
+    if (network_.faults) network_.faults->waited(self_);
   }
   void arrived(Network::Queue& queue, Time when) {
     ++queue.arrived;
@@ -41168,12 +42295,12 @@ class SimulatedTransport final : public Transport {
   Piece next(int peer, std::byte* place) {
     auto& queue = in(peer);
     while (queue.arrived == queue.received) wait_in(queue.receiver, peer);
-    network_.check();
+    check();
     const auto& piece = queue.slot(queue.received);
-    auto& kind = network_.crosses(rank, peer) ? network_.between : network_.inside;
+    auto& kind = kind_of(peer);
     Time arrival = piece.arrival;
     if (&kind == &network_.inside || !network_.links.shared) {
-      Time& free = network_.port(kind, rank).receives;
+      Time& free = network_.port(kind, self_).receives;
       arrival = free = std::max(free, piece.head) + kind.speed.transfer(piece.bytes);
     }
     tasks_.clock() = std::max(tasks_.clock(), arrival);
@@ -41182,6 +42309,8 @@ class SimulatedTransport final : public Transport {
 
   Network& network_;
   Tasks& tasks_;
+  const std::vector<int> members_;
+  const int group_, self_;
   StepKeeper steps_;
   Time sent_until_{};
   int out_peer_ = -1, in_peer_ = -1, waits_for_ = -1;
@@ -41206,15 +42335,21 @@ struct Span {
 
 class SimulatedEngine final : public Engine, public Progress, public std::enable_shared_from_this<SimulatedEngine> {
  public:
-  SimulatedEngine(Network& network, int me, Algorithm all_reduce)
-      : Engine(me, network.size), link(network, me), network_(network), tasks_(network.tasks), asked_(all_reduce) {
+  /// `members`, `group`: see SimulatedTransport.
+  SimulatedEngine(Network& network, int me, Algorithm all_reduce, const std::vector<int>& group_members = {},
+                  int group = 0)
+      : Engine(me, group_members.empty() ? network.size : static_cast<int>(group_members.size()), group_members),
+        link(network, me, group_members, group),
+        network_(network),
+        tasks_(network.tasks),
+        asked_(all_reduce) {
     check_all_reduce(all_reduce, link, name());
   }
 
   // The program's side.
 
   void now(const Call& call) override {
-    if (failure_)
+    if (failure_ && !is_dead())
       fail<CommError>("rank ", rank, ": ", comm::name(call.op),
                       ": this communicator has failed before: ", failure_.what);
     give(call);
@@ -41226,8 +42361,13 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   }
   void wait(std::uint64_t ticket) override {
     const Time start = clock();
-    while (ended_.size() < ticket && !failure_) tasks_.block();
-    if (ended_.size() < ticket) failure_.raise();
+    while (ended_.size() < ticket && !failure_ && !is_dead()) tasks_.block();
+    if (ended_.size() < ticket) {
+      if (is_dead() && std::uncaught_exceptions() == 0) throw Killed{};
+      clock() = std::max(start, tasks_.clock_of(server_));
+      if (is_dead()) fail<CommError>("rank ", rank_in_job(), ": killed");
+      failure_.raise();
+    }
     clock() = std::max(start, ended_[ticket - 1]);
     if (clock() > start) waited.emplace_back(start, clock());
     if (keeps_spans && clock() > start) {
@@ -41238,6 +42378,12 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   }
   /// A look that finds nothing takes a microsecond of virtual time, so that a program that only looks gets on, too.
   bool done(std::uint64_t ticket) override {
+    if (network_.faults) {  // time goes on to the next deadline only if this program's own does not
+      clock() += std::chrono::microseconds(1);
+      tasks_.wake(program_, clock());
+      tasks_.block();
+      return failure_ || (ended_.size() >= ticket && ended_[ticket - 1] <= clock());
+    }
     polls_ = true;
     while (polls_ && ended_.size() < ticket && !failure_) tasks_.block();
     polls_ = false;
@@ -41265,7 +42411,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
     link.keeps_sent = keeps_spans;
     while (true) {
       while (first_ == waiting_.size()) {
-        if (has_ended_) return;
+        if (has_ended_ || is_dead()) return;
         tasks_.block();
       }
       const auto [call, launched] = waiting_[first_++];
@@ -41275,7 +42421,12 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       const Time begun = own;
       came.push_back(begun);
       has_messages = has_messages || call.op == Op::message;
-      carry_out(call);
+      try {
+        if (network_.faults) network_.faults->call_begins(rank_in_job());
+        carry_out(call);
+      } catch (const Killed&) {
+        return tasks_.wake(program_, own);
+      }
       busy_ += own - begun;
       if (keeps_spans)
         calls.push_back({current_, call.lane(), call.traffic, call.count * call.reduction.element, begun, own,
@@ -41308,9 +42459,10 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
   std::vector<Span> calls, waits;  ///< where they are kept: what was carried out; when the program waited for it
 
  private:
+  bool is_dead() const { return network_.faults && network_.faults->is_dead(rank_in_job()); }
   void give(const Call& call) {
     ++given_;
-    if (failure_) return;
+    if (failure_ || is_dead()) return;
     waiting_.emplace_back(call, clock());
     tasks_.wake(server_, clock());
   }
@@ -41327,6 +42479,7 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
         .envelope = envelope, .bucket = call.bucket, .unit = call.unit, .peer = call.peer, .receives = call.receives};
     if (failure_) return;
     std::string why;
+    bool timed_out = false;
     try {
       link.check();
       if (size == 1) return alone_.now(call);
@@ -41344,8 +42497,9 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
       return;
     } catch (const std::exception& error) {
       why = error.what();
+      timed_out = dynamic_cast<const LinkTimeout*>(&error) != nullptr;
     }
-    failure_ = {cat("rank ", rank, ": ", current_.text(), ": ", why), false};
+    failure_ = {cat("rank ", rank_in_job(), ": ", current_.text(), ": ", why), timed_out};
     link.abort(why);
   }
 
@@ -41411,6 +42565,9 @@ struct SimulationOptions {
   std::function<void(std::size_t)> progress = {};
   /// And each step of the algorithms that have steps, as TraceOptions::ring_steps: many.
   bool keep_steps = false;
+  /// What goes wrong, with true numbers. Then waits have a deadline, and the ranks' errors and deaths are in their
+  /// times: `simulate` doesn't throw them.
+  std::optional<FaultPlan> faults = {};
 };
 inline constexpr int most_scheduled_ranks = 65'536;
 
@@ -41445,11 +42602,14 @@ struct RankTimes {
   std::vector<StepSpan> steps;     ///< see SimulationOptions::keep_steps
   std::vector<Copied> copies;      ///< of a device
   std::vector<Held> memory;        ///< where somebody knows
+  std::exception_ptr error;        ///< with a plan of faults: what the rank's program has thrown
+  bool killed = false;             ///< by the plan
 };
 /// When and how long the ranks of a simulation computed and waited, in virtual seconds.
 struct SimulatedTimes {
   std::vector<RankTimes> ranks;
-  bool one_process = false;  ///< they are the devices of one
+  bool one_process = false;    ///< they are the devices of one
+  std::vector<Struck> faults = {};  ///< those of the plan that have happened
   double seconds() const {
     Time last{};
     for (const auto& rank : ranks) last = std::max(last, rank.end);
@@ -41467,6 +42627,10 @@ class SimulatedRank {
   int size() const { return engine_->size; }
   /// For policies and everything else that takes one.
   AnyCommunicator& communicator() { return communicator_; }
+  /// The World of `communicator()`, for `split` and policies with groups. With true numbers.
+  World world() const {
+    return {.rank = rank(), .size = size(), .local_rank = rank(), .local_size = size(), .backend = Backend::simulated};
+  }
   /// Virtual seconds since the beginning.
   double time() const { return seconds(engine_->clock()); }
   /// This rank computes for as long as one that is neither fast nor slow takes `usual` seconds for.
@@ -41533,14 +42697,21 @@ class SimulatedRank {
 
 namespace detail {
 
+class Simulation;
+/// The simulation and the rank whose program this thread runs.
+inline thread_local std::pair<Simulation*, int> running{nullptr, 0};
+
 class Simulation {
  public:
   explicit Simulation(const SimulationOptions& options)
       : options_(options),
-        tasks_(options.links.shared),
+        tasks_(options.links.shared || options.faults, options.faults ? options.faults->seed + 1 : 0),
         network_(tasks_, options.links, options.ranks, options.true_numbers, options.alike),
-        times_{std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
+        times_{.ranks = std::vector<RankTimes>(static_cast<std::size_t>(options.ranks))} {
     network_.progress = options.progress;
+    if (options.faults)
+      network_.faults =
+          std::make_unique<Faults>(tasks_, *options.faults, options.ranks, network_.between.alpha);
   }
 
   template <class Body>
@@ -41553,9 +42724,12 @@ class Simulation {
                                      [this, rank, &body] { run_program(rank, body); });
       const int calls = tasks_.add(RunsOn::fiber, [engine = engine.get()] { engine->serve(); });
       engine->set_tasks(program, calls);
+      if (network_.faults)
+        for (const int task : {program, calls}) network_.faults->add_task(rank, task);
       engines_.push_back(std::move(engine));
     }
     tasks_.run([this] { stuck(); });
+    if (network_.faults) times_.faults = std::move(network_.faults->struck);
     if (error_) std::rethrow_exception(error_);
     for (std::size_t rank = 0; rank < engines_.size(); ++rank) {
       times_.ranks[rank].calls = std::move(engines_[rank]->calls);
@@ -41582,19 +42756,48 @@ class Simulation {
     return std::move(times_);
   }
 
+  /// This rank's end of a group of some ranks, from its program.
+  std::shared_ptr<Engine> join(int rank, const World& world) {
+    // Its port is a number that no other group has, for as long as somebody listens there.
+    auto& group = groups_[world.master_port];
+    if (group.number == 0) group.number = static_cast<int>(groups_.size());
+    if (world.listen_fd >= 0) group.listener = Socket::adopt(world.listen_fd);
+    const auto engine =
+        std::make_shared<SimulatedEngine>(network_, world.rank, world.all_reduce, world.members, group.number);
+    engine->keeps_spans = options_.keep_spans;
+    const int calls = tasks_.add(RunsOn::fiber, [engine] { engine->serve(); });
+    engine->set_tasks(tasks_.current(), calls);
+    if (network_.faults) network_.faults->add_task(rank, calls);
+    groups_of_[rank].push_back(engine);
+    return engine;
+  }
+
  private:
+  struct Group {
+    int number = 0;
+    Socket listener = {};
+  };
+
   template <class Body>
   void run_program(int rank, const Body& body) {
     auto& engine = engines_[static_cast<std::size_t>(rank)];
     auto& times = times_.ranks[static_cast<std::size_t>(rank)];
+    running = {this, rank};
     try {
       SimulatedRank self(engine, network_, options_.computing, times);
       body(self);
+    } catch (const Killed&) {
+      times.killed = true;
     } catch (...) {
-      if (!error_) error_ = std::current_exception();
+      if (network_.faults)
+        times.error = std::current_exception();
+      else if (!error_)
+        error_ = std::current_exception();
     }
     times.end = engine->clock();
     engine->end();
+    for (const auto& group : groups_of_[rank]) group->end();
+    if (network_.faults) network_.faults->end(rank);
   }
   // What programs have waited for calls, and of it until the last rank had come to the call under way. Calls of all
   // ranks are known by their number: where one sends messages, or makes fewer calls, there is no last rank.
@@ -41623,6 +42826,9 @@ class Simulation {
     bool polled = false;
     for (const auto& engine : engines_) polled = engine->answer_poll() || polled;
     if (polled) return;
+    for (const auto& [rank, groups] : groups_of_)
+      for (const auto& engine : groups) polled = engine->answer_poll() || polled;
+    if (polled) return;
     constexpr std::size_t most = 16;
     std::string all = "deadlock: ";
     for (std::size_t rank = 0; rank < std::min(engines_.size(), most); ++rank)
@@ -41636,9 +42842,20 @@ class Simulation {
   Network network_;
   SimulatedTimes times_;
   std::vector<std::shared_ptr<SimulatedEngine>> engines_;
+  std::map<int, Group> groups_;                                         // by port
+  std::map<int, std::vector<std::shared_ptr<SimulatedEngine>>> groups_of_;  // by rank
   std::exception_ptr error_;  // the first
 };
 
+}  // namespace detail
+
+namespace detail {
+[[gnu::cold]] inline std::shared_ptr<Engine> join_simulated(const World& world) {
+  const auto [simulation, rank] = running;
+  check<UsageError>(simulation != nullptr, "connect: backend simulated: expected a rank of simulate()");
+  return simulation->join(rank, world);
+}
+inline const bool joins_simulated = register_backend(Backend::simulated, &join_simulated);
 }  // namespace detail
 
 /// Throws UsageError for options out of range.
@@ -41662,6 +42879,10 @@ class Simulation {
                       options.ranks, ")");
     check<UsageError>(factor > 0 && factor <= 1e6, "simulate: straggler: factor ", factor, " is not in (0, 1e6]");
   }
+  check<UsageError>(!options.faults || (options.true_numbers && options.faults->timeout > 0),
+                    "simulate: faults: expected true numbers and a timeout above 0, got ",
+                    options.true_numbers ? "true" : "no true", " numbers and ",
+                    options.faults ? options.faults->timeout : 0, " s");
   check<UsageError>(options.all_reduce != Algorithm::direct || options.ranks <= 1024,
                     "simulate: a direct all-reduce of ", options.ranks, " ranks, expected up to 1024");
 }
@@ -42845,11 +44066,24 @@ struct MeshTraining {
   double forward = 0, backward = 0, optimizer = 0;
   std::size_t activation = 0;  ///< bytes between two layers: of a micro-batch, without several stages of the batch
   Schedule schedule = {};      ///< of micro-batches; only if there are several stages
+  /// Micro-batches that one stage computes one after another, and adds up their gradients: data averages with the last
+  /// one, as under no_sync, and shard gathers and averages with each.
+  int accumulated = 1;
   BucketOptions caps = {};     ///< data: in a pipeline all buckets are full at its end
   double unit_cap = 4;         ///< shard: largest size of a unit in MiB
   bool keeps_parameters = false;  ///< shard: see KeepParameters; in a pipeline they always do
   int optimizer_slots = 0;
+  bool holds_activations = false;  ///< a rank's memory is with what its layers keep for backward, of a transformer
+  bool recompute = false;          ///< layers keep their inputs alone, and backward computes the rest again
 };
+
+/// Bytes that a transformer's layer keeps for backward, on one of `tensor` ranks, where `activation` bytes go from
+/// layer to layer: as Korthikanti et al. count them (arXiv 2205.05198, 4.1), with attention that keeps no table of
+/// weights, and without dropout. The inputs of two norms and of two linear layers are whole on each rank.
+inline std::int64_t kept_by_layer(std::size_t activation, int tensor) {
+  constexpr double whole = 4, divided = 12;
+  return static_cast<std::int64_t>(static_cast<double>(activation) * (whole + divided / tensor));
+}
 
 /// An axis' part of a step, the mean over the ranks.
 struct AxisTimes {
@@ -42861,7 +44095,7 @@ struct AxisTimes {
 /// How long a step of a mesh takes, and what each axis adds to it.
 struct MeshTimes : TrainingTimes {
   std::array<AxisTimes, 3> axes = {};
-  std::size_t held = 0;  ///< bytes that a rank holds at most, but for activations
+  std::size_t held = 0;  ///< bytes that a rank holds at most, without activations unless they are asked for
 };
 
 /// The model of each stage, for ranks that have one of `tensor` parts of it. Layers before a transformer's belong to
@@ -43079,15 +44313,24 @@ class MeshWalk final : public PipelineWalk {
         axes_(training.axes),
         data_(options, axes_.shard > 1 ? "shard" : "data", axes_.shares(), axes_.tensor),
         tensor_(options, "tensor", axes_.tensor, 1),
-        begins_(static_cast<std::size_t>(axes_.pipe)) {
+        begins_(static_cast<std::size_t>(axes_.pipe)),
+        micro_batches_(pipeline.schedule.micro_batches),
+        splits_(pipeline.schedule.splits_backward()) {
     const auto& schedule = pipeline.schedule;
+    if (training.holds_activations) {
+      const std::int64_t layers = training.model.layers / schedule.stages;
+      const auto all = kept_by_layer(training.activation, axes_.tensor);
+      kept_ = layers * (training.recompute ? static_cast<std::int64_t>(training.activation) : all);
+      computed_again_ = training.recompute ? all : 0;
+    }
     const double parts = static_cast<double>(schedule.stages) * schedule.micro_batches;
     const auto stages = cut_in_stages(training.model, schedule.stages, axes_.tensor);
     for (int rank = 0; rank < axes_.pipe; ++rank) {
       auto& own = ranks_.emplace_back(data_, tensor_, of(rank), options.keep_spans);
       const int sums = 2 * training.model.layers / schedule.stages;
       own.forward = {.seconds = training.forward / parts, .parts = sums};
-      own.backward = {.seconds = training.backward / (schedule.splits_backward() ? 2 : 1) / parts, .parts = sums};
+      own.backward = {.seconds = training.backward / (splits_ ? 2 : 1) / parts,
+                      .parts = training.recompute ? 2 * sums : sums};
       own.activation = training.activation;
       ModelSizes model;
       for (int stage = rank; stage < schedule.stages; stage += axes_.pipe)
@@ -43127,7 +44370,7 @@ class MeshWalk final : public PipelineWalk {
                            : axes_.tensor > 1 && axes_.data == 1 ? TrainingPolicy::tensor_parallel
                                                                  : TrainingPolicy::ddp,
                  .forward = of.forward / parts,
-                 .backward = axes_.pipe > 1 ? 0 : of.backward,
+                 .backward = axes_.pipe > 1 ? 0 : of.backward / parts,
                  .keeps_parameters = of.keeps_parameters || axes_.pipe > 1,
                  .parameter_bytes = model.flat_bytes() / tensor,
                  .optimizer_slots = of.optimizer_slots};
@@ -43146,13 +44389,23 @@ class MeshWalk final : public PipelineWalk {
   void act(int rank, const Action& action, double usual, int) override {
     auto& own = ranks_[static_cast<std::size_t>(rank)];
     auto& program = programs_[static_cast<std::size_t>(rank)];
-    const bool first = begins_[static_cast<std::size_t>(rank)] && action.kind == Kind::forward;
+    const bool forward = action.kind == Kind::forward, first = forward && begins_[static_cast<std::size_t>(rank)];
     if (first) begins_[static_cast<std::size_t>(rank)] = false;
-    if (axes_.pipe == 1) return first ? program.forward_pass() : program.backward_pass();
-    if (first && axes_.shard > 1) return program.forward_pass();
-    const Time begun = own.clock();
-    own.compute(usual, name(action.kind));
-    mark(rank, action, begun);
+    const auto hold = [&](std::int64_t bytes) {
+      if (bytes != 0) own.hold(trace::Memory::activations, bytes);
+    };
+    const bool ends = action.kind == (splits_ ? Kind::weight : Kind::backward);
+    if (ends) hold(computed_again_);
+    if (forward ? axes_.pipe == 1 || (first && axes_.shard > 1)
+                : axes_.pipe == 1 && (axes_.shard > 1 || action.micro_batch + 1 == micro_batches_)) {
+      forward ? program.forward_pass() : program.backward_pass();
+    } else {
+      const Time begun = own.clock();
+      own.compute(usual, name(action.kind));
+      mark(rank, action, begun);
+    }
+    if (forward) hold(kept_);
+    if (ends) hold(-kept_ - computed_again_);
   }
   void finish(int rank) override {
     if (axes_.pipe > 1 && axes_.shares() > 1) programs_[static_cast<std::size_t>(rank)].backward_pass();
@@ -43191,6 +44444,9 @@ class MeshWalk final : public PipelineWalk {
   const MeshAxes axes_;
   AxisCalls data_, tensor_;
   std::vector<bool> begins_;  // ranks whose first action is still to come
+  const int micro_batches_;
+  const bool splits_;
+  std::int64_t kept_ = 0, computed_again_ = 0;  // bytes of a micro-batch, of a rank's layers and of one
   std::deque<MeshRank> ranks_;
   std::deque<Training> trainings_;
   std::deque<TrainingRank<MeshRank>> programs_;
@@ -43200,7 +44456,7 @@ class MeshWalk final : public PipelineWalk {
 
 /// Trains for so many steps; a rank that computes alone is as fast as the others. Throws UsageError for axes that don't
 /// fit the model, the schedule or the islands, and for stragglers, jitter and ports that ranks share.
-[[gnu::cold]] inline MeshTimes simulate_mesh(comm::simulated::SimulationOptions options, const MeshTraining& training,
+[[gnu::cold]] inline MeshTimes simulate_mesh(comm::simulated::SimulationOptions options, MeshTraining training,
                                              int steps) {
   const auto& axes = training.axes;
   check<UsageError>(steps >= 1 && steps <= 100'000, "simulate_mesh: ", steps, " steps, expected 1 to 100000");
@@ -43214,7 +44470,18 @@ class MeshWalk final : public PipelineWalk {
   check<UsageError>(!options.links.shared, "mesh: ports that ranks share are not simulated: expected links without ",
                     ":shared");
   check<UsageError>(axes.tensor == 1 || training.activation > 0, "mesh: tensor=", axes.tensor, ": no activations");
-  PipelineTraining pipeline{.schedule = axes.pipe > 1 ? training.schedule : GPipe::of(1, 1),
+  check<UsageError>(training.accumulated >= 1 && (training.accumulated == 1 || axes.pipe == 1), "mesh: ",
+                    training.accumulated, " accumulated micro-batches in ", axes.pipe,
+                    " stages: expected 1, or more in one stage; those of several stages are the schedule's");
+  check<UsageError>(training.model.layers > 0 || !(training.holds_activations || training.recompute),
+                    "mesh: what layers of ", printable(training.model.name),
+                    " keep is not known: expected bert_base, bert_large, gpt2, gpt2_xl or gpt3_175b");
+  check<UsageError>(!training.recompute || !training.schedule.splits_backward(),
+                    "mesh: recomputing with a backward in two parts is not simulated: expected another schedule");
+  if (training.recompute) training.backward += training.forward;
+  PipelineTraining pipeline{.schedule = axes.pipe > 1 ? training.schedule
+                                                      : OneForwardOneBackward::of(
+                                                            1, training.accumulated),
                             .forward = training.forward,
                             .backward = training.backward,
                             .optimizer = training.optimizer / axes.tensor / axes.shard,
@@ -44142,7 +45409,10 @@ class RankLines {
   using Lane = trace::Lane;
   using Sums = std::array<std::size_t, trace::traffic_kinds>;
 
-  RankLines(int rank, const RankTimes& times) : rank_(rank) {
+  RankLines(int rank, const RankTimes& times, const std::vector<Struck>& faults) : rank_(rank) {
+    for (const auto& [fault, at] : faults)
+      if (fault.rank == rank)
+        add({'i', rank_ + 1, number(Lane::communication), ns(at), ns(at), "fault", text_of(fault), ""});
     for (const auto& mark : times.marks) put(mark);
     for (const auto& span : times.calls) {
       put_call(span.lane, "comm", span);
@@ -44245,7 +45515,7 @@ class RankLines {
     part.names = chorus::detail::trace_names(rank, cat(times.one_process ? "device " : "rank ", rank));
     part.peaks = peaks.str();
     part.notes = cat('{', notes, '}');
-    part.lines = RankLines(rank, of).take();
+    part.lines = RankLines(rank, of, times.faults).take();
   }
   return chorus::detail::whole_trace(parts, static_cast<int>(times.ranks.size()), 0);
 }

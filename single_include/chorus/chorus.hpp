@@ -8825,6 +8825,7 @@ class Variable {
     kernels::fill(value_.device(), 1, one.data(), T{1});  // no copy from the host: a GPU can capture the step
     backward(one, retain_graph);
   }
+  void backward(bool = false) const requires(Rank != 0) = delete;  // take ch::mean(x), or backward(seed)
   /// The same for a value of any shape; `seed` is the gradient w.r.t. this value.
   [[gnu::noinline]] void backward(const tensor_type& seed, bool retain_graph = false) const {
     check<UsageError>(requires_grad(), "backward: nothing behind this value requires a gradient");
@@ -14788,6 +14789,16 @@ concept Communicator = requires(C& c, std::span<float> out, std::span<const floa
 
 namespace chorus::comm {
 
+/// What this thread's last call has failed with. A rank with several groups tells it to those that have not failed.
+inline std::string& last_failure() {
+  thread_local std::string what;
+  return what;
+}
+/// What a rank whose program unwinds tells the others: its last failure, or that there was none. It allocates nothing.
+inline std::string_view why_it_unwinds() {
+  return last_failure().empty() ? "it threw an exception in the middle of a step" : std::string_view(last_failure());
+}
+
 /// An error for several threads, each of which throws its own copy. Empty: no error.
 struct Failure {
   std::string what;
@@ -14795,6 +14806,7 @@ struct Failure {
 
   explicit operator bool() const { return !what.empty(); }
   [[noreturn]] void raise() const {
+    last_failure() = what;
     if (timed_out) throw TimeoutError(what);
     throw CommError(what);
   }
@@ -14851,11 +14863,12 @@ inline void append(std::string& out, Algorithm algorithm) { out += name(algorith
 
 /// The engine of collectives. `automatic`: shared memory if all ranks run on one machine, otherwise TCP. `thread`:
 /// ranks are threads of one process. `hierarchical`: shared memory inside machines, TCP between them, and a two-level
-/// all-reduce. `mpi`, `gloo` and `nccl` need their own headers.
-enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl };
+/// all-reduce. `mpi`, `gloo` and `nccl` need their own headers; `simulated` is for ranks in virtual time.
+enum class Backend : std::uint8_t { automatic, shm, tcp, thread, hierarchical, mpi, gloo, nccl, simulated };
 
 constexpr std::string_view name(Backend backend) {
-  constexpr std::string_view names[] = {"auto", "shm", "tcp", "thread", "hierarchical", "mpi", "gloo", "nccl"};
+  constexpr std::string_view names[] = {"auto",         "shm", "tcp",  "thread",
+                                        "hierarchical", "mpi", "gloo", "nccl", "simulated"};
   const auto i = static_cast<std::size_t>(backend);
   return i < std::size(names) ? names[i] : "unknown";
 }
@@ -20053,7 +20066,7 @@ namespace chorus::comm {
 namespace detail {
 
 inline EngineMaker& maker_of(Backend backend) {
-  static std::array<EngineMaker, 8> makers{};
+  static std::array<EngineMaker, 9> makers{};
   return makers[static_cast<std::size_t>(backend) % makers.size()];
 }
 
@@ -23181,7 +23194,7 @@ struct Relu {
   }
 };
 
-/// x clipped to [min, max]; the gradient passes at the limits. NaN propagates without a gradient.
+/// x clipped to [min, max]; at finite limits the gradient is 0. NaN propagates without a gradient.
 struct Clamp {
   double min = 0, max = 1;
   template <class S>
@@ -23190,25 +23203,14 @@ struct Clamp {
   }
   template <class S>
   CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x >= real_of<S>(min), where(x <= real_of<S>(max), dy, S(0)), S(0))}};
+    const auto above = min == -INFINITY ? x >= real_of<S>(min) : x > real_of<S>(min);
+    const auto below = max == INFINITY ? x <= real_of<S>(max) : x < real_of<S>(max);
+    return {{where(above, where(below, dy, S(0)), S(0))}};
   }
 };
 
-/// The same with gradient 0 at the limits, as PyTorch's hardtanh.
-struct Hardtanh {
-  double min = -1, max = 1;
-  template <class S>
-  CHORUS_HD S operator()(const S& x) const {
-    return where(x <= real_of<S>(min), S(real_of<S>(min)), where(x >= real_of<S>(max), S(real_of<S>(max)), x));
-  }
-  template <class S>
-  CHORUS_HD Partials<S, 1> gradient(const S& dy, const S& x) const {
-    return {{where(x > real_of<S>(min), where(x < real_of<S>(max), dy, S(0)), S(0))}};
-  }
-};
-
-struct Relu6 : Hardtanh {
-  CHORUS_HD constexpr Relu6() : Hardtanh{0, 6} {}
+struct Relu6 : Clamp {
+  CHORUS_HD constexpr Relu6() : Clamp{0, 6} {}
 };
 
 struct LeakyRelu {
@@ -25139,7 +25141,7 @@ auto softplus(const X& x, double beta = 1, double threshold = 20) {
 template <Operand X>
 auto hardtanh(const X& x, double min = -1, double max = 1) {
   check<UsageError>(min < max, "hardtanh: expected min < max, got [", min, ", ", max, "]");
-  return detail::pointwise("hardtanh", functors::Hardtanh{min, max}, x);
+  return detail::pointwise("hardtanh", functors::Clamp{min, max}, x);
 }
 
 }  // namespace chorus
@@ -26717,8 +26719,8 @@ auto neg(const X& x) {
   return detail::pointwise("neg", functors::Neg{}, x);
 }
 
-/// x clipped to [min, max]; an infinite limit leaves that side open. At the limits the gradient passes. Throws
-/// UsageError unless min <= max.
+/// x clipped to [min, max]; an infinite limit leaves that side open. At the limits the gradient is 0.
+/// Throws UsageError unless min <= max.
 template <Operand X>
 auto clamp(const X& x, double min, double max = std::numeric_limits<double>::infinity()) {
   check<UsageError>(min <= max, "clamp: expected min <= max, got [", min, ", ", max, "]");
@@ -28296,7 +28298,10 @@ struct Var {
 }  // namespace operations
 
 /// Last argument of a reduction: the reduced axis keeps size 1.
-struct KeepAxis {};
+struct KeepAxis {
+  explicit KeepAxis() = default;
+  KeepAxis(bool) = delete;  // write mean(x, axis, ch::keep_axis)
+};
 inline constexpr KeepAxis keep_axis{};
 
 namespace detail {
@@ -41563,9 +41568,9 @@ struct Warmup {
     return then.lowest();
   }
 };
-template <class Formula>
+template <class Formula = CosineAnnealing>
 Warmup(Formula, int) -> Warmup<Formula>;
-template <class Formula>
+template <class Formula = CosineAnnealing>
 Warmup(Formula, int, double) -> Warmup<Formula>;
 
 /// The linear scaling rule (Goyal et al. 2017): k times the batch needs k times the rate, after a warm-up of about 5
@@ -48550,8 +48555,7 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
 
   /// Aborts the group so that peers fail at once instead of waiting. For destructors: it allocates nothing.
   [[gnu::cold]] void give_up(bool unwinding = false) noexcept {
-    communicator_.abort(unwinding ? "it threw an exception in the middle of a step"
-                                  : "its net has ended in the middle of a backward pass");
+    communicator_.abort(unwinding ? comm::why_it_unwinds() : "its net has ended in the middle of a backward pass");
   }
 
   void broadcast_bytes(void* data, std::size_t bytes, int root, trace::Traffic traffic) {
@@ -48775,6 +48779,9 @@ class PolicyOfRanks : public PolicyOn<Where>, public detail::JoiningPolicy {
     std::vector<std::any> exchange(const std::any& own) override {
       auto& net = of_living();
       check<UsageError>(!net.joining_, net.title_, "::join: a rank without batches calls no collectives of a model");
+      check<UsageError>(!grad_enabled() || !net.program_.ledger()->own_gradients, net.title_,
+                        ": each rank steps by itself, and a collective's gradients are for all ranks' losses: expected "
+                        "DistributedDataParallel or FullyShardedDataParallel, or NoGrad around the call");
       net.operators_send_ = true;
       const auto texts = comm::all_gather_object(net.communicator_, std::any_cast<const std::string&>(own));
       return std::vector<std::any>(texts.begin(), texts.end());
@@ -60003,8 +60010,8 @@ Tensor<float, Rank, Cpu> dequantize(const Tensor<Q, Rank, Cpu>& q, const std::ve
 }  // namespace detail
 
 /// (clamp(rint(x (1 / scale)) + zero_point, least, most) - zero_point) scale, in float. Gradients pass where nothing
-/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for an invalid scale,
-/// zero point or range of integers, NonFiniteError for a NaN.
+/// was clamped. PyTorch's fake_quantize_per_tensor_affine. x: float on the CPU. Throws UsageError for a GraphVariable,
+/// an invalid scale, zero point or range of integers, NonFiniteError for a NaN.
 template <Operand X>
 auto fake_quantize(const X& x, float scale, std::int64_t zero_point, std::int64_t least, std::int64_t most) {
   return detail::fake_quantize(x, {detail::checked_levels("fake_quantize", scale, zero_point, least, most)}, -1,
@@ -62820,8 +62827,7 @@ auto unbind(const X& x, Index axis = 0) {
   static_assert(rank >= 1, "unbind: expected at least one axis");
   const auto a = normalize_axis("unbind", axis, rank);
   const auto& shape = value_of(x).shape();
-  Shape<rank - 1> rest{};
-  for (std::size_t i = 0; i < rest.size(); ++i) rest[i] = shape[i < a ? i : i + 1];
+  const auto rest = detail::without_axis<rank>(shape, a);
   std::vector<decltype(reshape(x, rest))> entries;
   for (Index i = 0; i < shape[a]; ++i) entries.push_back(reshape(slice(x, axis, i, i + 1), rest));
   return entries;
@@ -63859,7 +63865,6 @@ CHORUS_UNARY(GeluTanh)
 CHORUS_UNARY(Hardshrink)
 CHORUS_UNARY(Hardsigmoid)
 CHORUS_UNARY(Hardswish)
-CHORUS_UNARY(Hardtanh)
 CHORUS_UNARY(IsZero)
 CHORUS_UNARY(LeakyRelu)
 CHORUS_UNARY(Lgamma)
