@@ -2,8 +2,9 @@
 # Installs what is missing, builds everything with warnings as errors, and runs every test that this machine can run.
 #   tests/run.sh full    also compiles each header in a file of its own; then it runs the unit tests under the
 #                        address and undefined behaviour sanitizers, those with threads under the thread sanitizer, and
-#                        the fuzz targets for ten seconds each, looks for races in the CUDA kernels, and builds the
-#                        labs' solutions by three compilers; on 2 cores that takes another hour and a quarter
+#                        the fuzz targets for ten seconds each, looks for races in the CUDA kernels, builds the
+#                        labs' solutions by three compilers, and asks whether tests notice known bugs in copies of the
+#                        headers; on 2 cores that takes another two hours
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -59,6 +60,9 @@ sanitized tsan averaging checkpoint comm data ddp dp launch parallel tensor cuda
 
 say "labs, by three compilers"
 tests/labs_check_test.py . matrix
+
+say "mutants"
+tests/mutants/run.py --jobs "$jobs"
 
 say "fuzz targets"
 # Where clang's own package does not bring libFuzzer, as in Debian 12 and Ubuntu 24.04, this one does.

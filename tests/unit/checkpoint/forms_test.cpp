@@ -102,7 +102,7 @@ std::string train_with_all(int ranks, const std::string& from, std::uint32_t las
         return Optimizer{rank.net, adam};
     }();
     optim::GradScaler scaler{rank.net, {.init_scale = 4, .growth_interval = 2}};
-    optim::ParameterAverage average{rank.net.parameters(), optim::exponential(0.5)};
+    optim::ParameterAverage average{rank.net.parameters(), optim::equal_weights()};  // needs its count
     optim::ReduceOnPlateau plateau{optimizer, {.factor = 0.5, .patience = 2}};
     io::TrainingPosition position;
     if (!from.empty()) position = io::load_checkpoint(rank.net, optimizer, from, scaler, average, plateau);

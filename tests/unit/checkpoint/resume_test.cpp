@@ -54,7 +54,7 @@ std::string run(Policy& net, bool adam, const std::string& from, std::int64_t la
   if (!from.empty()) position = io::load_checkpoint(net, *optimizer, from);
   while (position.step < last) {
     loader.set_epoch(position.epoch);
-    loader.skip(position.batch);
+    if (position.batch > 0) loader.skip(position.batch);
     for (auto& [x, y] : loader) {
       optimizer->zero_grad();
       auto pixels = Tensor<double, 2>::empty({x.size(0), 64});

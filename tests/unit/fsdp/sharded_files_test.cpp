@@ -157,6 +157,24 @@ TEST_CASE("fsdp: a file that becomes too long is an error on all ranks, and noth
     CHECK(entry.path().filename().string().find(cat(getpid(), "_long")) == std::string::npos);
 }
 
+TEST_CASE("fsdp: where a rank other than 0 can't write its part, the old file stays, and nothing else is left") {
+  const auto path = file_for("old");
+  std::ofstream(path) << "old";
+  const auto told = common_text(2, [&](const World& world) {
+    FullySharded<Model, EachLayer> rank(world);
+    rlimit own{};
+    getrlimit(RLIMIT_FSIZE, &own);
+    if (world.rank == 1) own.rlim_cur = 100;
+    setrlimit(RLIMIT_FSIZE, &own);
+    return message_of<FileError>([&] { io::save(rank.net, path); });
+  });
+  CHECK(told == cat("rank 1: saving ", path, ": writing failed: File too large"));
+  CHECK(bytes_of(path) == "old");
+  std::filesystem::remove(path);
+  for (const auto& entry : std::filesystem::directory_iterator(std::filesystem::temp_directory_path()))
+    CHECK(entry.path().filename().string().find(cat(getpid(), "_old")) == std::string::npos);
+}
+
 TEST_CASE("fsdp: a file that can't be written, or doesn't fit, is an error on all ranks, and nothing is left") {
   const auto failed = common_text(3, [](const World& world) {
     FullySharded<Model, EachLayer> rank(world);

@@ -43,6 +43,10 @@ TEST_CASE("machines: what others have set is named where it makes no sense") {
   CHECK_THAT(complaint({"0/restarts"}, {"-1"}), Equals("'0/restarts' is '-1'" + number + "0 to 2147483646"));
   CHECK_THAT(complaint({"0/port"}, {"65536"}), Equals("'0/port' is '65536'" + number + "1 to 65535"));
   CHECK_THAT(complaint({"0/joined"}, {"-7"}), Equals("'0/joined' is '-6'" + number + "0 to 2147483646"));
+  // A later round has keys of its own.
+  CHECK_THAT(complaint({"round", "1/open", "1/joined", "1/most", "1/nodes", "1/restarts", "1/address", "1/port"},
+                       {"1", "1", "1", "2", "2", "0", "127.0.0.1", "65536"}),
+             Equals("'1/port' is '65536'" + number + "1 to 65535"));
   CHECK_THAT(complaint({"restarts"}, {"many"}), Equals("'restarts' is 'many'" + number + "0 to 2147483646"));
   CHECK_THAT(complaint({"id"}, {"\x1b[2J"}), Equals("expected the job '\\x1b[2J' there, got 'none'"));
 }
