@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 INCLUDE = ROOT / "include"
 TARGET = ROOT / "single_include"
 # Left out: headers of foreign backends, of the compiled library, and of chorus-run.
-APART = re.compile(r"chorus/(comm/(mpi|gloo|engine/(mpi_library|compare_calls)|transport/sigpipe)|compiled/.*|launch/(job_of_)?machines)\.hpp")
+APART = re.compile(r"chorus/testing/.*|chorus/(comm/(mpi|gloo|engine/(mpi_library|compare_calls)|transport/sigpipe)|compiled/.*|launch/(job_of_)?machines)\.hpp")
 INCLUDE_LINE = re.compile(r"\s*#\s*include\s*(<[^>]+>)")
 OPENS = re.compile(r"\s*#\s*(if|ifdef|ifndef)\b")
 TURNS = re.compile(r"\s*#\s*(else|elif)\b")

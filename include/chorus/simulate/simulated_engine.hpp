@@ -51,8 +51,10 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
 
   void now(const Call& call) override {
     if (failure_ && !is_dead())
-      fail<CommError>("rank ", rank, ": ", comm::name(call.op),
-                      ": this communicator has failed before: ", failure_.what);
+      Failure{cat("rank ", rank_in_job(), ": ", comm::name(call.op),
+                  ": this communicator has failed before: ", failure_.what),
+              failure_.timed_out}
+          .raise();
     give(call);
     wait(given_);
   }
