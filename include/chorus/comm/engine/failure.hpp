@@ -9,13 +9,10 @@
 namespace chorus::comm {
 
 /// What this thread's last call has failed with. A rank with several groups tells it to those that have not failed.
-inline std::string& last_failure() {
-  thread_local std::string what;
-  return what;
-}
+inline thread_local std::string last_failure;
 /// What a rank whose program unwinds tells the others: its last failure, or that there was none. It allocates nothing.
 inline std::string_view why_it_unwinds() {
-  return last_failure().empty() ? "it threw an exception in the middle of a step" : std::string_view(last_failure());
+  return last_failure.empty() ? "it threw an exception in the middle of a step" : std::string_view(last_failure);
 }
 
 /// An error for several threads, each of which throws its own copy. Empty: no error.
@@ -25,7 +22,7 @@ struct Failure {
 
   explicit operator bool() const { return !what.empty(); }
   [[noreturn]] void raise() const {
-    last_failure() = what;
+    last_failure = what;
     if (timed_out) throw TimeoutError(what);
     throw CommError(what);
   }
