@@ -239,7 +239,7 @@ std::string violation(const Outcome& run, const Outcome& undisturbed, int waits)
   for (const auto& [fault, at] : run.times.faults) {
     using Kind = cs::Fault::Kind;
     if (fault.kind == Kind::stop) stops += fault.amount;
-    if (fault.kind == Kind::slow || fault.kind == Kind::delay) continue;
+    if (fault.lasts()) continue;
     harmless = harmless && fault.kind == Kind::stop;
     guilty.insert(fault.rank);
     if (fault.kind == Kind::cut) guilty.insert(fault.peer);

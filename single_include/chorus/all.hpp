@@ -39781,11 +39781,9 @@ struct Fault {
   std::uint64_t at_byte = 0;  ///< in the piece of the rank's link to `peer` that has that byte
   double amount = 0;
 
-  bool is_of_link() const { return kind == Kind::cut || kind == Kind::slow || kind == Kind::delay; }
-  /// Whether no deadline and no result can be missed because of it alone.
-  bool is_harmless(double timeout) const {
-    return kind == Kind::slow || kind == Kind::delay || (kind == Kind::stop && amount < timeout);
-  }
+  /// Whether it is there from the beginning, for all of the run.
+  bool lasts() const { return kind == Kind::slow || kind == Kind::delay; }
+  bool is_of_link() const { return kind == Kind::cut || lasts(); }
 };
 
 /// The names of Fault::Kind, in its order.
@@ -39844,7 +39842,7 @@ struct FaultPlan {
     const auto name = std::find(fault_names.begin(), fault_names.end(), taken(text, ' '));
     const bool known = name != fault_names.end();
     Fault fault{.kind = static_cast<Fault::Kind>(known ? name - fault_names.begin() : 0)};
-    const bool lasts = known && (fault.kind == Fault::Kind::slow || fault.kind == Fault::Kind::delay);
+    const bool lasts = known && fault.lasts();
     auto ranks = taken(text, ' ');
     const bool has_peer = ranks.find('-') != ranks.npos;
     fault.rank = static_cast<int>(number(taken(ranks, '-')));
@@ -39904,7 +39902,7 @@ inline FaultPlan drawn_faults(std::uint64_t seed, const FaultRoom& room, double 
     Fault fault{.kind = static_cast<Fault::Kind>(kind), .rank = static_cast<int>(draw(ranks))};
     if (fault.is_of_link() || draw(2) == 0) {
       fault.peer = static_cast<int>((static_cast<std::uint64_t>(fault.rank) + 1 + draw(ranks - 1)) % ranks);
-      if (fault.kind != Fault::Kind::slow && fault.kind != Fault::Kind::delay) fault.at_byte = 1 + draw(room.bytes);
+      if (!fault.lasts()) fault.at_byte = 1 + draw(room.bytes);
     } else {
       fault.at_call = 1 + draw(room.calls);
     }
@@ -40153,8 +40151,7 @@ class Faults {
     for (const auto& fault : plan.faults) {
       check<UsageError>(fault.rank < ranks && fault.peer < ranks, "fault plan: '", text_of(fault), "' with ", ranks,
                         " ranks");
-      // These last from the beginning, so they are not drawn later.
-      if (fault.kind == Fault::Kind::slow || fault.kind == Fault::Kind::delay) struck.push_back({fault, {}});
+      if (fault.lasts()) struck.push_back({fault, {}});
     }
     left_ = plan.faults;
   }

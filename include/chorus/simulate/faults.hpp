@@ -34,8 +34,7 @@ class Faults {
     for (const auto& fault : plan.faults) {
       check<UsageError>(fault.rank < ranks && fault.peer < ranks, "fault plan: '", text_of(fault), "' with ", ranks,
                         " ranks");
-      // These last from the beginning, so they are not drawn later.
-      if (fault.kind == Fault::Kind::slow || fault.kind == Fault::Kind::delay) struck.push_back({fault, {}});
+      if (fault.lasts()) struck.push_back({fault, {}});
     }
     left_ = plan.faults;
   }
