@@ -116,6 +116,9 @@
 #include <chorus/parallel/mesh/axes.hpp>
 #include <chorus/parallel/mesh/groups.hpp>
 #include <chorus/parallel/mesh/policies.hpp>
+#include <chorus/parallel/outer/nesterov.hpp>
+#include <chorus/parallel/outer/quantised.hpp>
+#include <chorus/parallel/outer/streaming.hpp>
 #include <chorus/parallel/own_policy.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>

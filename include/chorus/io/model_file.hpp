@@ -46,6 +46,7 @@ void save(Net& net, const std::string& path, const Metadata& metadata = detail::
   if constexpr (requires { net.writes_part(true, true); }) {
     detail::save_in_parts(net, path, metadata);
   } else {
+    if constexpr (requires { net.synchronise(); }) net.synchronise();  // LocalSgd: ranks' models differ
     if constexpr (requires { net.communicator().rank(); })
       if (net.communicator().rank() != 0) return;
     save(net.module(), path, metadata);

@@ -270,11 +270,14 @@ bool add_ranks_own(Outgoing& out, Net& net, const std::vector<TensorPlace<D>>& p
     for (auto& tensor : access.hook_state())
       own.push_back({cat(hook_prefix, tensor.name), tensor.dtype, std::move(tensor.shape),
                      tensor.on_host ? std::nullopt : std::optional<D>(device), tensor.data});
+  for (const auto& tensor : own) out.add(tensor);
+  if constexpr (requires { access.hook_state_is_alike; }) own.clear();  // rank 0's is every rank's
   auto& keeper = keeper_of(net);
   auto numbers = numbers_of(keeper);
-  if constexpr (numbers.size() > 0)
+  if constexpr (numbers.size() > 0) {
     own.push_back({cat(hook_prefix, keeper.kept_as), DType::f64, {Index{numbers.size()}}, {}, numbers.data()});
-  for (const auto& tensor : own) out.add(tensor);
+    out.add(own.back());
+  }
   if (access.ranks_differ()) own.insert(own.end(), places.begin(), places.end());
   try {
     add_of_ranks(out, net.communicator(), own);

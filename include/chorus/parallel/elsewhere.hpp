@@ -12,6 +12,7 @@ class AnyCommunicator;
 }
 template <std::size_t Bytes = (std::size_t{4} << 20)>
 struct ByBytes;
+struct AverageParameters;
 struct NoSequenceSplit;
 struct OneForwardOneBackward;
 struct ReduceScatter;
@@ -27,7 +28,7 @@ template <class Model, class... Axes>
 class Mesh;  // needs #include <chorus/parallel/mesh.hpp>
 template <class Model, int Shares = 0>
 class SameBits;  // needs #include <chorus/same_bits.hpp>
-template <class Model, class Communicator = comm::AnyCommunicator>
+template <class Model, class Outer = AverageParameters, class Communicator = comm::AnyCommunicator>
 class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer;  // needs #include <chorus/parallel/parameter_server.hpp>

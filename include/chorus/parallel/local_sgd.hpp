@@ -12,11 +12,14 @@
 #include <chorus/parallel/no_sync.hpp>
 #include <chorus/parallel/placed.hpp>
 #include <cmath>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,6 +33,16 @@ struct LocalSgdOptions {
   int dim = 0;
 };
 
+/// The default outer optimizer of LocalSgd: all ranks take the average of their parameters. Others are in outer/.
+struct AverageParameters {
+  template <Device D, class Communicator>
+  struct Steps : detail::LocalSteps {
+    Steps(const AverageParameters&, const nn::FlatParameters<D>&, Communicator&, int) {}
+    static constexpr int fragments = 1;
+    static constexpr std::size_t kept_numbers = 0;
+  };
+};
+
 /// Local SGD, also known as federated or parameter averaging (Stich, "Local SGD converges fast and communicates
 /// little", ICLR 2019). Each rank trains alone on its share of the data. After every `period` steps, at the start of
 /// the next forward pass, all ranks average their parameters and floating-point buffers. A rank's weight is the number
@@ -40,10 +53,13 @@ struct LocalSgdOptions {
 /// / `period` of DistributedDataParallel's traffic. With period 1 and plain SGD the steps are those of one device. If a
 /// loss is a sum, or not linear in means, backward throws UsageError.
 ///
-/// Between averages ranks have different parameters: `eval()` or `synchronise()`, called by all ranks, averages them. A
-/// checkpoint, saved by all ranks at any step, has each rank's model and optimizer. Its plain names, which `io::load`
-/// reads, are rank 0's.
-template <class Model, class Communicator>
+/// Between averages, and after the last step, ranks have different parameters: `eval()`, `gathered()`, `synchronise()`
+/// and `io::save`, called by all ranks, average them. A checkpoint, saved by all ranks at any step, has each rank's
+/// model and optimizer. Its plain names, which `io::load` reads, are rank 0's.
+///
+/// `Outer` is another way to combine what ranks have done: Nesterov (DiLoCo), Streaming, Quantised. An outer optimizer
+/// steps under a single rank, too.
+template <class Model, class Outer, class Communicator>
 class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using Base = DistributedPolicy<Model, Communicator>;
   using typename Base::All;
@@ -54,16 +70,18 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   static constexpr const char* name = "local_sgd";
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
-  using rebind = LocalSgd<Other, Communicator>;
+  using rebind = LocalSgd<Other, Outer, Communicator>;
   static_assert(!Base::adds_up_in_pass, "LocalSgd: each rank steps on its own samples, so SameBits is not supported");
 
   /// Compares the models of all ranks and takes rank 0's parameters and buffers, as DistributedDataParallel does.
-  /// Throws UsageError for a period below 1. The communicator must outlive this.
+  /// Throws UsageError for a period below 1, and for options of `outer` out of range. The communicator must outlive
+  /// this.
   LocalSgd(Model model, Communicator& communicator, const LocalSgdOptions& options = {},
-           std::uint64_t seed = initial_seed())
-      : Base("LocalSgd", std::move(model), communicator, options.dim, seed), options_(options) {
-    check<UsageError>(options.period >= 1, "LocalSgd: expected a period of at least 1 step, got ", options.period);
-    this->check_same(cat("options: period ", options.period, ", dim ", options.dim, "\n"), All{});
+           std::uint64_t seed = initial_seed(), const Outer& outer = {})
+      : Base("LocalSgd", std::move(model), communicator, options.dim, seed),
+        options_(checked(options)),
+        local_(outer, this->flat_, communicator, options.period) {
+    this->check_same(cat("options: period ", options.period, ", dim ", options.dim, text_of_outer(), "\n"), All{});
     this->broadcast_parameters(0, All{});
     this->broadcast_buffers(0);
     this->program_.alike().contents = false;
@@ -79,8 +97,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
   /// For `launch`: takes communicator and seed from `run`. The model moves to the device that `run` names, if any.
   template <detail::LaunchedRun Run>
-  LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {})
-      : LocalSgd(detail::placed(std::move(model), run), run.communicator(), options, run.seed()) {
+  LocalSgd(Model model, Run& run, const LocalSgdOptions& options = {}, const Outer& outer = {})
+      : LocalSgd(detail::placed(std::move(model), run), run.communicator(), options, run.seed(), outer) {
     run.check_options();
   }
 
@@ -94,7 +112,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       counts_ = static_cast<double>(rows_);
       // Without this exchange, ranks that have ended would communicate only at the next average.
       this->begin_pass({.samples = samples_, .number = this->forward_passes(), .sync = sync_}, this->throw_early_);
-      local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period, [this] { synchronise(); });
+      local_.begin_pass(this->flat_, All{}, local_.steps >= options_.period / Steps::fragments,
+                        [this] { take_mean(false); });
       if (sync_) ++passes_;
     }
     this->begin_forward(rows_);
@@ -112,10 +131,25 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  /// All ranks average their parameters and buffers now. Throws UsageError on all ranks if their numbers of steps, or
-  /// of recorded forward passes outside of no_sync, since the last average differ: a rank that skips a backward pass
-  /// would average later than the others.
-  void synchronise() { take_mean(); }
+  /// All ranks average their parameters and buffers now, or take the outer step. Throws UsageError on all ranks if their
+  /// numbers of steps, or of recorded forward passes outside of no_sync, since the last average differ: a rank that
+  /// skips a backward pass would average later than the others.
+  void synchronise() {
+    for (int fragment = 0; fragment < Steps::fragments; ++fragment) take_mean(true);
+    if constexpr (has_outer) local_.come_together();
+  }
+  /// See PolicyOn::gathered. All ranks average first, unless they are inside `join`.
+  [[nodiscard]] typename Base::Gathered gathered(const GatheredOptions& options = {}) {
+    this->meet();
+    if (!this->joining_) synchronise();
+    return PolicyOn<D>::gathered(options);
+  }
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    const auto whole = gathered();
+    f(this->model_);
+  }
 
   /// For a GradScaler. Within `join` ranks don't communicate, as ended ranks make no steps: each rank skips steps by
   /// itself and has its own scale.
@@ -123,18 +157,28 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     if (!this->joining_) Base::make_largest(number);
   }
 
-  /// For checkpoints: steps since the last average, and this rank's weight in the next.
-  static constexpr std::string_view kept_as = "local_sgd";
-  std::array<double, 2> kept() const { return {static_cast<double>(local_.steps), seen_}; }
-  static bool can_keep(const std::array<double, 2>& kept) {
+  /// For checkpoints: steps since the last average, this rank's weight in the next, and what an outer optimizer keeps.
+  static constexpr bool has_outer = !std::is_same_v<Outer, AverageParameters>;
+  static constexpr std::string_view kept_as = has_outer ? "outer" : "local_sgd";
+  using Kept = std::array<double, 2 + Outer::template Steps<D, Communicator>::kept_numbers>;
+  Kept kept() const {
+    Kept kept{static_cast<double>(local_.steps), seen_};
+    if constexpr (has_outer) local_.kept(std::span(kept).subspan(2));
+    return kept;
+  }
+  static bool can_keep(const Kept& kept) {
+    if constexpr (has_outer)
+      if (!Steps::can_keep(std::span(kept).subspan(2))) return false;
     return kept[0] >= 0 && kept[0] < 1e9 && kept[1] >= 0 && kept[1] < 0x1p53;
   }
-  void keep(const std::array<double, 2>& kept) {
+  void keep(const Kept& kept) {
     local_.steps = passes_ = static_cast<int>(kept[0]);
     seen_ = kept[1];
+    if constexpr (has_outer) local_.keep(std::span(kept).subspan(2));
   }
 
  private:
+  using Steps = typename Outer::template Steps<D, Communicator>;
   friend class detail::Access<LocalSgd>;
 
   // Elements in the losses' means, steps, and passes since the last average; and all forward passes, whose number may
@@ -168,7 +212,10 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void run_out_of_batches() override { ended_ = true; }
   [[gnu::cold]] JoinedPass take_part_in_pass() override {
     if (this->throw_early_) this->begin_shadow_pass();  // throws unless all have ended
-    return take_mean() ? JoinedPass::passed : JoinedPass::none;
+    if (take_mean(false)) return JoinedPass::passed;
+    for (int fragment = 1; fragment < Steps::fragments; ++fragment) take_mean(true);
+    if constexpr (has_outer) local_.come_together();
+    return JoinedPass::none;
   }
   [[gnu::cold]] void all_have_run_out() override { this->end_shadow_passes(); }
   void end_join() override {
@@ -176,15 +223,28 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     Base::end_join();
   }
 
-  // Returns whether any rank continues.
-  bool take_mean() {
+  static const LocalSgdOptions& checked(const LocalSgdOptions& options) {
+    check<UsageError>(options.period >= 1, "LocalSgd: expected a period of at least 1 step, got ", options.period);
+    return options;
+  }
+  std::string text_of_outer() const {
+    if constexpr (has_outer)
+      return local_.text();
+    else
+      return {};
+  }
+
+  // Of all parameters, or of an outer optimizer's next fragment. `together`: ranks shall have equal ones then. Returns
+  // whether any rank continues.
+  bool take_mean(bool together) {
     bool any_on = !ended_;
-    if (this->communicator_.size() > 1) {
+    if (has_outer || this->communicator_.size() > 1) {
+      if constexpr (has_outer) local_.arrive();
       const auto ranks = static_cast<std::size_t>(this->communicator_.size());
       struct Message {
         Counts counts;
         ddp::Said said;
-      } own{{seen_, ended_ ? ended : static_cast<double>(local_.steps), static_cast<double>(passes_),
+      } own{{seen_in_fragment(), ended_ ? ended : static_cast<double>(local_.steps), static_cast<double>(passes_),
              static_cast<double>(this->forward_passes())},
             this->program_.say()};
       own.said.compares = own.said.compares && !ended_;
@@ -211,9 +271,12 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
       }
       this->set_forward_passes(static_cast<std::uint32_t>(passes));
       if (any_ended) local_.unite(this->flat_, this->communicator_);  // ended ranks don't know the other ranks' steps
-      if (!local_.empty()) {
-        const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
-                                       : seen_ / sum;
+      const double weight = sum == 0 ? 1.0 / static_cast<double>(ranks)  // optimizers may step without samples
+                                     : own.counts[0] / sum;
+      if constexpr (has_outer) {
+        local_.send(weight, {.samples = sum > 0, .now = together || ended_, .together = together || !any_on});
+        average_buffers(weight);
+      } else if (!local_.empty()) {
         local_.average(this->flat_, this->communicator_, weight);
         average_buffers(weight);
       }
@@ -221,6 +284,13 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
     seen_ = 0;
     local_.steps = passes_ = 0;
     return any_on;
+  }
+
+  double seen_in_fragment() {
+    if constexpr (has_outer)
+      return local_.seen(seen_);
+    else
+      return seen_;
   }
 
   // Ranks that continue must have the same counts. Returns whether any continues.
@@ -275,7 +345,7 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
   LocalSgdOptions options_;
-  detail::LocalSteps local_;
+  Steps local_;
   std::int64_t rows_ = 0;     // of the last forward pass
   std::int64_t samples_ = 0;  // of the last pass that recorded gradients
   double counts_ = 0;         // elements in its loss's mean
@@ -288,19 +358,28 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
 };
 
 /// For checkpoints.
-template <class Model, class Communicator>
-class detail::Access<LocalSgd<Model, Communicator>> {
+template <class Model, class Outer, class Communicator>
+class detail::Access<LocalSgd<Model, Outer, Communicator>> {
+  using Net = LocalSgd<Model, Outer, Communicator>;
+
  public:
-  explicit Access(LocalSgd<Model, Communicator>& net) : net_(net) {}
+  explicit Access(Net& net) : net_(net) {}
   /// From the first step on models differ, and momenta for good.
   static constexpr bool ranks_may_differ = true;
   bool ranks_differ() const { return net_.communicator().size() > 1; }
   /// The parameters that ranks have stepped by themselves since all ranks last had equal ones.
   std::vector<std::string> parameters_apart() const { return net_.local_.names(net_.flat_); }
   void set_parameters_apart(std::span<const std::string> names) { net_.local_.set(net_.flat_, names); }
+  /// What an outer optimizer keeps, the same on all ranks.
+  static constexpr bool hook_state_is_alike = true;
+  auto hook_state(bool full = false) requires Net::has_outer { return net_.local_.state(full); }
+  template <class Tensors>
+  void set_hook_state(const Tensors& tensors) requires Net::has_outer {
+    net_.local_.set_state(tensors);
+  }
 
  private:
-  LocalSgd<Model, Communicator>& net_;
+  Net& net_;
 };
 
 }  // namespace chorus

@@ -37,7 +37,7 @@ struct ParameterServerOptions {
 /// ring every rank sends 2 (n - 1) / n times: the same total, but no link is a bottleneck. Only the server has
 /// optimizer state.
 ///
-/// After the last step workers have old parameters: `eval()`, which all ranks call, fetches them, too. A forward pass
+/// After the last step workers have old parameters: `eval()` and `gathered()`, which all ranks call, fetch them, too. A forward pass
 /// without gradients with old parameters throws UsageError if the whole model is in evaluation. A worker's
 /// ParameterAverage that is updated after each step lags by one step: use and save the server's.
 template <class Model, class Communicator>
@@ -112,6 +112,18 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
   template <class Body>
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
+  }
+  /// See PolicyOn::gathered. Workers fetch the server's parameters first, unless they are inside `join`.
+  [[nodiscard]] typename Base::Gathered gathered(const GatheredOptions& options = {}) {
+    this->meet();
+    if (stepped_ && !this->joining_) pull();
+    return PolicyOn<D>::gathered(options);
+  }
+  template <class F>
+  requires std::invocable<const F&, Model&>
+  void gathered(const F& f) {
+    const auto whole = gathered();
+    f(this->model_);
   }
   bool is_server() const { return this->communicator_.rank() == 0; }
 
