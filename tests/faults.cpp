@@ -22,6 +22,8 @@
 #include <chorus/parallel/hooks/power_sgd.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
+#include <chorus/parallel/outer/quantised.hpp>
+#include <chorus/parallel/outer/streaming.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
@@ -146,6 +148,11 @@ void run(cs::SimulatedRank& rank, Steps& done) {
   Policy<Model, More...> net(Model{}, rank.communicator(), {}, 3);
   train(net, rank, done, one_each(rank));
 }
+template <class Outer>
+void run_local(cs::SimulatedRank& rank, Steps& done) {
+  ch::LocalSgd<Net, Outer> net(Net{}, rank.communicator(), {.period = 2}, 3);
+  train(net, rank, done, one_each(rank));
+}
 const std::map<std::string, Program>& policies() {
   static const std::map<std::string, Program> all = {
       {"ddp", run<ch::DistributedDataParallel>},
@@ -164,7 +171,9 @@ const std::map<std::string, Program>& policies() {
        }},
       {"ddp_compress", run<ch::DistributedDataParallel, Plain, ch::Compress<ch::bf16>>},
       {"ddp_power_sgd", run<ch::DistributedDataParallel, Plain, ch::PowerSgd>},
-      {"local_sgd", run<ch::LocalSgd>},
+      {"local_sgd", run_local<ch::AverageParameters>},
+      {"diloco", run_local<ch::Nesterov>},
+      {"diloco_streaming", run_local<ch::Quantised<ch::Streaming<1>>>},
       {"parameter_server", run<ch::ParameterServer>},
       {"fsdp",
        [](cs::SimulatedRank& rank, Steps& done) {

@@ -26,6 +26,7 @@ ROOMS = {
     "testing": (["testing/*"], []),
     "launch_any": (["parallel/launch_any.hpp"], []),
     "local_sgd": (["parallel/local_sgd.hpp", "parallel/local_steps.hpp"], ["hooks"]),
+    "outer": (["parallel/outer/*"], []),
     "parameter_server": (["parallel/parameter_server.hpp"], []),
     "sharded": (["parallel/sharded/*", "parallel/sharded_optimizer.hpp"], ["fsdp"]),
     "image_folder": (["data/image_folder.hpp", "data/images/*"], []),

@@ -4,6 +4,8 @@
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/safetensors_writer.hpp>
 #include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/outer/quantised.hpp>
+#include <chorus/parallel/outer/streaming.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <filesystem>
 #include <functional>
@@ -45,6 +47,12 @@ std::vector<double> numbers_of(Net& net, Sgd& optimizer) {
 /// A function that makes a rank's net: `local(2)` makes that of LocalSgd.
 auto local(int period) {
   return [period](auto& communicator) { return LocalSgd<Model>{make<Model>(), communicator, {.period = period}, 3}; };
+}
+template <class Outer>
+auto outer(int period, const Outer& outer = {}) {
+  return [=](auto& communicator) {
+    return LocalSgd<Model, Outer>{make<Model>(), communicator, {.period = period}, 3, outer};
+  };
 }
 auto served() {
   return [](auto& communicator) { return ParameterServer<Model>{make<Model>(), communicator, 3}; };
@@ -105,6 +113,41 @@ void check_resumed(int ranks, const MakeNet& make_net) {
 TEST_CASE("checkpoints of LocalSgd: a run broken off between averages goes on with the same bits") {
   for (const int ranks : {1, 2, 3})
     for (const int period : {1, 2, 4}) check_resumed(ranks, local(period));
+}
+
+TEST_CASE("checkpoints of outer optimizers: a run goes on with the same bits, also with a message on its way") {
+  check_resumed(2, outer<Nesterov>(2));
+  check_resumed(1, outer<Nesterov>(3));
+  check_resumed(3, outer<Streaming<2>>(6, {.overlap = 2}));
+  check_resumed(2, outer<Quantised<Streaming<2>, 8>>(6, {{.overlap = 2}}));
+}
+
+TEST_CASE("checkpoints of outer optimizers: other numbers of ranks and other policies take them, and they others'") {
+  const TemporaryFolder folder;
+  const auto run = folder / "run";
+  train(3, outer<Streaming<2>>(4), "", 7, run);
+  const auto has = [&](const std::string& name) { return io::SafetensorsReader(run).find(name) != nullptr; };
+  CHECK((has("training/hook/outer.fc1.weight") && has("training/hook/velocity.fc1.weight")));
+  CHECK_FALSE(has("training/rank1/hook/outer.fc1.weight"));  // it is the same on all
+  CHECK(has("training/rank1/model/fc1.weight"));
+  auto model = make<Model>();
+  const auto parameters = static_cast<std::ptrdiff_t>(test::values(model).size());
+  const auto go_on = [&](int ranks, const auto& make_net) {
+    const auto texts = train(ranks, make_net, run, 12, "");
+    for (const auto& text : texts) {
+      const auto own = test::numbers_in(text), first = test::numbers_in(texts[0]);
+      CHECK(std::equal(own.begin(), own.begin() + parameters, first.begin()));
+    }
+  };
+  go_on(2, outer<Streaming<2>>(4));
+  go_on(4, outer<Streaming<2>>(4));
+  go_on(3, local(4));
+  go_on(2, plain());
+  train(3, local(4), "", 7, run);  // ranks are apart
+  go_on(3, outer<Nesterov>(4));
+  go_on(2, outer<Streaming<2>>(4));
+  train(2, plain(), "", 7, run);
+  go_on(3, outer<Nesterov>(4));
 }
 
 TEST_CASE("checkpoints of LocalSgd: on another number of ranks each takes the mean of what all had") {

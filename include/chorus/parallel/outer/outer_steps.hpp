@@ -46,8 +46,8 @@ struct WholeNumbers {
   }
 };
 
-/// The steps of one rank under an outer optimizer. Parameters lie in `Outer::fragments` fragments, whole parameters of
-/// about equal bytes. In turn, each fragment x has its moment:
+/// The steps of one rank under an outer optimizer. Parameters lie in `Outer::fragments` fragments, cut between
+/// parameters, of about equal bytes. In turn, each fragment x has its moment:
 ///
 ///   delta = theta - x                           theta: the outer parameters, the same on all ranks
 ///   delta = sum of weight * delta over ranks    while the next `overlap` steps are made
@@ -262,8 +262,9 @@ class OuterSteps {
     std::size_t all = 0, before = 0, i = 0;
     for (const auto& entry : entries) all += bytes_of(entry);
     for (std::size_t fragment = 1; fragment < count; ++fragment) {
-      do before += bytes_of(entries[i++]);
-      while (i < entries.size() - (count - fragment) && before * count < all * fragment);
+      do before += bytes_of(entries[i++]);  // up to the cut that is nearest
+      while (i < entries.size() - (count - fragment) &&
+             (2 * before + bytes_of(entries[i])) * count <= 2 * all * fragment);
       firsts_[fragment] = i;
     }
     firsts_[count] = entries.size();
