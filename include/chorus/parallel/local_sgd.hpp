@@ -131,9 +131,9 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   void join(const Body& body, const JoinOptions& options = {}) {
     chorus::join(body, options, *this);
   }
-  /// All ranks average their parameters and buffers now, or take the outer step. Throws UsageError on all ranks if their
-  /// numbers of steps, or of recorded forward passes outside of no_sync, since the last average differ: a rank that
-  /// skips a backward pass would average later than the others.
+  /// All ranks average their parameters and buffers now, or take the outer step of all fragments. Throws UsageError on
+  /// all ranks if their numbers of steps, or of recorded forward passes outside of no_sync, since the last average
+  /// differ: a rank that skips a backward pass would average later than the others.
   void synchronise() {
     for (int fragment = 0; fragment < Steps::fragments; ++fragment) take_mean(true);
     if constexpr (has_outer) local_.come_together();

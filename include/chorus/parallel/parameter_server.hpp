@@ -37,8 +37,8 @@ struct ParameterServerOptions {
 /// ring every rank sends 2 (n - 1) / n times: the same total, but no link is a bottleneck. Only the server has
 /// optimizer state.
 ///
-/// After the last step workers have old parameters: `eval()` and `gathered()`, which all ranks call, fetch them, too. A forward pass
-/// without gradients with old parameters throws UsageError if the whole model is in evaluation. A worker's
+/// After the last step workers have old parameters: `eval()` and `gathered()`, which all ranks call, fetch them, too. A
+/// forward pass without gradients with old parameters throws UsageError if the whole model is in evaluation. A worker's
 /// ParameterAverage that is updated after each step lags by one step: use and save the server's.
 template <class Model, class Communicator>
 class ParameterServer : public DistributedPolicy<Model, Communicator> {

@@ -204,7 +204,8 @@ class OuterSteps {
       const auto extents = parameter.extents();
       const auto add = [&](std::string_view kind, void* data) {
         if (full || data != nullptr)
-          all.push_back({cat(kind, '.', entries[i].named.name), parameter.dtype(), {extents.begin(), extents.end()}, data});
+          all.push_back(
+              {cat(kind, '.', entries[i].named.name), parameter.dtype(), {extents.begin(), extents.end()}, data});
       };
       add("outer", remembers_ ? place(theta_, entries[i]) : nullptr);
       add("velocity", place(velocity_, entries[i]));

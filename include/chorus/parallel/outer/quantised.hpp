@@ -160,10 +160,10 @@ struct QuantisedMessage {
 }  // namespace detail
 
 /// `LocalSgd<Model, Quantised<>>` is DiLoCo, and `Quantised<Streaming<4>>` Streaming DiLoCo, with messages of `Bits`
-/// bits a number: blocks of 128 have a float, their largest number over 127 or 7, and integers. (arXiv 2501.18512 uses 4
-/// bits, of which 3 are an exponent.) Ranks round their weighted differences once, and each rounds the sums of its
-/// chunk of ceil(K / n) of K numbers, added in float or double, once; rounding errors are dropped. Each of n ranks sends
-/// 2 (n - 1) times a chunk's bytes: Bits / 8 a number, and 4 bytes a block.
+/// bits a number: blocks of 128 have a float, their largest number over 127 or 7, and integers. (arXiv 2501.18512 has
+/// floats of 4 bits.) Ranks round their weighted differences once, and each rounds the sums of its chunk of ceil(K / n)
+/// of K numbers, added in the parameters' type, once; rounding errors are dropped. Each of n ranks sends 2 (n - 1)
+/// times a chunk's bytes: Bits / 8 a number, and 4 bytes a block.
 template <class Outer = Nesterov, int Bits = 4>
 struct Quantised {
   Outer outer = {};
