@@ -100,6 +100,13 @@ int main(int argc, char** argv) {
   app.add_option("--period", wishes.period, "local_sgd: steps between two averages")
       ->transform(in_range(1, 10'000))
       ->capture_default_str();
+  app.add_option("--fragments", wishes.fragments,
+                 "local_sgd: an outer optimizer (DiLoCo), whose model is sent in so many messages a period; 0: none")
+      ->transform(in_range(0, 10'000))
+      ->capture_default_str();
+  app.add_option("--overlap", wishes.overlap, "local_sgd with --fragments: steps while a message travels")
+      ->transform(in_range(0, 10'000))
+      ->capture_default_str();
   app.add_option("--bucket-cap", wishes.bucket_cap, "largest size of a bucket of gradients, in MiB")
       ->transform(in_range(0.0, 1e6))
       ->capture_default_str();

@@ -57,7 +57,7 @@ struct Wishes {
   std::optional<double> alpha, call;
   std::vector<std::string> stragglers;
   std::optional<int> named_ranks;
-  int steps = 3, period = 8, batch = 32;
+  int steps = 3, period = 8, fragments = 0, overlap = 0, batch = 32;
   std::optional<std::size_t> sample, output, activation;
   std::optional<int> micro_batches;
   std::uint64_t seed = 0;
@@ -159,8 +159,13 @@ class Program {
     ch::check<ch::UsageError>((!wishes.pipelined() && wishes.axes().pipe == 1) || micro_batches <= wishes.batch,
                               "--micro-batches ", micro_batches, " of ", wishes.batch, " samples: expected at most one for each sample (--batch)");
     training_.period = wishes.period;
+    ch::check<ch::UsageError>(wishes.fragments > 0 || wishes.overlap == 0, "--overlap: without --fragments");
+    const auto fragments = static_cast<std::size_t>(wishes.fragments);
+    for (std::size_t i = 0; i < fragments; ++i)
+      training_.fragments.push_back(training_.bytes() * (i + 1) / fragments - training_.bytes() * i / fragments);
+    training_.overlap = wishes.overlap;
     training_.parameter_bytes = wishes.recorded.empty() ? model_.flat_bytes() : training_.bytes();
-    training_.optimizer_slots = slots_in(wishes.optimizer);
+    training_.optimizer_slots = slots_in(wishes.optimizer) + (wishes.fragments > 0 ? 2 : 0);
     training_.copied = {.parameters = training_.parameter_bytes,
                         .gradients = training_.bytes(),
                         .buffers = model_.buffers,

@@ -50,6 +50,13 @@ def policies():
         steps[policy] = table(out)[32][0]
     # One server for 31 workers is the bottleneck; averages every 8 steps cost the least.
     expect(steps["local_sgd"] < steps["ddp"] < steps["parameter_server"] / 10, steps)
+    local = ("--ranks", 4, "--policy", "local_sgd", "--links", "1gbit", "--brief")
+    whole, outer, hidden = (table(run(*local, *more)[1])[4][0] for more in
+                            ((), ("--fragments", 1), ("--fragments", 2, "--overlap", 3)))
+    # An outer optimizer sends an average's bytes; half of 1.2 s is hidden behind 3 of the steps of 100 ms.
+    expect(whole == outer and hidden < whole - 50, whole, outer, hidden)
+    status, _, err = run(*local, "--fragments", 3)
+    expect(status != 0 and "expected a period that 3 fragments divide, got 8 steps" in err, err)
 
 
 def islands():

@@ -51,6 +51,10 @@ struct Training {
   std::vector<BucketTime> buckets = {};
   std::size_t parameters = 1;        ///< how many; a server's workers tell of each whether it has a gradient
   int period = 8;                    ///< local_sgd: steps between means
+  /// local_sgd: bytes of an outer optimizer's fragments, in turn one every `period` / fragments steps; none: all goes
+  /// together. Steps while a message travels. Theta and v are `optimizer_slots` of their own.
+  std::vector<std::size_t> fragments = {};
+  int overlap = 0;
   DataParallelSizes copied = {};     ///< dp: what moves, of a batch that has `copied.samples` on each device
   std::vector<UnitTime> units = {};  ///< fsdp: in the order of the layers, instead of `buckets`
   bool keeps_parameters = false;     ///< fsdp: see KeepParameters
@@ -292,10 +296,14 @@ class TrainingRank {
     rank_.mark("backward", "backward", begun);
   }
   void local_sgd(int number) {
-    if (number % training_.period == 0 && rank_.size() > 1) {
+    const auto fragments = std::max<std::size_t>(training_.fragments.size(), 1);
+    const auto moment = static_cast<std::size_t>(training_.period) / fragments, at = static_cast<std::size_t>(number);
+    if (at % moment == 0 && rank_.size() > 1) {
       call(Op::all_gather, count_bytes, Traffic::control);
-      call(Op::all_reduce, training_.bytes(), Traffic::parameters);
+      const auto bytes = training_.fragments.empty() ? training_.bytes() : training_.fragments[at / moment % fragments];
+      message_ = rank_.start(Op::all_reduce, bytes, Traffic::parameters);
     }
+    if (at % moment == static_cast<std::size_t>(training_.overlap)) message_.wait();
     forward();
     backward();
   }
@@ -330,6 +338,7 @@ class TrainingRank {
   Rank& rank_;
   const Training& training_;
   std::vector<std::vector<Work>> gathers_;  // of each unit, under way
+  Work message_;                            // of local_sgd, under way
 };
 
 /// How long a simulated step takes, and of what that is made.
@@ -439,6 +448,12 @@ inline bool trains_together(const comm::simulated::SimulationOptions& options, c
   }
   check<UsageError>(training.period >= 1, "simulate_training: expected a period of at least 1 step, got ",
                     training.period);
+  const auto fragments = std::max(static_cast<int>(training.fragments.size()), 1);
+  check<UsageError>(training.period % fragments == 0, "simulate_training: expected a period that ", fragments,
+                    " fragments divide, got ", training.period, " steps");
+  check<UsageError>(training.overlap >= 0 && training.overlap < training.period / fragments,
+                    "simulate_training: expected an overlap of 0 to ", training.period / fragments - 1, " steps, got ",
+                    training.overlap);
   const bool sharded = training.policy == TrainingPolicy::fully_sharded;
   if (training.policy == TrainingPolicy::tensor_parallel)
     check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,

@@ -3,6 +3,7 @@
 #include <catch.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <chorus/parallel/local_sgd.hpp>
+#include <chorus/parallel/outer/streaming.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/simulate/trace_file.hpp>
 #include <chorus/simulate/training.hpp>
@@ -102,6 +103,13 @@ TEST_CASE("simulated: a policy's step without numbers takes what the policy take
             Approx(step_of<LocalSgd<Layers<Cpu>>>(ranks, links, LocalSgdOptions{.period = 2}, 2)).epsilon(1e-3));
       CHECK(scheduled(training(TrainingPolicy::parameter_server, caps), ranks, links) ==
             Approx(step_of<ParameterServer<Layers<Cpu>>>(ranks, links, ParameterServerOptions{}, 1)).epsilon(1e-3));
+      if (ranks == 8) continue;
+      auto streaming = training(TrainingPolicy::local_sgd, caps, 6);
+      streaming.fragments = {(60'000 + 200 + 2000 + 10) * sizeof(float), (300 * 50 + 300) * sizeof(float)};
+      streaming.overlap = 1;
+      CHECK(scheduled(streaming, ranks, links) ==
+            Approx(step_of<LocalSgd<Layers<Cpu>, Streaming<2>>>(ranks, links, LocalSgdOptions{.period = 6}, 6))
+                .epsilon(1e-3));
     }
 }
 
@@ -313,6 +321,12 @@ TEST_CASE("simulated: training that makes no sense") {
         "simulate_training: a bucket that is full after 2 s, expected 0 to 1");
   CHECK(refused({.policy = TrainingPolicy::local_sgd, .backward = 1, .buckets = {{1, 4}}, .period = 0}) ==
         "simulate_training: expected a period of at least 1 step, got 0");
+  good.policy = TrainingPolicy::local_sgd;
+  good.fragments = {4, 4, 4};
+  CHECK(refused(good) == "simulate_training: expected a period that 3 fragments divide, got 8 steps");
+  good.fragments = {4, 4};
+  good.overlap = 4;
+  CHECK(refused(good) == "simulate_training: expected an overlap of 0 to 3 steps, got 4");
   CHECK_THAT(refused({.forward = -1, .backward = 1, .buckets = {{1, 4}}}), Contains("-1 s of virtual time"));
 }
 
