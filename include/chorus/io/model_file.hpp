@@ -35,8 +35,8 @@ void save(Model& model, const std::string& path, const Metadata& metadata = deta
 }
 
 /// The same for a policy's model: one call on all ranks, under every policy. Rank 0 writes. If each rank has parts of
-/// the parameters, all write their parts into the one file. If one rank throws, the others throw, too, here or in their
-/// next collective call.
+/// the parameters, all write their parts into the one file; under LocalSgd they average first. If one rank throws, the
+/// others throw, too, here or in their next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;

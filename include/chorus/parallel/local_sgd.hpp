@@ -136,7 +136,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   /// differ: a rank that skips a backward pass would average later than the others.
   void synchronise() {
     for (int fragment = 0; fragment < Steps::fragments; ++fragment) take_mean(true);
-    if constexpr (has_outer) local_.come_together();
+    if constexpr (has_outer)
+      if (!this->joining_) local_.come_together();  // ranks that have ended don't know what the program does next
   }
   /// See PolicyOn::gathered. All ranks average first, unless they are inside `join`.
   [[nodiscard]] typename Base::Gathered gathered(const GatheredOptions& options = {}) {

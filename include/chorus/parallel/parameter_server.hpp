@@ -120,10 +120,10 @@ class ParameterServer : public DistributedPolicy<Model, Communicator> {
     return PolicyOn<D>::gathered(options);
   }
   template <class F>
-  requires std::invocable<const F&, Model&>
+  requires std::invocable<const F&, typename Base::model_type&>
   void gathered(const F& f) {
     const auto whole = gathered();
-    f(this->model_);
+    f(this->module());
   }
   bool is_server() const { return this->communicator_.rank() == 0; }
 

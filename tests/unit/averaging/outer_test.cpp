@@ -401,6 +401,30 @@ TEST_CASE("outer: options that make no sense are refused") {
   for (const auto& text : texts) CHECK_THAT(text, Contains("outer lr 0.5") && Contains("outer lr 1.5"));
 }
 
+/// A link that fails in the midst of a sum.
+struct Failing {
+  int size() const { return 2; }
+  template <class T>
+  void all_reduce(std::span<T>, comm::ReduceOp, comm::CollectiveOptions) {}
+  template <class T>
+  comm::Work all_reduce_async(std::span<T> data, comm::ReduceOp, comm::CollectiveOptions) {
+    std::fill(data.begin(), data.end(), T{99});
+    fail<CommError>("the link fails");
+  }
+};
+TEST_CASE("outer: where a message fails parameters are theta, not half a difference") {
+  SingleDevice<Model> net{make<Model>(), 3};
+  const auto theta = flat(net);
+  Failing link;
+  detail::OuterSteps<Cpu, Failing, Nesterov> steps(Nesterov{}, net.flat_parameters(), link, 4);
+  steps.begin_pass(net.flat_parameters(), 0, false, [] {});
+  set_flat(net, std::vector<double>(theta.size(), 5));
+  steps.seen(7);
+  CHECK(message_of<CommError>([&] { steps.send(1, {.samples = true, .now = false, .together = false}); }) ==
+        "the link fails");
+  CHECK(flat(net) == theta);
+}
+
 TEST_CASE("outer: if a rank dies or throws, the others soon have an error, with a message on its way or not") {
   const auto check = [](const auto& outer, bool dies, int at) {
     const auto start = comm::Clock::now();
