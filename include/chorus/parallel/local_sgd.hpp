@@ -68,6 +68,8 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   using D = typename Base::device_type;
   using policy_type = LocalSgd;
   static constexpr const char* name = "local_sgd";
+  /// Whether ranks take more than an average.
+  static constexpr bool has_outer = !std::is_same_v<Outer, AverageParameters>;
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
   template <class Other>
   using rebind = LocalSgd<Other, Outer, Communicator>;
@@ -159,7 +161,6 @@ class LocalSgd : public DistributedPolicy<Model, Communicator> {
   }
 
   /// For checkpoints: steps since the last average, this rank's weight in the next, and what an outer optimizer keeps.
-  static constexpr bool has_outer = !std::is_same_v<Outer, AverageParameters>;
   static constexpr std::string_view kept_as = has_outer ? "outer" : "local_sgd";
   using Kept = std::array<double, 2 + Outer::template Steps<D, Communicator>::kept_numbers>;
   Kept kept() const {
