@@ -167,6 +167,22 @@ TEST_CASE("parameter server: gradients accumulate over backward passes, batch no
   CHECK_FALSE(buffers.empty());
 }
 
+TEST_CASE("parameter server: gathered() has the server's parameters after the last step") {
+  const auto text = common_text(2, [](const World& world) {
+    auto communicator = comm::connect(world);
+    ParameterServer<Model> net{make<Model>(), communicator, 3};
+    optim::Sgd optimizer{net.parameters(), {.lr = 0.3}};
+    test::step(net, optimizer, 0, 7, world);
+    std::string whole;
+    net.gathered([&](Model& model) { whole = test::text_of(test::values(model)); });
+    return whole;
+  });
+  SingleDevice<Model> single{make<Model>(), 3};
+  optim::Sgd optimizer{single.parameters(), {.lr = 0.3}};
+  test::step(single, optimizer, 0, 7);
+  CHECK(distance(test::numbers_in(text), test::values(single.module())) < rounding);
+}
+
 TEST_CASE("policies: a program changes from one to the other by its type") {
   CHECK(distance(test::numbers_in(launched<DistributedDataParallel<Model>>(2)), train_alone({.lr = 0.3})) < rounding);
   CHECK(distance(test::numbers_in(launched<ParameterServer<Model>>(2)), train_alone({.lr = 0.3})) < rounding);
