@@ -3,6 +3,7 @@
 #include <cmath>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/lbfgs.hpp>
 #include <unit/fsdp/fsdp.hpp>
 
 namespace sharded_errors_test {
@@ -42,8 +43,16 @@ TEST_CASE("fsdp: parameters are not read where they are in parts") {
 }
 
 TEST_CASE("fsdp: what has one rank's part alone is no whole") {
-  CHECK_THAT(message([](Rank& rank, const World&) { optim::Lars<Cpu> whole{rank.net.parameters(), {.lr = 0.1}}; }),
+  CHECK_THAT(message([](Rank& rank, const World&) { optim::Lbfgs<Cpu> whole{rank.net.parameters()}; }),
              Contains("needs whole parameters"));
+  CHECK_THAT(message([](Rank& rank, const World& world) {
+               auto parameters = rank.net.parameters();
+               parameters.resize(world.rank == 1 ? 2 : 3);
+               optim::Lars<Cpu> optimizer{parameters};
+               backward(rank.net, world);
+               optimizer.step();
+             }),
+             Contains("Lars: expected the same parameters on all ranks"));
 }
 
 TEST_CASE("fsdp: GradScaler leaves a step out on all ranks, whoever's part is infinite") {
