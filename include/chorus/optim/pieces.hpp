@@ -152,7 +152,7 @@ class Pieces {
 
   static bool is_piece(const nn::NamedParameter<D>& named) {
     const auto& parameter = *named.parameter;
-    return parameter.in_pieces() && parameter.count() < numel(parameter.extents());
+    return parameter.in_pieces() && parameter.count() > 0 && parameter.count() < numel(parameter.extents());
   }
   [[gnu::cold]] void refuse(const nn::NamedParameter<D>& named) const {
     nn::check_whole(who_, named,

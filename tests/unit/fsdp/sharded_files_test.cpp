@@ -42,7 +42,7 @@ std::string bytes_of(const std::string& path) {
 template <class Opt, class Net>
 void run(Net& net, const World& world, std::uint32_t from, std::uint32_t to, const std::string& load,
          const std::string& save) {
-  Opt optimizer{net.parameters(), options_of(Opt::options_type{})};
+  Opt optimizer{net.parameters(), options_of(typename Opt::options_type{})};
   if (!load.empty()) CHECK(io::load_checkpoint(net, optimizer, load).step == from);
   for (auto step = from; step < to; ++step) {
     optimizer.zero_grad();
@@ -205,7 +205,7 @@ TEST_CASE("fsdp: a file that can't be written, or doesn't fit, is an error on al
   io::save(other, path);
   const auto misfit = common_text(2, [=](const World& world) {
     FullySharded<Model, EachLayer> rank(world);
-    AdamW optimizer{rank.net.parameters(), adam};
+    AdamW optimizer{rank.net.parameters(), {.lr = 0.02, .weight_decay = 0.01}};
     return message_of<FileError>([&] { io::load_checkpoint(rank.net, optimizer, path); });
   });
   CHECK_THAT(misfit, Contains("it is not a checkpoint"));
