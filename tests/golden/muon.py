@@ -16,7 +16,7 @@ def matrix(rows, columns, seed):
 
 
 def text(values, of):
-    return textwrap.fill(", ".join(of(value) for value in values), 112, subsequent_indent="      ")
+    return textwrap.fill(", ".join(of(value) for value in values), 112, subsequent_indent=" " * 6)
 
 
 print("#pragma once")
@@ -28,7 +28,7 @@ print("inline const std::vector<Orthogonal> orthogonal = {")
 for rows, columns, stride in ((8, 8, 1), (64, 32, 67), (32, 64, 67), (128, 128, 601)):
     result = orthogonalize(matrix(rows, columns, 1), (3.4445, -4.7750, 2.0315), 5, 1e-7)
     bits = result.contiguous().view(torch.int16).flatten()[::stride].tolist()
-    print(f"    {{{rows}, {columns}, {stride}, {{{text(bits, lambda b: hex(b & 0xffff))}}}}},")
+    print(f"    {{{rows}, {columns}, {stride},\n     {{{text(bits, lambda b: hex(b & 0xffff))}}}}},")
 print("};\n")
 print("/// matrix(6, 4, 1) after steps with the gradients matrix(6, 4, 2), matrix(6, 4, 3) and matrix(6, 4, 4).")
 print("struct Steps {\n  chorus::optim::MuonOptions options;\n  std::array<float, 24> after;\n};")
@@ -47,5 +47,5 @@ for theirs, ours in (
     for seed in (2, 3, 4):
         parameter.grad = matrix(6, 4, seed)
         muon.step()
-    print(f"    {{{ours},\n     {{{text(parameter.flatten().tolist(), lambda v: f'{v:.9g}f' if '.' in f'{v:.9g}' else f'{v:.1f}f')}}}}},")
+    print(f"    {{{ours},\n     {{{text(parameter.flatten().tolist(), lambda v: f'{v:.9g}f')}}}}},")
 print("};\n\n}  // namespace golden_muon")

@@ -83,8 +83,8 @@ void round_to_bf16(D device, Index count, float* x, bf16* rounded) {
 }
 
 /// Makes the singular values of x, [rows, columns], about 1 (0.7 to 1.2): X /= max(|X|, eps), then `ns_steps` times
-/// X = a X + (b A + c A A) X with A = X Xᵀ (or from the right, if there are more rows than columns). Products are summed
-/// in float; |X| and the results of each line are rounded to bf16, as PyTorch does.
+/// A = X Xᵀ, G = b A + c A A, X = a X + G X; from the right, if there are more rows than columns. Products are summed
+/// in float; |X|, A, G and X are rounded to bf16, as in PyTorch.
 template <Device D>
 void orthogonalize(D device, Index rows, Index columns, bf16* x, const MuonOptions& options) {
   using kernels::gemm, kernels::Trans;
@@ -138,8 +138,8 @@ inline double adjusted(double lr, AdjustLr how, Index rows, Index columns) {
 /// parameters with another number of axes, also convolutions, and those named by `adam_for` take AdamW's steps.
 ///
 /// Where ranks have pieces of a matrix (FullyShardedDataParallel, ShardedOptimizer, TensorParallel, Mesh), one of them,
-/// its owner, gets all of u, in bf16, computes O alone and sends its pieces back: a step has the bits of a rank with the
-/// whole matrix. The state stays in pieces, one number for each of a matrix.
+/// the owner, gets all of u, in bf16, computes O alone and sends its pieces back. A step has the bits of a rank with
+/// the whole matrix. The state, one number for each of a matrix, stays in pieces.
 template <Device D>
 class Muon final : public Optimizer<D> {
   using Range = typename Optimizer<D>::Range;
@@ -163,7 +163,7 @@ class Muon final : public Optimizer<D> {
     for (const auto& named : parameters) is_matrix_.push_back(takes(named));
     for (const auto& begin : options_.adam_for)
       check<UsageError>(parameters.size() == 1 || std::any_of(parameters.begin(), parameters.end(), NameBegins{begin}),
-                        "Muon: expected names of parameters in adam_for, got '", begin, "', with which none begins");
+                        "Muon: expected beginnings of parameters' names in adam_for, got '", begin, "'");
   }
 
   void step() override {

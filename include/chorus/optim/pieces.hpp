@@ -77,8 +77,8 @@ class Pieces {
     }
   }
 
-  /// Sends the pieces of each parameter i with `which[i]` to its owner, calls `use(i, whole)` there, and sends the pieces
-  /// of the result back. `mine[i]`: this rank's piece. `which` is the same for all ranks with pieces of a parameter.
+  /// Sends the pieces of each parameter i with `which[i]` to its owner, calls `use(i, whole)` there, and sends the
+  /// result's pieces back. `mine[i]`: this rank's piece. All ranks with pieces of a parameter have the same `which`.
   template <class T, class Use>
   void by_owners(const std::vector<char>& which, std::vector<std::vector<T>>& mine, const Use& use) const {
     for (const Group& group : groups_) {
@@ -161,7 +161,7 @@ class Pieces {
   }
   PairedRanks& paired(const nn::NamedParameter<D>& named) const {
     auto* const ranks = dynamic_cast<PairedRanks*>(named.parameter->ranks().get());
-    check<UsageError>(ranks != nullptr, who_, ": expected ranks that exchange messages (PairedRanks), got others with '",
+    check<UsageError>(ranks != nullptr, who_, ": expected ranks that exchange messages (PairedRanks), got others of '",
                       named.name, "'");
     return *ranks;
   }
@@ -213,8 +213,8 @@ class Pieces {
                       ": expected the same parameters on all ranks, got others on some rank: give it net.parameters(), "
                       "or choose from these by name");
   }
-  // The longest work first, each to the rank with the least so far, of those that have a piece; of these to the one with
-  // the largest piece.
+  // The longest work first, each to the rank with the least so far, of those that have a piece; among equals to the one
+  // with the largest piece.
   void choose_owners(const Group& group, const Cost& cost) {
     std::vector<std::pair<double, std::size_t>> work;
     for (const std::size_t i : group.members)

@@ -21,8 +21,8 @@ class CommunicatorRanks final : public optim::PairedRanks {
   void max(std::span<double> numbers) override { living().all_reduce(numbers, comm::ReduceOp::max, {}); }
   int rank() const override { return ranks_.rank(); }
   int size() const override { return ranks_.size(); }
-  // In round k, ranks whose sum is k modulo their number are a pair, whose lower one sends first: a pair never waits for
-  // a third rank of the same round.
+  // In round k, two ranks are a pair if their sum is k modulo the number of ranks. The lower one sends first, so that
+  // both never wait for room in each other's queue.
   void exchange(const Messages& to, Messages& from) override {
     auto& ranks = living();
     const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};

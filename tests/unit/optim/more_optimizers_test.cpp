@@ -221,7 +221,7 @@ TEST_CASE("Muon refuses options out of range, and names that nothing has") {
     return message_of<ch::UsageError>([&] { optim::Muon<Cpu> made(model.parameters(), options); });
   };
   CHECK(refused({.adam_for = {"bias", "embed."}}) ==
-        "Muon: expected names of parameters in adam_for, got 'embed.', with which none begins");
+        "Muon: expected beginnings of parameters' names in adam_for, got 'embed.'");
   CHECK(refused({.lr = 0}).starts_with("Muon: expected lr above 0"));
   CHECK(refused({.momentum = 1.5}) != "");
   CHECK(refused({.ns_steps = 100}).starts_with("Muon: expected ns_steps in [0, 100)"));
