@@ -20,6 +20,7 @@ using chorus_test::TemporaryFolder;
 using Adam = optim::Adam<Cpu>;
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
 using Muon = optim::Muon<Cpu>;
+const optim::MuonOptions muon{.lr = 0.05, .adam = adam};
 
 /// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; returns the parameters as text.
 template <class Optimizer, class Hook = AllReduce>
@@ -29,10 +30,12 @@ std::string train(int ranks, const std::string& from, std::uint32_t last, const 
     auto optimizer = [&] {
       if constexpr (std::is_same_v<Optimizer, Adam>)
         return Adam{rank.net.parameters(), adam};
+      else if constexpr (std::is_same_v<Optimizer, Muon>)
+        return Muon{rank.net.parameters(), muon};
       else if constexpr (requires { Optimizer{rank.net, adam}; })
         return Optimizer{rank.net, adam};
       else
-        return Optimizer{rank.net, optim::MuonOptions{.lr = 0.05, .adam = adam}};
+        return Optimizer{rank.net, muon};
     }();
     optimizer.set_group(optim::NameBegins{"fc2."}, {.lr_scale = 0.5, .weight_decay = 0.1});
     io::TrainingPosition position;
@@ -83,6 +86,7 @@ TEST_CASE("checkpoints of fused and sharded optimizers: one goes on as the other
 TEST_CASE("checkpoints of sharded optimizers: Muon goes on with the same bits, and on other ranks, also fused") {
   const TemporaryFolder folder;
   const auto whole = train<ShardedOptimizer<Muon>>(3, "", 4, "");
+  CHECK(train<Muon>(3, "", 4, "") == whole);  // each rank steps all
   train<ShardedOptimizer<Muon>>(3, "", 2, folder / "sharded");
   CHECK(train<ShardedOptimizer<Muon>>(3, folder / "sharded", 4, "") == whole);
   const auto goes_on = [&](const std::string& text) {
