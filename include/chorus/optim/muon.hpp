@@ -12,6 +12,7 @@
 #include <chorus/optim/elementwise.hpp>
 #include <chorus/optim/pieces.hpp>
 #include <chorus/tensor/allocator.hpp>
+#include <chorus/tensor/memory.hpp>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -188,23 +189,29 @@ class Muon final : public Optimizer<D> {
       direction(type, range, u.data());
       if (pieces_.cut(i)) {
         ranges[i] = range;
-        pieces[i].assign(u.data(), u.data() + range.count);
+        pieces[i].resize(static_cast<std::size_t>(range.count));
+        copy_bytes(Cpu{}, pieces[i].data(), device, u.data(), pieces[i].size() * sizeof(bf16));
         return;
       }
       detail::orthogonalize(device, rows(i), columns(i), u.data(), options_);
       apply(type, range, static_cast<const bf16*>(u.data()));
     });
     if (!pieces_.any()) return;
-    pieces_.by_owners(waits, pieces, [&](std::size_t i, bf16* whole) {
-      detail::orthogonalize(this->device(), rows(i), columns(i), whole, options_);
+    pieces_.by_owners(waits, pieces, [&](std::size_t i, std::span<bf16> whole) {
+      const detail::StepMemory<bf16, D> near(this->device(), rows(i) * columns(i));
+      copy_bytes(this->device(), near.data(), Cpu{}, whole.data(), whole.size_bytes());
+      detail::orthogonalize(this->device(), rows(i), columns(i), near.data(), options_);
+      copy_bytes(Cpu{}, whole.data(), this->device(), near.data(), whole.size_bytes());
     });
     for (std::size_t i = 0; i < ranges.size(); ++i) {
       const Range& range = ranges[i];
       if (range.count == 0) continue;
+      const detail::StepMemory<bf16, D> near(this->device(), range.count);
+      copy_bytes(this->device(), near.data(), Cpu{}, pieces[i].data(), pieces[i].size() * sizeof(bf16));
       if (range.dtype == DType::f32)
-        apply(float{}, range, static_cast<const bf16*>(pieces[i].data()));
+        apply(float{}, range, static_cast<const bf16*>(near.data()));
       else
-        apply(double{}, range, static_cast<const bf16*>(pieces[i].data()));
+        apply(double{}, range, static_cast<const bf16*>(near.data()));
       pieces_.parameter(i).storage().settle();
     }
   }

@@ -15,7 +15,6 @@
 #include <numeric>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,18 +27,18 @@ class Pieces {
  public:
   using Cost = std::function<double(std::size_t)>;
 
-  /// `who`: the optimizer. Throws UsageError for pieces whose other ranks are unknown, and for pieces on a GPU.
+  /// `who`: the optimizer. Throws UsageError for pieces whose other ranks are unknown.
   Pieces(const char* who, std::vector<nn::NamedParameter<D>> parameters)
       : who_(who), parameters_(std::move(parameters)), pieces_(parameters_.size()), owner_(parameters_.size(), -1) {
     for (const auto& named : parameters_)
-      if (is_piece(named) && (!on_cpu || !named.parameter->ranks())) refuse(named);
+      if (is_piece(named) && !named.parameter->ranks()) refuse(named);
   }
 
   /// Called at the beginning of each step; in the first one, ranks tell each other what they have. `cost(i)`: of the
   /// work that an owner of parameter i has; 0 if it needs none. Throws UsageError if ranks have other parameters, or if
   /// one was cut since then.
   void meet(const Cost& cost = [](std::size_t) { return 0.0; }) {
-    if (on_cpu && !std::exchange(met_, true)) {
+    if (!std::exchange(met_, true)) {
       for (std::size_t i = 0; i < parameters_.size(); ++i) {
         const auto& ranks = parameters_[i].parameter->ranks();
         if (!ranks) continue;
@@ -78,7 +77,7 @@ class Pieces {
   }
 
   /// Sends the pieces of each parameter i with `which[i]` to its owner, calls `use(i, whole)` there, and sends the
-  /// result's pieces back. `mine[i]`: this rank's piece. All ranks with pieces of a parameter have the same `which`.
+  /// result's pieces back; all in the host's memory. `mine[i]`: this rank's piece. All ranks with pieces of a parameter have the same `which`.
   template <class T, class Use>
   void by_owners(const std::vector<char>& which, std::vector<std::vector<T>>& mine, const Use& use) const {
     for (const Group& group : groups_) {
@@ -113,7 +112,7 @@ class Pieces {
             std::copy_n(piece.begin() + in_piece, count, whole.begin() + in_whole);
           });
         }
-        use(i, whole.data());
+        use(i, std::span(whole));
         for (std::size_t r = 0; r < ranks; ++r) {
           std::vector<T> piece(pieces_[i][r].count);
           for_runs(i, pieces_[i][r], [&](auto in_whole, auto in_piece, auto count) {
@@ -148,16 +147,13 @@ class Pieces {
     std::vector<std::size_t> members;  // by name
   };
 
-  static constexpr bool on_cpu = std::is_same_v<D, Cpu>;
-
   static bool is_piece(const nn::NamedParameter<D>& named) {
     const auto& parameter = *named.parameter;
     return parameter.in_pieces() && parameter.count() > 0 && parameter.count() < numel(parameter.extents());
   }
   [[gnu::cold]] void refuse(const nn::NamedParameter<D>& named) const {
     nn::check_whole(who_, named,
-                    on_cpu ? "it needs whole parameters, or those of a net that shares them out before the first step"
-                           : "on GPUs it needs whole parameters");
+                    "it needs whole parameters, or those of a net that shares them out before the first step");
   }
   PairedRanks& paired(const nn::NamedParameter<D>& named) const {
     auto* const ranks = dynamic_cast<PairedRanks*>(named.parameter->ranks().get());
