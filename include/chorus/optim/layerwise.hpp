@@ -27,26 +27,20 @@ class ByNorms : public Optimizer<D> {
 
  protected:
   using Range = typename Optimizer<D>::Range;
-  /// Squares of the norms, and what `first` has for `second`.
-  struct Found {
-    std::array<double, 2> squares{};
-    Storage<D> memory = {};
-  };
-
   ByNorms(const char* who, std::vector<nn::NamedParameter<D>> parameters, double lr,
           std::initializer_list<double> numbers)
       : Optimizer<D>(parameters, lr, numbers), pieces_(who, std::move(parameters)) {}
 
-  /// Calls `first(T{}, range)`, which returns a Found, and then `second(T{}, range, found)`, where `found.squares` are
-  /// those of the whole parameter.
+  /// Calls `found = first(T{}, range)`, and then `second(T{}, range, found)`, where `found.squares`, the two norms'
+  /// squares, are those of the whole parameter.
   template <class First, class Second>
   void step_by_norms(const First& first, const Second& second) {
-    pieces_.meet();
+    pieces_.meet([](std::size_t) { return 0; });
     if (!pieces_.any())
       return this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
         second(type, range, first(type, range));
       });
-    std::vector<std::pair<Range, Found>> all;
+    std::vector<std::pair<Range, decltype(first(float{}, Range{}))>> all;
     std::vector<std::array<double, 2>> squares(pieces_.size());
     this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
       all.emplace_back(range, first(type, range));
@@ -80,7 +74,6 @@ struct LarsOptions {
 /// normalisation) take plain steps of lr without weight decay.
 template <Device D>
 class Lars final : public detail::ByNorms<D> {
-  using typename detail::ByNorms<D>::Found;
   using typename detail::ByNorms<D>::Range;
 
  public:
@@ -129,6 +122,9 @@ class Lars final : public detail::ByNorms<D> {
   }
 
  private:
+  struct Found {
+    std::array<double, 2> squares{};  // of the parameter, of its gradient
+  };
   LarsOptions options_;
 };
 
@@ -153,7 +149,6 @@ struct LambDirection {
 /// p -= lr |p| / |u| u, or p -= lr u if |p| or |u| is 0 (You et al. 2020).
 template <Device D>
 class Lamb final : public detail::ByNorms<D> {
-  using typename detail::ByNorms<D>::Found;
   using typename detail::ByNorms<D>::Range;
 
  public:
@@ -183,8 +178,8 @@ class Lamb final : public detail::ByNorms<D> {
                          static_cast<const T*>(m), g);
           detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
                          static_cast<const T*>(v), g);
-          Found found{.memory = Storage<D>(device, static_cast<std::size_t>(range.count) * sizeof(T))};
-          const auto u = static_cast<T*>(found.memory.data());
+          Found found{.direction = Storage<D>(device, static_cast<std::size_t>(range.count) * sizeof(T))};
+          const auto u = static_cast<T*>(found.direction.data());
           detail::update(
               device, range.count,
               detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
@@ -199,7 +194,7 @@ class Lamb final : public detail::ByNorms<D> {
           const double of_p = std::sqrt(found.squares[0]), of_u = std::sqrt(found.squares[1]),
                        rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
           detail::update(this->device(), range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
-                         static_cast<const T*>(found.memory.data()));
+                         static_cast<const T*>(found.direction.data()));
         });
   }
 
@@ -210,6 +205,10 @@ class Lamb final : public detail::ByNorms<D> {
   }
 
  private:
+  struct Found {
+    std::array<double, 2> squares{};  // of the parameter, of the direction
+    Storage<D> direction;
+  };
   LambOptions options_;
 };
 

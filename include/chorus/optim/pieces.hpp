@@ -25,8 +25,6 @@ namespace chorus::optim::detail {
 template <Device D>
 class Pieces {
  public:
-  using Cost = std::function<double(std::size_t)>;
-
   /// `who`: the optimizer. Throws UsageError for pieces whose other ranks are unknown.
   Pieces(const char* who, std::vector<nn::NamedParameter<D>> parameters)
       : who_(who), parameters_(std::move(parameters)), pieces_(parameters_.size()), owner_(parameters_.size(), -1) {
@@ -37,7 +35,8 @@ class Pieces {
   /// Called at the beginning of each step; in the first one, ranks tell each other what they have. `cost(i)`: of the
   /// work that an owner of parameter i has; 0 if it needs none. Throws UsageError if ranks have other parameters, or if
   /// one was cut since then.
-  void meet(const Cost& cost = [](std::size_t) { return 0.0; }) {
+  template <class Cost>
+  void meet(const Cost& cost) {
     if (!std::exchange(met_, true)) {
       for (std::size_t i = 0; i < parameters_.size(); ++i) {
         const auto& ranks = parameters_[i].parameter->ranks();
@@ -162,6 +161,7 @@ class Pieces {
     return *ranks;
   }
 
+  template <class Cost>
   [[gnu::cold]] void describe(Group& group, const Cost& cost) {
     std::sort(group.members.begin(), group.members.end(),
               [this](std::size_t a, std::size_t b) { return parameters_[a].name < parameters_[b].name; });
@@ -211,6 +211,7 @@ class Pieces {
   }
   // The longest work first, each to the rank with the least so far, of those that have a piece; among equals to the one
   // with the largest piece.
+  template <class Cost>
   void choose_owners(const Group& group, const Cost& cost) {
     std::vector<std::pair<double, std::size_t>> work;
     for (const std::size_t i : group.members)

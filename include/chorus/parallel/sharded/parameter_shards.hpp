@@ -10,6 +10,7 @@
 #include <chorus/parallel/parameter_slice.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -94,15 +95,14 @@ class ParameterShards {
   void share(Net& net) {
     mine_.clear();
     slices_.clear();
-    std::set<const ParameterOn<D>*> placed;
-    for (const auto& shard : shards_)
-      if (placed.insert(shard.named.parameter).second) {
-        const auto mine = std::find_if(shards_.begin(), shards_.end(), [&](const auto& other) {
-          return other.named.parameter == shard.named.parameter && other.owner == net.communicator().rank();
-        });
-        const bool any = mine != shards_.end();
-        add(shard.named, any ? mine->begin : 0, any ? mine->end : 0);
-      }
+    std::map<const ParameterOn<D>*, std::size_t> places;
+    std::vector<ParameterShard<D>> own;
+    for (const auto& shard : shards_) {
+      const auto [at, is_new] = places.emplace(shard.named.parameter, own.size());
+      if (is_new) own.push_back({shard.named, shard.owner, 0, 0});
+      if (shard.owner == net.communicator().rank()) own[at->second] = shard;
+    }
+    for (const auto& shard : own) add(shard.named, shard.begin, shard.end);
     decide_together(mine_, net.communicator(), net.alive(), [](const auto&) { return true; });
   }
 
