@@ -76,7 +76,8 @@ class Pieces {
   }
 
   /// Sends the pieces of each parameter i with `which[i]` to its owner, calls `use(i, whole)` there, and sends the
-  /// result's pieces back; all in the host's memory. `mine[i]`: this rank's piece. All ranks with pieces of a parameter have the same `which`.
+  /// result's pieces back; all in the host's memory. `mine[i]`: this rank's piece. All ranks with pieces of a parameter
+  /// have the same `which`.
   template <class T, class Use>
   void by_owners(const std::vector<char>& which, std::vector<std::vector<T>>& mine, const Use& use) const {
     for (const Group& group : groups_) {
