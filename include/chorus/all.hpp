@@ -96,6 +96,7 @@
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/optim/lbfgs.hpp>
 #include <chorus/optim/lion.hpp>
+#include <chorus/optim/muon.hpp>
 #include <chorus/optim/radam.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/update_bn.hpp>

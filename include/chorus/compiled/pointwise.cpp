@@ -15,6 +15,7 @@
 #include <chorus/ops/special_functions.hpp>
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/optim/lion.hpp>
+#include <chorus/optim/muon.hpp>
 #include <chorus/optim/radam.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/parallel/hooks/not_sent.hpp>
@@ -146,6 +147,8 @@ CHORUS_STEP(CenteredMean, 3)
 CHORUS_STEP(CenteredSquare, 3)
 CHORUS_STEP(CenteredStep, 5)
 CHORUS_STEP(LambDirection, 3)
+CHORUS_STEP(DividedBy, 1)
+CHORUS_STEP(Lerp, 2)
 CHORUS_STEP(LionStep, 3)
 CHORUS_STEP(Mix, 2)
 CHORUS_STEP(MixSquare, 2)

@@ -98,8 +98,9 @@ class Optimizer : public HasLearningRate {
       Entry& entry = *each;
       const auto& parameter = *entry.named.parameter;
       if (!parameter.is_here()) continue;
-      for (std::size_t slot = 0; slot < slots().size(); ++slot)
-        out.push_back(detail::beside(parameter, cat(slots()[slot], '.', entry.named.name), state_data(entry, slot)));
+      std::size_t slot = 0;
+      for (const std::string_view name : slots_of(entry.named))
+        out.push_back(detail::beside(parameter, cat(name, '.', entry.named.name), state_data(entry, slot++)));
       out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;
@@ -142,7 +143,7 @@ class Optimizer : public HasLearningRate {
     std::array<void*, max_slots> state;
     std::int64_t steps;  // earlier steps
     GroupOptions group;
-    std::size_t axes;             // of the first parameter, even if only a part of it is here
+    std::size_t axes, number;  // of the first parameter, even if only a part of it is here; its place among the given
     const std::int64_t* counted;  // the host's counter of steps, including this one
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
@@ -178,9 +179,12 @@ class Optimizer : public HasLearningRate {
 
   /// The names of each parameter's state tensors, which have its dtype and shape and start at 0.
   virtual std::span<const std::string_view> slots() const = 0;
+  /// The same for one parameter, which may have fewer.
+  virtual std::span<const std::string_view> slots_of(const nn::NamedParameter<D>&) const { return slots(); }
 
   struct Walk {
-    bool each_alone = false;  ///< each range is one parameter
+    bool each_alone = false;  ///< each range is one parameter, of which this process has all
+    bool in_pieces = false;   ///< or a piece: the optimizer asks the ranks with the others
   };
   /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients; then counts the step.
   template <class Update>
@@ -193,7 +197,7 @@ class Optimizer : public HasLearningRate {
     for (const Entry& entry : entries_) {  // before any parameter is updated
       entry.named.parameter->check_grad_whole();
       detail::check_averaged(entry.named);
-      if (walk.each_alone)
+      if (walk.each_alone && !walk.in_pieces)
         nn::check_whole("optimizer", entry.named,
                         "it needs the norm of whole parameters: use an element-wise optimizer, such as Adam or Sgd");
     }
@@ -228,8 +232,9 @@ class Optimizer : public HasLearningRate {
       any = true;
       if (hash_of_steps == 0) hash_of_steps = Ledger::mixed(1, static_cast<std::uint64_t>(entry.steps));
       Range next{parameter.dtype(), parameter.count(), parameter.memory(), parameter.grad_data(), {}, entry.steps++,
-                 entry.group, parameter.extents().size(), &entry.steps};
-      for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
+                 entry.group, parameter.extents().size(), entry.number, &entry.steps};
+      for (std::size_t slot = 0, n = slots_of(entry.named).size(); slot < n; ++slot)
+        next.state[slot] = state_data(entry, slot);
       parameter.storage().look();
       parameter.touch();
       if (walk.each_alone || !continues(range, next)) {
@@ -299,19 +304,19 @@ class Optimizer : public HasLearningRate {
   [[gnu::cold]] void make_state() {
     if (made_) return move_state();
     made_ = true;
-    std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state is contiguous, like its parameters
-      sort_by_address(type);
-      for (Entry& entry : entries_)
-        if (entry.named.parameter->dtype() == type) {
-          const bool here = entry.named.parameter->is_here();  // parameters of another process have no state here
-          const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0, size = size_of(type);
-          entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
-          bytes = entry.state_begin + padded_count<D>(count, size) * size;
-        }
-    }
+    for (const DType type : {DType::f32, DType::f64}) sort_by_address(type);
     const MemoryScope scope(trace::Memory::optimizer);
-    for (std::size_t slot = 0; slot < slots().size(); ++slot) {
+    std::size_t bytes = 0;
+    for (std::size_t slot = slots().size(); slot-- > 0;) {  // parameters with fewer slots lie behind those with more
+      for (const DType type : {DType::f32, DType::f64})  // a dtype's state is contiguous, like its parameters
+        for (Entry& entry : entries_)
+          if (entry.named.parameter->dtype() == type && slots_of(entry.named).size() == slot + 1) {
+            const bool here = entry.named.parameter->is_here();  // parameters of another process have no state here
+            const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0;
+            const std::size_t size = size_of(type);
+            entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
+            bytes = entry.state_begin + padded_count<D>(count, size) * size;
+          }
       state_[slot] = Storage<D>(device(), bytes);
       zero_bytes(device(), state_[slot].data(), bytes);
     }

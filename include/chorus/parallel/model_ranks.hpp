@@ -3,6 +3,9 @@
 
 #include <chorus/comm/communicator.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/optim/paired_ranks.hpp>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <utility>
@@ -11,11 +14,28 @@
 namespace chorus::detail {
 
 template <class Communicator>
-class CommunicatorRanks final : public ModelRanks {
+class CommunicatorRanks final : public optim::PairedRanks {
  public:
   CommunicatorRanks(Communicator& ranks, std::weak_ptr<void> net) : ranks_(ranks), net_(std::move(net)) {}
   void sum(std::span<double> numbers) override { living().all_reduce(numbers, comm::ReduceOp::sum, {}); }
   void max(std::span<double> numbers) override { living().all_reduce(numbers, comm::ReduceOp::max, {}); }
+  int rank() const override { return ranks_.rank(); }
+  int size() const override { return ranks_.size(); }
+  // In round k, two ranks are a pair if their sum is k modulo the number of ranks. The lower one sends first, so that
+  // both never wait for room in each other's queue.
+  void exchange(const Messages& to, Messages& from) override {
+    auto& ranks = living();
+    const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients};
+    for (int round = 0; round < size(); ++round) {
+      const int peer = (round - rank() + size()) % size();
+      if (peer == rank()) continue;
+      const auto& out = to[static_cast<std::size_t>(peer)];
+      auto& in = from[static_cast<std::size_t>(peer)];
+      if (rank() < peer && !out.empty()) ranks.send(std::span(out), peer, options);
+      if (!in.empty()) ranks.recv(std::span(in), peer, options);
+      if (rank() > peer && !out.empty()) ranks.send(std::span(out), peer, options);
+    }
+  }
 
  private:
   Communicator& living() const {

@@ -170,20 +170,25 @@ class ShardedOptimizer : public optim::HasLearningRate {
   /// Calls `f(shard, tensor of all, this rank's own or null)` for the state of each shard.
   template <class Communicator, class F>
   void for_each_tensor(Communicator& communicator, Opt& all, const F& f) {
-    const auto wholes = all.state(), owns = state();  // the same number per parameter, last its steps
-    std::map<std::string, std::size_t> last;          // the order may have changed since `all` was made
-    std::size_t each = 0;
-    for (std::size_t i = 0; i < wholes.size(); ++i)
-      if (wholes[i].name.starts_with("steps.")) {
-        if (each == 0) each = i + 1;
-        last.emplace(wholes[i].name, i);
-      }
-    std::size_t own = 0;
+    const auto wholes = all.state(), owns = state();  // the order may have changed since `all` was made
+    const auto in_wholes = places(wholes), in_owns = places(owns);
     for (const Shard& shard : shards_.all()) {
-      const bool mine = shard.owner == communicator.rank();
-      const std::size_t first = last.at(cat("steps.", shard.named.name)) + 1 - each;
-      for (std::size_t t = 0; t < each; ++t) f(shard, wholes[first + t], mine ? &owns[own++] : nullptr);
+      const auto name = cat("steps.", shard.named.name);
+      const auto [first, count] = in_wholes.at(name);
+      const auto* const own = shard.owner == communicator.rank() ? &owns[in_owns.at(name).first] : nullptr;
+      for (std::size_t t = 0; t < count; ++t) f(shard, wholes[first + t], own == nullptr ? nullptr : own + t);
     }
+  }
+  /// Where each parameter's tensors begin, and their number; the last one is its steps.
+  static std::map<std::string, std::pair<std::size_t, std::size_t>> places(const std::vector<optim::StateTensor>& all) {
+    std::map<std::string, std::pair<std::size_t, std::size_t>> out;
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (all[i].name.starts_with("steps.")) {
+        out.emplace(all[i].name, std::pair(first, i + 1 - first));
+        first = i + 1;
+      }
+    return out;
   }
 
   void copy(std::uint8_t* to, const optim::StateTensor& tensor, const void* from, std::size_t bytes) const {
@@ -269,6 +274,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   void cut_shards(Net& net) {
     own_.reset();  // it holds the old shards
     shards_.cut(net);
+    if constexpr (requires { Opt::asks_ranks; }) shards_.share(net);
     if (shards_.mine().empty()) return;
     own_ = std::make_unique<Opt>(shards_.mine(), options_);
     for (const Group& group : groups_) make_group(group);
@@ -315,7 +321,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
   bool in_parts_;
   detail::ParameterShards<D> shards_;
   std::vector<Group> groups_;
-  std::unique_ptr<Opt> own_;  // null if there are fewer numbers than ranks
+  std::unique_ptr<Opt> own_;  // null if this rank has no shard
 };
 
 }  // namespace chorus

@@ -15,6 +15,8 @@
 #include <chorus/ops/shape.hpp>
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/grad_scaler.hpp>
+#include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/muon.hpp>
 #include <chorus/parallel/cuda/graphed.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
@@ -94,13 +96,13 @@ std::string train(Net& net, Optimizer& optimizer, const comm::World& world, doub
 
 constexpr optim::AdamOptions adam{.lr = 0.02};
 
-template <class M, class Units>
+template <class M, class Units, template <Device> class Opt = optim::Adam>
 std::string train_sharded(const comm::World& world, double max_norm) {
   using Net = FullyShardedDataParallel<M, Units>;
   manual_seed(4);
   Run run({}, {.seed = 9, .timeout = 10s}, world);
   Net net{M{}, run};
-  optim::Adam<typename Net::D> optimizer{net.parameters(), adam};
+  Opt<typename Net::D> optimizer{net.parameters(), {.lr = adam.lr}};
   auto text = train(net, optimizer, world, max_norm);
   const auto whole = net.gathered();
   return text + "|" + io::parameters_sha256(net.module());
@@ -125,10 +127,10 @@ std::vector<double> numbers_in(const std::string& text) {
   return out;
 }
 
-template <template <class> class Wrapped, class Units>
+template <template <class> class Wrapped, class Units, template <Device> class Opt = optim::Adam>
 void check(int size, double tolerance) {
   const auto train = [&]<class D>(D) {
-    return test::Ranks(size, [](const comm::World& w) { return train_sharded<Wrapped<D>, Units>(w, 0.5); }).texts();
+    return test::Ranks(size, [](const comm::World& w) { return train_sharded<Wrapped<D>, Units, Opt>(w, 0.5); }).texts();
   };
   const auto cpu = train(Cpu{}), gpu = train(Cuda{});
   INFO(size << " ranks\n" << cpu[0] << '\n' << gpu[0]);
@@ -147,6 +149,11 @@ TEST_CASE("FSDP on devices takes the steps of CPUs, with many units and with one
   check<Model, ByBytes<1>>(2, 1e-5);
   check<Model, KeepParameters>(2, 1e-5);
   check<Mixed, ByBytes<2000>>(2, 2e-2);
+}
+
+TEST_CASE("FSDP on devices: LAMB and Muon take the steps of CPUs, from pieces", "[cuda]") {
+  check<Model, ByBytes<2000>, optim::Lamb>(2, 1e-5);
+  check<Model, ByBytes<2000>, optim::Muon>(3, 1e-2);  // sums in another order turn some roundings to bf16 around
 }
 
 TEST_CASE("FSDP on devices has the bits of DDP in parts with a sharded optimizer", "[cuda]") {

@@ -3,6 +3,7 @@
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/optim/averaging.hpp>
 #include <chorus/optim/grad_scaler.hpp>
+#include <chorus/optim/muon.hpp>
 #include <chorus/optim/schedules.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/hooks/reduce_scatter.hpp>
@@ -18,6 +19,8 @@ using chorus_test::TemporaryFolder;
 
 using Adam = optim::Adam<Cpu>;
 const optim::AdamOptions adam{.lr = 0.05, .amsgrad = true};
+using Muon = optim::Muon<Cpu>;
+const optim::MuonOptions muon{.lr = 0.05, .adam = adam};
 
 /// Trains from `from` (a file, or "") up to step `last`, and saves to `to`; returns the parameters as text.
 template <class Optimizer, class Hook = AllReduce>
@@ -27,8 +30,12 @@ std::string train(int ranks, const std::string& from, std::uint32_t last, const 
     auto optimizer = [&] {
       if constexpr (std::is_same_v<Optimizer, Adam>)
         return Adam{rank.net.parameters(), adam};
-      else
+      else if constexpr (std::is_same_v<Optimizer, Muon>)
+        return Muon{rank.net.parameters(), muon};
+      else if constexpr (requires { Optimizer{rank.net, adam}; })
         return Optimizer{rank.net, adam};
+      else
+        return Optimizer{rank.net, muon};
     }();
     optimizer.set_group(optim::NameBegins{"fc2."}, {.lr_scale = 0.5, .weight_decay = 0.1});
     io::TrainingPosition position;
@@ -74,6 +81,19 @@ TEST_CASE("checkpoints of fused and sharded optimizers: one goes on as the other
   CHECK(goes_on(train<FusedOptimizer<Adam>>(2, folder / "plain", 4, "")));
   train<FusedOptimizer<Adam>>(2, "", 2, folder / "fused");
   CHECK(goes_on(train<ShardedOptimizer<Adam>>(3, folder / "fused", 4, "")));
+}
+
+TEST_CASE("checkpoints of sharded optimizers: Muon goes on with the same bits, and on other ranks, also fused") {
+  const TemporaryFolder folder;
+  const auto whole = train<ShardedOptimizer<Muon>>(3, "", 4, "");
+  CHECK(train<Muon>(3, "", 4, "") == whole);  // each rank steps all
+  train<ShardedOptimizer<Muon>>(3, "", 2, folder / "sharded");
+  CHECK(train<ShardedOptimizer<Muon>>(3, folder / "sharded", 4, "") == whole);
+  const auto goes_on = [&](const std::string& text) {
+    return distance(test::numbers_in(text), test::numbers_in(whole)) < rounding;
+  };
+  CHECK(goes_on(train<ShardedOptimizer<Muon>>(2, folder / "sharded", 4, "")));
+  CHECK(goes_on(train<FusedOptimizer<Muon>>(2, folder / "sharded", 4, "")));
 }
 
 TEST_CASE("checkpoints of sharded optimizers: before the first step there is nothing but zeros") {

@@ -1,5 +1,8 @@
 // FullyShardedDataParallel gives the numbers of DistributedDataParallel, with 1/n of the memory.
+#include <chorus/core/trace.hpp>
 #include <chorus/nn/mixed_precision.hpp>
+#include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/muon.hpp>
 #include <unit/comm/nccl_carrier.hpp>
 #include <unit/fsdp/fsdp.hpp>
 
@@ -76,6 +79,49 @@ TEST_CASE("fsdp: train_parity: the bits of DistributedDataParallel with ReduceSc
           test::sharded_optimizer<Model, Sgd>(ranks, sgd, 1, {.no_sync = true}));
     check_same<Model>(ranks);
   }
+}
+
+const optim::MuonOptions muon{.lr = 0.05, .adam = {.lr = 0.02}};
+
+/// Bits of a ShardedOptimizer with the same pieces, and one device's steps.
+template <class Opt>
+void check_by_wholes(const typename Opt::options_type& options) {
+  using Model = Mixed<Cpu>;
+  const auto alone = one_device<Model, Opt>(options, {.batch = 16, .steps = 5});
+  for (const int ranks : {2, 3, 8}) {
+    INFO(ranks << " ranks");
+    const auto sharded = fully_sharded<Model, Opt, test::EachParameter>(ranks, options, {.batch = 16, .steps = 5});
+    CHECK(apart(sharded, alone) < 1e-9);
+    CHECK(sharded == test::sharded_optimizer<Model, Opt>(ranks, options, 0, {.batch = 16, .steps = 5}));
+  }
+}
+TEST_CASE("fsdp: LARS, LAMB and Muon: the bits of a ShardedOptimizer, and one device's steps") {
+  check_by_wholes<optim::Lars<Cpu>>({.lr = 0.5, .weight_decay = 0.1, .trust = 0.1});
+  check_by_wholes<optim::Lamb<Cpu>>({.lr = 0.05});
+  check_by_wholes<optim::Muon<Cpu>>(muon);
+}
+
+// Of 5 x 16 and 16 x 3 numbers, the owner lacks three quarters, which come and go in 2 bytes each.
+TEST_CASE("fsdp: for a step of Muon all but an owner's pieces move twice, in bf16; for LAMB two sums a parameter") {
+  const auto sent = common_text(4, [](const World& world) {
+    FullySharded<Mixed<Cpu>, test::EachParameter> rank(world);
+    optim::Muon<Cpu> by_owners{rank.net.parameters(), muon};
+    optim::Lamb<Cpu> by_norms{rank.net.parameters()};
+    std::string text;
+    const auto bytes = [&](auto& optimizer, trace::Traffic kind) {
+      sum(rank.net(test::share(numbers(8, 5, 1), world))).backward();
+      optimizer.step();  // the first one learns who has what
+      trace::reset_traffic();
+      optimizer.step();
+      auto of_all = static_cast<double>(trace::bytes_sent(world.rank, kind));
+      rank.net.sum({&of_all, 1});
+      text += cat(of_all, " ");
+    };
+    bytes(by_owners, trace::Traffic::gradients);
+    bytes(by_norms, trace::Traffic::gradients);
+    return text;
+  });
+  CHECK(sent == cat(2 * 2 * 3 * (80 + 48) / 4, " 0 "));
 }
 
 TEST_CASE("fsdp: one rank sends nothing, and 8 ranks have parts of units that are smaller than they are many") {

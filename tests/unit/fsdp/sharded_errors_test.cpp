@@ -3,6 +3,8 @@
 #include <cmath>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/lbfgs.hpp>
+#include <chorus/optim/muon.hpp>
 #include <unit/fsdp/fsdp.hpp>
 
 namespace sharded_errors_test {
@@ -42,8 +44,16 @@ TEST_CASE("fsdp: parameters are not read where they are in parts") {
 }
 
 TEST_CASE("fsdp: what has one rank's part alone is no whole") {
-  CHECK_THAT(message([](Rank& rank, const World&) { optim::Lars<Cpu> whole{rank.net.parameters(), {.lr = 0.1}}; }),
+  CHECK_THAT(message([](Rank& rank, const World&) { optim::Lbfgs<Cpu> whole{rank.net.parameters()}; }),
              Contains("needs whole parameters"));
+  CHECK_THAT(message([](Rank& rank, const World& world) {
+               auto parameters = rank.net.parameters();
+               parameters.resize(world.rank == 1 ? 2 : 3);
+               optim::Lars<Cpu> optimizer{parameters};
+               backward(rank.net, world);
+               optimizer.step();
+             }),
+             Contains("Lars: expected the same parameters on all ranks"));
 }
 
 TEST_CASE("fsdp: GradScaler leaves a step out on all ranks, whoever's part is infinite") {
@@ -155,20 +165,26 @@ TEST_CASE("fsdp: no_decay_on_biases_and_norms knows biases by the whole paramete
   CHECK(texts == std::vector<std::string>(2, "truefalse"));
 }
 
-TEST_CASE("fsdp: a rank that is killed in the midst of a step ends the others, who name it") {
-  Ranks ranks(3, [](const World& world) {
-    Rank rank(world);
-    for (std::uint32_t step = 0; step < 1000; ++step) {
-      if (world.rank == 1 && step == 5) kill(getpid(), SIGKILL);
-      backward(rank.net, world, step);
-      for (const auto& named : rank.net.parameters()) named.parameter->set_grad_arrived(false);
+TEST_CASE("fsdp: a rank that is killed in a pass, or while Muon's owners wait for pieces, ends the others, who name it") {
+  for (const bool in_step : {false, true}) {
+    Ranks ranks(3, [in_step](const World& world) {
+      Rank rank(world);
+      optim::Muon<Cpu> optimizer{rank.net.parameters()};
+      for (std::uint32_t step = 0; step < 1000; ++step) {
+        const bool dies = world.rank == 1 && step == 5;
+        if (dies && !in_step) kill(getpid(), SIGKILL);
+        optimizer.zero_grad();
+        backward(rank.net, world, step);
+        if (dies) kill(getpid(), SIGKILL);
+        optimizer.step();
+      }
+      return std::string("went on");
+    });
+    for (const int rank : {0, 2}) {
+      const auto outcome = ranks.outcome(rank);
+      CHECK_THAT(outcome.text, Contains("rank 1"));
+      CHECK(outcome.seconds < 5);
     }
-    return std::string("went on");
-  });
-  for (const int rank : {0, 2}) {
-    const auto outcome = ranks.outcome(rank);
-    CHECK_THAT(outcome.text, Contains("rank 1"));
-    CHECK(outcome.seconds < 5);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <chorus/optim/muon.hpp>
 #include <unit/fsdp/fsdp.hpp>
 
 namespace sharded_files_test {
@@ -14,7 +15,9 @@ namespace sharded_files_test {
 using namespace test::names;
 using test::EachLayer, test::FullySharded;
 using AdamW = optim::AdamW<Cpu>;
-const optim::AdamOptions adam{.lr = 0.02, .weight_decay = 0.01};
+using Muon = optim::Muon<Cpu>;
+optim::AdamOptions options_of(const optim::AdamOptions&) { return {.lr = 0.02, .weight_decay = 0.01}; }
+optim::MuonOptions options_of(const optim::MuonOptions&) { return {.lr = 0.05, .adam = {.lr = 0.02}}; }
 
 /// With a buffer, and an empty part on some rank.
 template <class D>
@@ -36,10 +39,10 @@ std::string bytes_of(const std::string& path) {
 }
 
 /// Steps `from` to `to`, with files to load and save if they are named; returns the parameters at the end.
-template <class Net>
+template <class Opt, class Net>
 void run(Net& net, const World& world, std::uint32_t from, std::uint32_t to, const std::string& load,
          const std::string& save) {
-  AdamW optimizer{net.parameters(), adam};
+  Opt optimizer{net.parameters(), options_of(typename Opt::options_type{})};
   if (!load.empty()) CHECK(io::load_checkpoint(net, optimizer, load).step == from);
   for (auto step = from; step < to; ++step) {
     optimizer.zero_grad();
@@ -48,25 +51,28 @@ void run(Net& net, const World& world, std::uint32_t from, std::uint32_t to, con
   }
   if (!save.empty()) io::save_checkpoint(net, optimizer, {.step = to}, save);
 }
+template <class Opt = AdamW>
 std::string sharded(int ranks, std::uint32_t from, std::uint32_t to, const std::string& load, const std::string& save) {
   return common_text(ranks, [=](const World& world) {
     FullySharded<Model, EachLayer> rank(world);
-    run(rank.net, world, from, to, load, save);
+    run<Opt>(rank.net, world, from, to, load, save);
     const auto whole = rank.net.gathered();
     return test::text_of(test::values(rank.net.module()));
   });
 }
+template <class Opt = AdamW>
 std::string distributed(int ranks, std::uint32_t from, std::uint32_t to, const std::string& load,
                         const std::string& save) {
   return common_text(ranks, [=](const World& world) {
     Distributed<Model> rank(world);
-    run(rank.net, world, from, to, load, save);
+    run<Opt>(rank.net, world, from, to, load, save);
     return test::text_of(test::values(rank.net.module()));
   });
 }
+template <class Opt = AdamW>
 std::string single(std::uint32_t from, std::uint32_t to, const std::string& load, const std::string& save) {
   SingleDevice<Model> net{make<Model>(), 3};
-  run(net, {}, from, to, load, save);
+  run<Opt>(net, {}, from, to, load, save);
   return test::text_of(test::values(net.module()));
 }
 
@@ -85,6 +91,18 @@ TEST_CASE("fsdp: rank0_offload_full_state_dict: a file of 3 ranks resumes under 
   CHECK(test::apart(sharded(3, 4, 8, path, ""), undisturbed) < 1e-9);
   std::filesystem::remove(path);
   std::filesystem::remove(again);
+}
+
+TEST_CASE("fsdp: Muon's file of 3 ranks resumes under 2, 8 and one device, and back") {
+  const auto path = file_for("muon");
+  const auto undisturbed = sharded<Muon>(3, 0, 6, "", "");
+  CHECK(sharded<Muon>(3, 0, 3, "", path) != undisturbed);
+  CHECK(sharded<Muon>(3, 3, 6, path, "") == undisturbed);  // to the bit
+  for (const int ranks : {2, 8}) CHECK(test::apart(sharded<Muon>(ranks, 3, 6, path, ""), undisturbed) < 1e-9);
+  CHECK(test::apart(single<Muon>(3, 6, path, ""), undisturbed) < 1e-9);
+  single<Muon>(0, 3, "", path);
+  CHECK(test::apart(sharded<Muon>(2, 3, 6, path, ""), undisturbed) < 1e-9);
+  std::filesystem::remove(path);
 }
 
 TEST_CASE("fsdp: the file is the one that a single device writes, byte by byte, also through rank 0") {
@@ -187,7 +205,7 @@ TEST_CASE("fsdp: a file that can't be written, or doesn't fit, is an error on al
   io::save(other, path);
   const auto misfit = common_text(2, [=](const World& world) {
     FullySharded<Model, EachLayer> rank(world);
-    AdamW optimizer{rank.net.parameters(), adam};
+    AdamW optimizer{rank.net.parameters(), {.lr = 0.02, .weight_decay = 0.01}};
     return message_of<FileError>([&] { io::load_checkpoint(rank.net, optimizer, path); });
   });
   CHECK_THAT(misfit, Contains("it is not a checkpoint"));

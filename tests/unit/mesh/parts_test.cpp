@@ -5,6 +5,7 @@
 #include <chorus/optim/averaging.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/muon.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/parallel/pipeline.hpp>
 #include <algorithm>
@@ -50,6 +51,8 @@ struct Penalised : Model {
 using Fsdp = FullyShardedDataParallel<Model, ByBytes<200>>;
 using Sharded = Mesh<Model, Pipe<2>, Shard<2, KeepParameters>>;
 using Shared = Mesh<Model, Pipe<2>, Data<2>, mesh::Tensor<2>>;
+using PartsOfParts = Mesh<Model, Shard<2>, mesh::Tensor<2>>;
+using Copied = Mesh<Model, Data<2>, Shard<2>>;
 
 template <class Net>
 struct Rank {
@@ -144,6 +147,58 @@ TEST_CASE("parts: groups, optimizers, norms, scalers and averages of some parame
   check_trains_as_one<Pipeline<Model>>(2);
   check_trains_as_one<Sharded>(4);
   check_trains_as_one<Shared>(8);
+}
+
+/// Losses and parameters with the steps of optimizers that depend on whole parameters.
+template <class Net>
+std::vector<double> trained_by_wholes(Net& net, const World& share) {
+  const auto of = [&](const char* begin) {
+    auto parameters = net.parameters();
+    std::erase_if(parameters, [&](const auto& named) { return !named.name.starts_with(begin); });
+    return parameters;
+  };
+  optim::Muon<Cpu> blocks{of("blocks."), {.lr = 0.05, .adam = {.lr = 0.02}}};
+  optim::Lars<Cpu> embed{of("embed."), {.lr = 0.5, .weight_decay = 0.1, .trust = 0.1}};
+  optim::Lamb<Cpu> head{of("head."), {.lr = 0.05, .weight_decay = 0.1}};
+  optim::GradScaler<Cpu> scaler{net.parameters(), {.init_scale = 8}};
+  std::vector<double> out;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    blocks.zero_grad();
+    embed.zero_grad();
+    head.zero_grad();
+    const auto y = test::share(labels(8, 3, i), share);
+    const auto loss = cross_entropy(net(test::share(numbers(8, 5, i), share)), y);
+    out.push_back(net.mean(loss.item(), y.numel()));
+    scaler.scale(loss).backward();
+    scaler.unscale();
+    out.push_back(optim::clip_grad_norm(net.parameters(), 0.5));
+    scaler.step(blocks, embed, head);
+  }
+  net.gathered([&](Model& model) {
+    for (const double number : values(model)) out.push_back(number);
+  });
+  return out;
+}
+
+template <class Net>
+void check_wholes_as_one(int ranks) {
+  SingleDevice<Model> single{make<Model>(), 3};
+  const auto expected = trained_by_wholes(single, {});
+  const auto text = common_text(ranks, [&](const World& world) {
+    Rank<Net> rank(world);
+    return text_of(trained_by_wholes(*rank.net, share_of(*rank.net, world)));
+  });
+  CHECK(distance(test::numbers_in(text), expected) < 1e-9);
+}
+
+TEST_CASE("parts: LARS, LAMB and Muon take one device's steps") {
+  check_wholes_as_one<Fsdp>(2);
+  check_wholes_as_one<TensorParallel<Model>>(3);
+  check_wholes_as_one<Pipeline<Model>>(2);
+  check_wholes_as_one<Sharded>(4);
+  check_wholes_as_one<Shared>(8);
+  check_wholes_as_one<PartsOfParts>(4);
+  check_wholes_as_one<Copied>(4);
 }
 
 /// Steps by the norm of each whole gradient.

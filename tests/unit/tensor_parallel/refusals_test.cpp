@@ -6,7 +6,7 @@
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/io/load_model.hpp>
 #include <chorus/io/parameters_hash.hpp>
-#include <chorus/optim/layerwise.hpp>
+#include <chorus/optim/lbfgs.hpp>
 #include <cstdio>
 #include <string>
 
@@ -113,8 +113,7 @@ TEST_CASE("TensorParallel: what needs whole parameters refuses parts", "[tensor_
                ch::fail<UsageError>(text);
              }), Contains(shared));
   CHECK_THAT(says([](auto& net) { ch::io::parameters_sha256(net.module()); }), Contains(up + "all ranks call it with the net"));
-  CHECK_THAT(says([](auto& net) { ch::optim::Lamb{net.parameters()}; }), Contains(down + "it needs whole parameters"));
-  CHECK_THAT(says([](auto& net) { ch::optim::Lars{net.parameters()}; }), Contains(down + "it needs whole parameters"));
+  CHECK_THAT(says([](auto& net) { ch::optim::Lbfgs{net.parameters()}; }), Contains(down + "it needs whole parameters"));
 }
 
 // Parameters that ranks have whole get different gradients.

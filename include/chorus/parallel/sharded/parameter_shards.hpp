@@ -6,9 +6,11 @@
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/parts.hpp>
+#include <chorus/parallel/model_ranks.hpp>
 #include <chorus/parallel/parameter_slice.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -37,7 +39,7 @@ class ParameterShards {
  public:
   /// The shards of all ranks, in the same order on each.
   const std::vector<ParameterShard<D>>& all() const { return shards_; }
-  /// This rank's shards.
+  /// This rank's shards, in the order of `all`; after `share`, parameters without one have an empty one.
   const std::vector<nn::NamedParameter<D>>& mine() const { return mine_; }
 
   /// Whether the net's buckets are still those that were cut.
@@ -84,15 +86,33 @@ class ParameterShards {
       if (std::none_of(order_.begin(), order_.end(),
                        [&](const auto& placed) { return placed.first == shard.named.parameter; }))
         shards_.push_back(shard);
+    for (const auto& shard : shards_)
+      if (shard.owner == communicator.rank()) add(shard.named, shard.begin, shard.end);
+  }
+  /// For optimizers that ask the ranks with the other pieces: all ranks have shards of the same parameters, in the same
+  /// order.
+  template <class Net>
+  void share(Net& net) {
+    mine_.clear();
+    slices_.clear();
+    std::map<const ParameterOn<D>*, std::size_t> places;
+    std::vector<ParameterShard<D>> own;
     for (const auto& shard : shards_) {
-      if (shard.owner != communicator.rank()) continue;
-      slices_.push_back(std::make_unique<ParameterSlice<D>>(*shard.named.parameter, static_cast<Index>(shard.begin),
-                                                            static_cast<Index>(shard.end - shard.begin)));
-      mine_.push_back({shard.named.name, shard.named.handle, slices_.back().get()});
+      const auto [at, is_new] = places.emplace(shard.named.parameter, own.size());
+      if (is_new) own.push_back({shard.named, shard.owner, 0, 0});
+      if (shard.owner == net.communicator().rank()) own[at->second] = shard;
     }
+    for (const auto& shard : own) add(shard.named, shard.begin, shard.end);
+    decide_together(mine_, net.communicator(), net.alive(), [](const auto&) { return true; });
   }
 
  private:
+  void add(const nn::NamedParameter<D>& named, std::size_t begin, std::size_t end) {
+    slices_.push_back(std::make_unique<ParameterSlice<D>>(*named.parameter, static_cast<Index>(begin),
+                                                          static_cast<Index>(end - begin)));
+    mine_.push_back({named.name, named.handle, slices_.back().get()});
+  }
+
   /// The parameters of all buckets, and each bucket's end.
   using Order = std::vector<std::pair<const ParameterOn<D>*, std::size_t>>;
   template <class Net>
