@@ -48,7 +48,7 @@ class BatchShares {
   [[gnu::cold]] void meet_now();
 
   /// From now on ranks' gradients are added with weight 1: each is a gradient of the mean over the whole batch already.
-  void add_as_they_are() { as_they_are_ = true; }
+  void add_as_they_are(bool as_they_are = true) { as_they_are_ = as_they_are; }
   /// The number of samples of all ranks in the pass.
   std::int64_t batch();
 

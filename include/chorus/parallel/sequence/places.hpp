@@ -1,0 +1,120 @@
+#pragma once
+/// The places of a forward pass whose ranks share the tokens of each sample.
+
+#include <chorus/core/narrow_float.hpp>
+#include <chorus/core/shared_places.hpp>
+#include <chorus/kernels/dropout_part.hpp>
+#include <chorus/parallel/sequence/ring.hpp>
+#include <chorus/parallel/sequence/ring_attention.hpp>
+#include <chorus/parallel/sequence/stretches.hpp>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace chorus::sequence {
+
+/// Nodes of the tape may outlive the policy: then `alive` has expired, and their calls throw UsageError.
+template <class Communicator>
+class Places final : public SharedPlaces {
+ public:
+  /// `samples` of `length` tokens. Throws UsageError if there are fewer tokens than ranks.
+  Places(const Ring<Communicator>& ring, Index length, Index samples, std::weak_ptr<void> alive)
+      : ring_(ring),
+        length_(length),
+        samples_(samples),
+        runs_(stretches(length, ring.size(), ring.member())),
+        alive_(std::move(alive)) {
+    check<UsageError>(length >= ring.size(), "SequenceParallel: expected at least one token for each of ", ring.size(),
+                      " ranks, got samples of ", length, "; use fewer ranks");
+  }
+
+  Index length() const override { return length_; }
+  const Runs& runs() const override { return runs_; }
+
+  /// Whether the operation that draws now has a number for each place.
+  bool draws_by_place() const { return draws_by_place_; }
+  RandomKey next_key(Index rows) override {
+    const detail::Replaced<bool> draws(draws_by_place_, true);
+    return next_random_key(rows);
+  }
+  RandomKey next_key_of_dropout(std::span<const Index> shape, bool plain) override {
+    check<UsageError>(plain, "SequenceParallel: dropout: expected a value on the CPU, without gradients of gradients");
+    const bool merged = shape[0] == samples_ * own() && shape[0] != samples_;
+    check<UsageError>(merged || (shape.size() > 1 && shape[0] == samples_ && shape[1] == own()),
+                      "SequenceParallel: dropout: expected [", samples_, ", ", own(), ", ...], a value for each sample ",
+                      "and place, got ", shape);
+    return next_key(samples_);
+  }
+  void dropout(DType type, Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
+               bool accumulate) const override {
+    switch (type) {
+      case DType::f32: return drop<float>(rows, inner, p, key, in, out, accumulate);
+      case DType::f64: return drop<double>(rows, inner, p, key, in, out, accumulate);
+      case DType::bfloat16: return drop<bf16>(rows, inner, p, key, in, out, accumulate);
+      default: return drop<half>(rows, inner, p, key, in, out, accumulate);
+    }
+  }
+
+  void widen(Index& queries, Index& keys) const override {
+    check<UsageError>(queries == own() && keys == own(), "SequenceParallel: attention: expected ", own(),
+                      " queries and as many keys, this rank's part of ", length_, " places, got ", queries, " and ",
+                      keys, ": only self-attention is supported");
+    queries = keys = length_;
+  }
+  void attention_forward(const kernels::AttentionShape& s, const float* q, const float* k, const float* v,
+                         const float* mask, float* y, float* log_sums) override {
+    RingAttention<float, Communicator>(living(), length_, s).forward(q, k, v, mask, y, log_sums);
+  }
+  void attention_forward(const kernels::AttentionShape& s, const double* q, const double* k, const double* v,
+                         const double* mask, double* y, double* log_sums) override {
+    RingAttention<double, Communicator>(living(), length_, s).forward(q, k, v, mask, y, log_sums);
+  }
+  void attention_backward(const kernels::AttentionShape& s, const float* q, const float* k, const float* v,
+                          const float* mask, const float* y, const float* log_sums, const float* dy, float* dq,
+                          float* dk, float* dv) override {
+    RingAttention<float, Communicator>(living(), length_, s)
+        .backward(q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+  }
+  void attention_backward(const kernels::AttentionShape& s, const double* q, const double* k, const double* v,
+                          const double* mask, const double* y, const double* log_sums, const double* dy, double* dq,
+                          double* dk, double* dv) override {
+    RingAttention<double, Communicator>(living(), length_, s)
+        .backward(q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+  }
+
+ private:
+  const Ring<Communicator>& living() const {
+    check<UsageError>(!alive_.expired(), "SequenceParallel: the policy that ran the forward pass was destroyed");
+    return ring_;
+  }
+  // [samples, own places, ...] if there is a row for each sample; else [samples * own places, inner].
+  template <class T>
+  void drop(Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
+            bool accumulate) const {
+    const bool merged = rows != samples_;
+    const Index width = merged ? inner : inner / own();
+    const auto* from = static_cast<const T*>(in);
+    auto* to = static_cast<T*>(out);
+    for (Index sample = 0; sample < samples_; ++sample)
+      for (const AxisPart& run : runs_) {
+        RandomKey at = key;
+        at.first_sample += sample;
+        if (merged) at.first_sample = at.first_sample * length_ + run.begin;
+        const kernels::ColumnsOfRow part = merged
+                                               ? kernels::ColumnsOfRow{width, 0, width}
+                                               : kernels::ColumnsOfRow{length_ * width, run.begin * width,
+                                                                       run.count * width};
+        kernels::dropout_columns(Cpu{}, merged ? run.count : 1, 1, part, from, to, p, at, accumulate);
+        from += run.count * width;
+        to += run.count * width;
+      }
+  }
+
+  const Ring<Communicator> ring_;
+  Index length_, samples_;
+  Runs runs_;
+  std::weak_ptr<void> alive_;
+  bool draws_by_place_ = false;
+};
+
+}  // namespace chorus::sequence
