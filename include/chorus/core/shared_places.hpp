@@ -16,6 +16,11 @@ namespace kernels {
 struct AttentionShape;
 }
 
+/// Of `width` neighbouring numbers of a value, a rank has `count`; 0: it has all.
+struct ColumnsOfPlaces {
+  Index width = 0, begin = 0, count = 0;
+};
+
 /// The places of one forward pass: a rank has `own()` of each sample's `length()`, in ascending runs. All members that
 /// compute need the same call on each rank, in the same order, and throw CommError if a rank is lost.
 class SharedPlaces : public std::enable_shared_from_this<SharedPlaces> {
@@ -33,7 +38,7 @@ class SharedPlaces : public std::enable_shared_from_this<SharedPlaces> {
   virtual RandomKey next_key_of_dropout(std::span<const Index> shape, bool plain) = 0;
   /// Dropout with that key, and its backward: [rows, inner] on the CPU.
   virtual void dropout(DType type, Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
-                       bool accumulate) const = 0;
+                       bool accumulate, ColumnsOfPlaces part = {}) const = 0;
 
   /// The sizes of the whole matrix of scores, for masks. Throws UsageError unless there is one key for each query.
   virtual void widen(Index& queries, Index& keys) const = 0;

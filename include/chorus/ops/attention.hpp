@@ -8,9 +8,9 @@
 #include <chorus/kernels/attention.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/dropout.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
-#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <chorus/tensor/kept_for_replays.hpp>
 #include <cmath>

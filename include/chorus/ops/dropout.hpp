@@ -44,8 +44,8 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
   const auto places = drops && !same_on_all ? places_here() : nullptr;
   constexpr bool plain = !is_graph_variable<X> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>;
   constexpr DType type = dtype<typename tensor_of<X>::value_type>;
-  const auto key = places ? places->next_key_of_dropout(input.shape(), plain)
-                          : next_random_key(input.size(0), drops, same_on_all);
+  const auto key =
+      places ? places->next_key_of_dropout(input.shape(), plain) : next_random_key(input.size(0), drops, same_on_all);
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
@@ -77,15 +77,25 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
     const auto input = contiguous(value_of(x));
     check<UsageError>(samples_axis(input.shape()) == 0,
                       "dropout: expected the samples along the first axis of a value that ranks share");
-    const auto key = next_random_key(input.size(0));
+    const auto places = places_here();
+    constexpr DType type = dtype<typename tensor_of<X>::value_type>;
+    const auto key =
+        places ? places->next_key_of_dropout(input.shape(), std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
+               : next_random_key(input.size(0));
     const Index samples = input.size(0), numbers = samples * row.count;
     const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
     auto out = tensor_of<X>::empty(input.shape(), input.device());
-    kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
+    const ColumnsOfPlaces part{row.width, row.begin, row.count};
+    if (places) [[unlikely]]
+      places->dropout(type, samples, rows * row.count, p, key, input.data(), out.data(), false, part);
+    else
+      kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
     return record(
         "dropout", std::move(out),
-        [samples, rows, row, p, key](const auto& dy, auto dx) {
+        [samples, rows, row, p, key, places, part](const auto& dy, auto dx) {
           const auto [grad, accumulate] = dx->target();
+          if (places) [[unlikely]]
+            return places->dropout(type, samples, rows * row.count, p, key, dy.data(), grad.data(), accumulate, part);
           kernels::dropout_columns(dy.device(), samples, rows, row, dy.data(), grad.data(), p, key, accumulate);
         },
         x);

@@ -20,9 +20,7 @@ auto rows_of_places(const X& table, Index begin, Index count) {
   const auto& runs = shared_places->runs();
   check<UsageError>(count == shared_places->own(), "SequenceParallel: expected positions of ", shared_places->own(),
                     " places, this rank's part of a sample, got ", count);
-  const auto run = [&](const AxisPart& part) {
-    return rows(begin + part.begin, begin + part.begin + part.count);
-  };
+  const auto run = [&](const AxisPart& part) { return rows(begin + part.begin, begin + part.begin + part.count); };
   return concat(0, run(runs[0]), run(runs[1]));
 }
 

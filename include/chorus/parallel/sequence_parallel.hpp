@@ -1,9 +1,12 @@
 #pragma once
-/// SequenceParallel: every rank has the whole model, and a part of every sample's tokens.
+/// SequenceParallel: every rank has the whole model, and a part of every sample's tokens. mesh::Sequence: the same as
+/// an axis of Mesh.
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/parallel/ddp/access.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/elsewhere.hpp>
+#include <chorus/parallel/sequence/axis.hpp>
 #include <chorus/parallel/sequence/stretched.hpp>
 #include <cstdint>
 #include <span>
@@ -38,7 +41,7 @@ class SequenceParallel : public sequence::Stretched<DistributedDataParallel<Mode
   /// See DistributedDataParallel. The communicator must outlive this.
   SequenceParallel(Model model, Communicator& communicator, const SequenceParallelOptions& options = {},
                    std::uint64_t seed = initial_seed())
-      : Base(sequence::Ring<Communicator>(communicator), std::move(model), communicator, checked(options), seed) {}
+      : Base(sequence::Ring<Communicator>(communicator), 1, std::move(model), communicator, checked(options), seed) {}
   /// For `launch`: takes communicator and seed from `run`.
   template <detail::LaunchedRun Run>
   SequenceParallel(Model model, Run& run, const SequenceParallelOptions& options = {})

@@ -73,8 +73,9 @@ std::array<ch::Tensor<double, 4>, 4> run(const Problem& problem, const std::arra
     for (Index s = 0; s < samples * heads; ++s)
       for (Index i = 0; i < n; ++i)
         for (Index j = 0; j < n; ++j)
-          mask.data()[(s * n + i) * n + j] =
-              i * (s + 2) / n == j * (s + 2) / n ? 0.1 * static_cast<double>(s) : -std::numeric_limits<double>::infinity();
+          mask.data()[(s * n + i) * n + j] = i * (s + 2) / n == j * (s + 2) / n
+                                                 ? 0.1 * static_cast<double>(s)
+                                                 : -std::numeric_limits<double>::infinity();
     return ch::scaled_dot_product_attention(q, k, v, mask, options);
   }();
   y.backward(in[3]);
@@ -90,8 +91,7 @@ void compare(const Problem& problem, int ranks) {
   std::vector<double> worst(static_cast<std::size_t>(ranks), 1e9);
   on_ranks(ranks, [&](Communicator& communicator) {
     const auto alive = std::make_shared<int>();
-    const auto places =
-        std::make_shared<Places>(ch::sequence::Ring(communicator), problem.length, samples, alive);
+    const auto places = std::make_shared<Places>(ch::sequence::Ring(communicator), problem.length, samples, alive);
     const ch::SharedPlacesScope scope(places.get());
     auto mine = whole;
     for (auto& x : mine) x = part(x, places->runs());
@@ -100,8 +100,7 @@ void compare(const Problem& problem, int ranks) {
     for (std::size_t i = 0; i < got.size(); ++i) {
       const auto a = values(got[i]), b = values(part(expected[i], places->runs()));
       if (a.size() != b.size()) largest = 1e9;
-      for (std::size_t n = 0; n < std::min(a.size(), b.size()); ++n)
-        largest = std::max(largest, std::abs(a[n] - b[n]));
+      for (std::size_t n = 0; n < std::min(a.size(), b.size()); ++n) largest = std::max(largest, std::abs(a[n] - b[n]));
     }
     worst[static_cast<std::size_t>(communicator.rank())] = largest;
   });
@@ -181,7 +180,8 @@ TEST_CASE("dropout and positions of ranks that share tokens are one device's") {
   const auto expected = draw(x);
   std::atomic<int> equal = 0;
   on_ranks(3, [&](Communicator& communicator) {
-    const auto places = std::make_shared<Places>(ch::sequence::Ring(communicator), length, samples, std::make_shared<int>());
+    const auto places =
+        std::make_shared<Places>(ch::sequence::Ring(communicator), length, samples, std::make_shared<int>());
     const auto& runs = places->runs();
     const auto mine = [&](const ch::Tensor<double, 3>& whole) {
       return ch::concat(1, whole.slice(1, runs[0].begin, runs[0].begin + runs[0].count),
@@ -196,7 +196,8 @@ TEST_CASE("dropout and positions of ranks that share tokens are one device's") {
 
 TEST_CASE("what is no self-attention of a rank's places is refused") {
   on_ranks(2, [](Communicator& communicator) {
-    const auto places = std::make_shared<Places>(ch::sequence::Ring(communicator), 10, samples, std::make_shared<int>());
+    const auto places =
+        std::make_shared<Places>(ch::sequence::Ring(communicator), 10, samples, std::make_shared<int>());
     const ch::SharedPlacesScope scope(places.get());
     const auto refused = [](const auto& call) {
       try {

@@ -41,17 +41,22 @@ class Places final : public SharedPlaces {
     check<UsageError>(plain, "SequenceParallel: dropout: expected a value on the CPU, without gradients of gradients");
     const bool merged = shape[0] == samples_ * own() && shape[0] != samples_;
     check<UsageError>(merged || (shape.size() > 1 && shape[0] == samples_ && shape[1] == own()),
-                      "SequenceParallel: dropout: expected [", samples_, ", ", own(), ", ...], a value for each sample ",
-                      "and place, got ", shape);
+                      "SequenceParallel: dropout: expected [", samples_, ", ", own(),
+                      ", ...], a value for each sample ", "and place, got ", shape);
     return next_key(samples_);
   }
   void dropout(DType type, Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
-               bool accumulate) const override {
+               bool accumulate, ColumnsOfPlaces part) const override {
+    const auto drop_in = [&]<class T>(T) { drop<T>(rows, inner, p, key, in, out, accumulate, part); };
     switch (type) {
-      case DType::f32: return drop<float>(rows, inner, p, key, in, out, accumulate);
-      case DType::f64: return drop<double>(rows, inner, p, key, in, out, accumulate);
-      case DType::bfloat16: return drop<bf16>(rows, inner, p, key, in, out, accumulate);
-      default: return drop<half>(rows, inner, p, key, in, out, accumulate);
+      case DType::f32:
+        return drop_in(float{});
+      case DType::f64:
+        return drop_in(double{});
+      case DType::bfloat16:
+        return drop_in(bf16{});
+      default:
+        return drop_in(half{});
     }
   }
 
@@ -72,14 +77,12 @@ class Places final : public SharedPlaces {
   void attention_backward(const kernels::AttentionShape& s, const float* q, const float* k, const float* v,
                           const float* mask, const float* y, const float* log_sums, const float* dy, float* dq,
                           float* dk, float* dv) override {
-    RingAttention<float, Communicator>(living(), length_, s)
-        .backward(q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+    RingAttention<float, Communicator>(living(), length_, s).backward(q, k, v, mask, y, log_sums, dy, dq, dk, dv);
   }
   void attention_backward(const kernels::AttentionShape& s, const double* q, const double* k, const double* v,
                           const double* mask, const double* y, const double* log_sums, const double* dy, double* dq,
                           double* dk, double* dv) override {
-    RingAttention<double, Communicator>(living(), length_, s)
-        .backward(q, k, v, mask, y, log_sums, dy, dq, dk, dv);
+    RingAttention<double, Communicator>(living(), length_, s).backward(q, k, v, mask, y, log_sums, dy, dq, dk, dv);
   }
 
  private:
@@ -89,10 +92,12 @@ class Places final : public SharedPlaces {
   }
   // [samples, own places, ...] if there is a row for each sample; else [samples * own places, inner].
   template <class T>
-  void drop(Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
-            bool accumulate) const {
+  void drop(Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out, bool accumulate,
+            ColumnsOfPlaces part) const {
     const bool merged = rows != samples_;
-    const Index width = merged ? inner : inner / own();
+    const Index numbers = merged ? inner : inner / own();  // of a place
+    if (part.count == 0) part = {numbers, 0, numbers};
+    const Index lines = part.count == 0 ? 0 : numbers / part.count;
     const auto* from = static_cast<const T*>(in);
     auto* to = static_cast<T*>(out);
     for (Index sample = 0; sample < samples_; ++sample)
@@ -100,13 +105,11 @@ class Places final : public SharedPlaces {
         RandomKey at = key;
         at.first_sample += sample;
         if (merged) at.first_sample = at.first_sample * length_ + run.begin;
-        const kernels::ColumnsOfRow part = merged
-                                               ? kernels::ColumnsOfRow{width, 0, width}
-                                               : kernels::ColumnsOfRow{length_ * width, run.begin * width,
-                                                                       run.count * width};
-        kernels::dropout_columns(Cpu{}, merged ? run.count : 1, 1, part, from, to, p, at, accumulate);
-        from += run.count * width;
-        to += run.count * width;
+        const Index before = merged ? 0 : run.begin * lines * part.width;
+        kernels::dropout_columns(Cpu{}, merged ? run.count : 1, merged ? lines : run.count * lines,
+                                 {part.width, before + part.begin, part.count}, from, to, p, at, accumulate);
+        from += run.count * numbers;
+        to += run.count * numbers;
       }
   }
 

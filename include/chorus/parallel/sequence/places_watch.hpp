@@ -34,7 +34,8 @@ class PlacesWatch final : public detail::OperationWatch {
     const auto& out = operation.output;
     const auto is = [&](const auto& x, Kind kind) { return kind_of(x) == kind; };
     const auto count = [&](Kind kind) {
-      return std::count_if(operation.inputs.begin(), operation.inputs.end(), [&](const auto& x) { return is(x, kind); });
+      return std::count_if(operation.inputs.begin(), operation.inputs.end(),
+                           [&](const auto& x) { return is(x, kind); });
     };
     if (const auto tokens = count(Kind::tokens); tokens > 0) {
       check_tokens(operation, tokens);
@@ -71,14 +72,36 @@ class PlacesWatch final : public detail::OperationWatch {
   }
 
   void check_tokens(const Operation& operation, std::ptrdiff_t tokens) const {
-    constexpr std::array mixing{"batch_norm",  "batch_norm_relu",  "sync_batch_norm", "group_norm",   "conv2d",
-                                "avg_pool2d",  "conv_transpose2d", "max_pool2d",      "avg_unpool2d", "resample",
-                                "pad2d",       "cumsum",           "cumprod",         "gather",       "index_select",
-                                "index_add",   "scatter_add",      "scatter_reduce",  "put_slice",    "ctc_loss",
-                                "fft",         "ifft",             "rfft",            "irfft",        "sort"};
+    constexpr std::array mixing{"batch_norm",
+                                "batch_norm_relu",
+                                "sync_batch_norm",
+                                "group_norm",
+                                "conv2d",
+                                "avg_pool2d",
+                                "conv_transpose2d",
+                                "max_pool2d",
+                                "avg_unpool2d",
+                                "resample",
+                                "pad2d",
+                                "cumsum",
+                                "cumprod",
+                                "gather",
+                                "index_select",
+                                "index_add",
+                                "scatter_add",
+                                "scatter_reduce",
+                                "put_slice",
+                                "ctc_loss",
+                                "fft",
+                                "ifft",
+                                "rfft",
+                                "irfft",
+                                "sort"};
     constexpr std::array reducing{"sum", "mean", "var", "amax", "amin", "logsumexp", "sum_to"};
     const std::string_view name = operation.name;
-    const auto is_one_of = [&](const auto& names) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    const auto is_one_of = [&](const auto& names) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
     const Value& in = *std::find_if(operation.inputs.begin(), operation.inputs.end(),
                                     [&](const Value& x) { return kind_of(x) == Kind::tokens; });
     const auto axis_of = [&](Index axis) {
@@ -107,7 +130,8 @@ class PlacesWatch final : public detail::OperationWatch {
     for (std::size_t axis = std::max<std::size_t>(before, 1); axis < out.size(); ++axis)
       check<UsageError>(!holds_places(out, axis) || x.shape[axis - before] != own_, "SequenceParallel: '", name,
                         "' of shape ", out, " takes a value of shape ", x.shape, " that may have a row for each of ",
-                        own_, " places, and this rank's places are others: expected positions from "
+                        own_,
+                        " places, and this rank's places are others: expected positions from "
                         "nn::LearnedPositions, SinusoidalPositions or rotary_positions, or an input of the net");
   }
   template <class Facts>

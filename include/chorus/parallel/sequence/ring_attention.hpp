@@ -118,9 +118,7 @@ class RingAttention {
   static T* moved(T* at, Index by) { return at == nullptr ? nullptr : at + by; }
   // The stretches of the rank that is `steps` before this one.
   Runs of(int steps) const { return stretches(length_, ring_.size(), ring_.before(steps)); }
-  std::size_t numbers(const Runs& runs) const {
-    return size(s_.batch() * places_in(runs) * (s_.features + s_.values));
-  }
+  std::size_t numbers(const Runs& runs) const { return size(s_.batch() * places_in(runs) * (s_.features + s_.values)); }
 
   template <class F>
   static void each_block(const Runs& runs, const F& f) {

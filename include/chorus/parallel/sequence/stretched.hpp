@@ -23,8 +23,8 @@
 
 namespace chorus::sequence {
 
-/// `Base`: DistributedDataParallel, or a policy derived from it. Its ranks lie in rings of neighbours; a ring has one
-/// share of the batch, and each of its ranks some places of every sample.
+/// `Base`: DistributedDataParallel, or a policy derived from it. Its ranks lie in rings; a ring has one share of the
+/// batch, and each of its ranks some places of every sample.
 ///
 /// A rank's loss counts its own tokens, and through attention its gradients have parts of other ranks' losses. So each
 /// loss gets its weight in the whole before backward, and gradients are added as they are.
@@ -67,21 +67,27 @@ class Stretched : public Base {
   template <class Dataset>
   data::Sampler sampler(const Dataset& dataset, const SamplingOptions& options = {}) const {
     auto of_ring = this->sampler_options(options);
-    of_ring.rank /= ring_.size();
+    of_ring.rank = share();
     of_ring.world_size /= ring_.size();
     return data::Sampler(dataset.size(), of_ring);
   }
 
  protected:
+  /// `rings`: how many rings have neighbouring shares of the batch and lie side by side, rank by rank.
   template <class... Arguments>
-  explicit Stretched(Ring<Communicator> ring, Arguments&&... arguments)
-      : Base(std::forward<Arguments>(arguments)...), ring_(ring) {
+  explicit Stretched(Ring<Communicator> ring, int rings, Arguments&&... arguments)
+      : Base(std::forward<Arguments>(arguments)...), ring_(ring), rings_(rings) {
     this->shares_.add_as_they_are();
     this->random_.first_sample = [this, of_rank = this->random_.first_sample] {
       check<UsageError>(places_ == nullptr || ring_.size() == 1 || places_->draws_by_place(),
                         "SequenceParallel: expected no random numbers but those of dropout and attention: others are "
                         "drawn without regard to places");
-      return (of_rank() - ring_.member() * this->random_.samples) / ring_.size();
+      const Index before = of_rank(), samples = this->random_.samples;
+      if (rings_ == 1) return (before - ring_.member() * samples) / ring_.size();
+      check<UsageError>(before == this->communicator_.rank() * samples,
+                        "SequenceParallel: random numbers need equally many samples on all ranks if the mesh has "
+                        "shards, too: expected a batch that its shares divide evenly; drop_last of the loader");
+      return share() * samples;
     };
   }
 
@@ -98,6 +104,11 @@ class Stretched : public Base {
   }
 
  private:
+  // The number of this ring's share of the batch.
+  int share() const {
+    const int rank = this->communicator_.rank();
+    return rank / (rings_ * ring_.size()) * rings_ + rank % rings_;
+  }
   template <class X>
   static void find_length(const X& x, std::optional<Index>& length) {
     if constexpr (Operand<X>)
@@ -111,10 +122,10 @@ class Stretched : public Base {
       return x;
     } else if constexpr (detail::said_axis<X> == detail::no_axis) {
       const auto& shape = value_of(x).shape();
-      check<UsageError>(ring_.size() == 1 || places.own() == 1 ||
-                            std::find(shape.begin(), shape.end(), places.own()) == shape.end(),
-                        "SequenceParallel: a whole input of shape ", shape, " has an axis as long as this rank's part ",
-                        "of a sample, ", places.own(), ": they could be taken for each other; pad one of them");
+      check<UsageError>(
+          ring_.size() == 1 || places.own() == 1 || std::find(shape.begin(), shape.end(), places.own()) == shape.end(),
+          "SequenceParallel: a whole input of shape ", shape, " has an axis as long as this rank's part ",
+          "of a sample, ", places.own(), ": they could be taken for each other; pad one of them");
       return x;
     } else {
       static_assert(!detail::says_batch_axis<X>, "SequenceParallel: expected inputs [batch, length, ...]");
@@ -136,15 +147,15 @@ class Stretched : public Base {
   template <class... Inputs>
   auto call(PlacesWatch* watch, const Inputs&... inputs) {
     const auto run = [&] {
-      const detail::Replaced<detail::OperationWatch*> watching(
-          detail::operation_watch, watch == nullptr ? detail::operation_watch : watch);
+      const detail::Replaced<detail::OperationWatch*> watching(detail::operation_watch,
+                                                               watch == nullptr ? detail::operation_watch : watch);
       return Base::operator()(inputs...);
     };
     using Output = decltype(run());
     if constexpr (AnyVariable<Output> && !detail::is_graph_variable<Output>) {
       if constexpr (Output::rank == 0) {
         const bool records = grad_enabled();
-        const detail::GradMode recording(true);  // the tape knows what a mean counts
+        const GradMode recording(true);  // the tape knows what a mean counts
         const Output own = run();
         if (ring_.size() == 1) return records ? own : own.detach();
         check<UsageError>(own.requires_grad(), "SequenceParallel: expected a loss that depends on trained parameters");
@@ -161,6 +172,7 @@ class Stretched : public Base {
   }
 
   Ring<Communicator> ring_;
+  int rings_;
   const Tokens* places_ = nullptr;  // of the forward pass that runs
   std::vector<double> scales_;
   bool watched_[2] = {false, false};

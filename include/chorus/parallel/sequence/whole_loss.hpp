@@ -32,8 +32,9 @@ double whole_loss(Node& root, double value, const Ring<Communicator>& ring) {
     sums.push_back(over == 0 ? 0 : over * values[i]);
     sums.push_back(origin.is_mean() ? over : 0);
   }
-  check<UsageError>(sums.size() > 1 || terms.has_more(), "SequenceParallel: expected the model to return a mean or sum "
-                                                         "over tokens, or a value for each token, got a number");
+  check<UsageError>(sums.size() > 1 || terms.has_more(),
+                    "SequenceParallel: expected the model to return a mean or sum "
+                    "over tokens, or a value for each token, got a number");
   if (ring.member() != 0) sums[0] = 0;
   ring.sum(sums);
   double whole = sums[0];
