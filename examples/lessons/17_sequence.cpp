@@ -1,93 +1,104 @@
 /// Lesson 17: ranks that share the tokens of each sample. A sample is a picture, its rows are the tokens, and each row
-/// is to be guessed from those before it. Every layer but attention treats a token by itself. For attention the keys and
-/// values go round a ring: a rank meets each block once, and keeps for each query the largest score, the sum of the
-/// exponentials and the sum of the values, so that no rank ever has all keys. Under a causal mask late tokens have more
-/// work: a rank has a stretch from the front and one from the back.
+/// is to be guessed from those before it. All layers but attention treat each token by itself. For attention keys and
+/// values go round a ring. A rank meets each block once, and keeps for each query the largest score, the sum of the
+/// exponentials and the sum of the values: no rank computes with all keys at once. Late tokens see more keys than early
+/// ones, so a rank has a stretch from the front and one from the back.
 
 #include <chorus/autograd/custom_function.hpp>
-#include <chorus/ops/attention.hpp>
+#include <chorus/ops/indexing.hpp>
 #include <chorus/ops/losses.hpp>
 #include <chorus/parallel/sequence_parallel.hpp>
 
 #include "toy.hpp"
 
+using Values = ch::Tensor<float, 3>;
 constexpr ch::Index tokens = 24, width = 16;
+auto part(const auto& x, ch::Index i) { return ch::slice(x, -1, i * width, (i + 1) * width); }
 
-struct Rows : ch::nn::Module {  // for the policy
+struct Rows : ch::nn::Module {
   ch::nn::Linear<ch::Cpu> in{28, 3 * width}, out{width, 28};
   CHORUS_MODULE(Rows, in, out)
-  auto forward(const auto& rows, const auto& next) const {
-    const auto qkv = in(rows);
-    const auto part = [&](ch::Index i) { return ch::slice(qkv, -1, i * width, (i + 1) * width); };
-    return ch::mse_loss(out(ch::scaled_dot_product_attention(part(0), part(1), part(2), /*causal=*/true)), next);
+  auto forward(const auto& rows, const auto& next) const {  // for the policy
+    const auto x = in(rows);
+    return ch::mse_loss(out(ch::scaled_dot_product_attention(part(x, 0), part(x, 1), part(x, 2), true)), next);
   }
 };
 using Policy = ch::SequenceParallel<Rows>;
 
-struct Ring {
-  ch::comm::AnyCommunicator& ranks;
-  std::vector<float> log_sums = {};
+ch::Tensor<std::int64_t, 1> places(int rank, int ranks) {  // of 2n stretches the r-th and the r-th last
+  const ch::Index stretch = tokens / (2 * ranks), last = 2 * ranks - 1 - rank;
+  auto all = ch::Tensor<std::int64_t, 1>::empty({2 * stretch});
+  for (ch::Index i = 0; i < 2 * stretch; ++i) all(i) = (i < stretch ? rank : last) * stretch + i % stretch;
+  return all;
+}
 
-  std::vector<ch::Index> places(int rank) const {  // of 2n stretches the r-th and the r-th last
-    const ch::Index stretch = tokens / (2 * ranks.size());
-    std::vector<ch::Index> all;
-    for (const ch::Index s : {ch::Index{rank}, 2 * ranks.size() - 1 - rank})
-      for (ch::Index i = 0; i < stretch; ++i) all.push_back(s * stretch + i);
-    return all;
+struct RingAttention {
+  ch::comm::AnyCommunicator& ranks;
+
+  Values shift(const Values& x, int by) const {  // sends x to the rank `by` further on, returns that of the one before
+    const int n = ranks.size(), rank = ranks.rank(), to = (rank + n + by) % n, from = (rank + n - by) % n;
+    auto arrives = Values::empty(x.shape());
+    const std::span out(x.data(), static_cast<std::size_t>(x.numel())), in(arrives.data(), out.size());
+    if (rank % 2 == 0) ranks.send(out, to, {.traffic = Traffic::activations});  // if all sent first, all might wait
+    ranks.recv(in, from, {.traffic = Traffic::activations});
+    if (rank % 2 == 1) ranks.send(out, to, {.traffic = Traffic::activations});
+    return arrives;
   }
-  ch::Tensor<float, 3> own(const ch::Tensor<float, 4>& images, ch::Index from) const {  // rows place + from
-    const auto mine = places(ranks.rank());
-    auto rows = ch::Tensor<float, 3>::empty({images.size(0), static_cast<ch::Index>(mine.size()), 28});
-    for (ch::Index i = 0; i < rows.numel(); ++i)
-      rows.data()[i] = images(i / 28 / rows.size(1), 0, mine[static_cast<std::size_t>(i / 28 % rows.size(1))] + from, i % 28);
-    return rows;
+  auto pass_on(const auto& x) const {  // gradients go the other way
+    return ch::custom_function(
+        "pass_on", [this](const auto& value) { return shift(value, 1); },
+        [this](const auto& dy, const auto&, const auto&) { return shift(dy, -1); }, x);
   }
-  void pass_on(std::vector<float>& block) const {  // to the next rank; gets the block of the one before
-    const int n = ranks.size(), rank = ranks.rank(), next = (rank + 1) % n, before = (rank + n - 1) % n;
-    if (n == 1) return;
-    std::vector<float> arrives(block.size());
-    const ch::comm::CollectiveOptions options{.traffic = Traffic::activations};
-    if (rank % 2 == 0) ranks.send(std::span(block), next, options);  // if all sent first, all might wait for ever
-    ranks.recv(std::span(arrives), before, options);
-    if (rank % 2 == 1) ranks.send(std::span(block), next, options);
-    block.swap(arrives);
-  }
-  /// f(b, i, j, score) for each query i and each key j that it sees, while the block of keys, values and their gradients
-  /// goes round, [samples * tokens, 4 width]. After n hops it is home.
-  std::vector<float> visit(const ch::Tensor<float, 3>& qkv, const auto& f) const {
-    const ch::Index rows = qkv.size(0) * qkv.size(1), n = qkv.size(1);
-    std::vector<float> block(static_cast<std::size_t>(rows * 4 * width));
-    for (ch::Index r = 0; r < rows; ++r) std::copy_n(qkv.data() + (3 * r + 1) * width, 2 * width, &block[static_cast<std::size_t>(4 * r * width)]);
-    const auto mine = places(ranks.rank());
-    for (int hop = 0; hop < ranks.size(); ++hop, pass_on(block)) {
-      const auto theirs = places((ranks.rank() - hop + ranks.size()) % ranks.size());
-      for (ch::Index r = 0; r < rows; ++r)
-        for (ch::Index j = 0; j < n; ++j) {
-          if (theirs[static_cast<std::size_t>(j)] > mine[static_cast<std::size_t>(r % n)]) continue;
-          float *key = &block[static_cast<std::size_t>((r / n * n + j) * 4 * width)], score = 0;
-          for (ch::Index c = 0; c < width; ++c) score += qkv.data()[3 * r * width + c] * key[c] / std::sqrt(float{width});
-          f(r, score, key);
-        }
+  auto operator()(const auto& qkv) const {
+    const auto mine = places(ranks.rank(), ranks.size());
+    const ch::Index samples = qkv.size(0), n = mine.numel();
+    auto block = ch::concat(-1, part(qkv, 1), part(qkv, 2));  // keys and values
+    auto sum = part(qkv, 0) * 0, total = ch::slice(sum, -1, 0, 1);
+    auto most = Values::full({samples, n, 1}, -1e20f);
+    auto seen = ch::Tensor<bool, 2>::empty({n, n});
+    for (int hop = 0; hop < ranks.size(); ++hop) {
+      if (hop > 0) block = pass_on(block);  // the policy does not keep blocks for backward: there they come again
+      const auto theirs = places((ranks.rank() - hop + ranks.size()) % ranks.size(), ranks.size());
+      for (ch::Index i = 0; i < n * n; ++i) seen.data()[i] = theirs(i % n) <= mine(i / n);
+      const auto products = ch::matmul(part(qkv, 0), ch::transpose(part(block, 0), 1, 2));
+      const auto scores = ch::where(seen, products * (1 / std::sqrt(float{width})), -1e30f);
+      const Values high = ch::maximum(most, ch::reshape(ch::amax(scores.value(), -1), most.shape()));
+      const Values old = ch::exp(std::exchange(most, high) - high);
+      const auto weights = ch::exp(scores - high);
+      total = total * old + ch::reshape(ch::sum(weights, -1), most.shape());
+      sum = sum * old + ch::matmul(weights, part(block, 1));
     }
-    return block;
-  }
-  auto attention(const auto& qkv) {
-    return ch::custom_function("ring_attention", [this](const auto& x) { return forward(x); },
-                               [this](const auto& dy, const auto& x, const auto& y) { return backward(dy, x, y); }, qkv);
-  }
-  ch::Tensor<float, 3> forward(const ch::Tensor<float, 3>& qkv) {
-    auto y = ch::Tensor<float, 3>::zeros({qkv.size(0), qkv.size(1), width});
-    std::vector<float> most(static_cast<std::size_t>(y.numel() / width), -1e30f), total(most.size());
-    visit(qkv, [&](ch::Index r, float score, const float* key) {
-      const auto at = static_cast<std::size_t>(r);
-      const float high = std::max(most[at], score), old = std::exp(most[at] - high), now = std::exp(score - high);
-      total[at] = total[at] * old + now;
-      for (ch::Index c = 0; c < width; ++c) y.data()[r * width + c] = y.data()[r * width + c] * old + now * key[width + c];
-      most[at] = high;
-    });
-    for (ch::Index i = 0; i < y.numel(); ++i) y.data()[i] /= total[static_cast<std::size_t>(i / width)];
-    log_sums.clear();
-    for (std::size_t i = 0; i < most.size(); ++i) log_sums.push_back(most[i] + std::log(total[i]));
-    return y;
+    return sum / total;
   }
 };
+
+int main(int argc, char** argv) {
+  return ch::launch<Policy>(argc, argv, [](ch::Run& run) {
+    auto& ranks = run.communicator();
+    Data data{run.seed()};  // every rank loads whole batches
+    Rows model;
+    Policy net{ch::nn::copy_of(model), run};  // takes the same steps, for the comparison at the end
+    const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
+    ch::optim::Sgd optimizer{parameters, sgd}, policy_optimizer{net.parameters(), sgd};
+    const RingAttention ring{ranks};
+    const auto mine = places(ranks.rank(), ranks.size());
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+      MeanLoss mean;
+      for (const auto& [images, labels] : data.epoch(epoch)) {
+        const Values all = ch::reshape(images, ch::Shape<3>{images.size(0), 28, 28});
+        const Values rows = ch::slice(all, 1, 0, tokens), next = ch::slice(all, 1, 1, tokens + 1);
+        for (auto* o : {&optimizer, &policy_optimizer}) o->zero_grad();
+        const auto attended = ring(model.in(ch::index_select(rows, 1, mine)));
+        ch::mse_loss(model.out(attended), ch::index_select(next, 1, mine)).backward();
+        for (const auto& p : parameters)  // a mean over ranks, which have equally many tokens
+          ranks.all_reduce(gradient(p), ch::comm::ReduceOp::sum, {.scale = 1.0 / ranks.size()});
+        const auto loss = net(rows, next);  // of all ranks' tokens
+        loss.backward();
+        for (auto* o : {&optimizer, &policy_optimizer}) o->step();
+        mean.add(double{loss.item()}, static_cast<double>(labels.numel()));
+      }
+      if (run.is_main()) mean.print(epoch);
+    }
+    return compare_parameters(run, Policy::name, parameters, ch::nn::named_parameters<ch::Cpu>(net.module()), 1e-5);
+  });
+}
