@@ -1,10 +1,9 @@
-/// Lesson 17: ranks that share the tokens of each sample. A sample is a picture, its rows are the tokens, and each row
-/// is to be guessed from those before it. All layers but attention treat each token by itself. For attention keys and
-/// values go round a ring. A rank meets each block once, and keeps for each query the largest score, the sum of the
-/// exponentials and the sum of the values: no rank computes with all keys at once. Late tokens see more keys than early
-/// ones, so a rank has a stretch from the front and one from the back.
+/// Lesson 17: ranks that share the tokens of each sample: the rows of a picture, each guessed from those before it.
+/// Only attention mixes tokens: keys and values go round a ring, and a rank keeps for each query the largest score and
+/// the sums of exponentials and values. Late tokens see more keys: a rank has a front and a back stretch.
 
 #include <chorus/autograd/custom_function.hpp>
+#include <chorus/ops/attention.hpp>
 #include <chorus/ops/indexing.hpp>
 #include <chorus/ops/losses.hpp>
 #include <chorus/parallel/sequence_parallel.hpp>
@@ -34,6 +33,7 @@ ch::Tensor<std::int64_t, 1> places(int rank, int ranks) {  // of 2n stretches th
 
 struct RingAttention {
   ch::comm::AnyCommunicator& ranks;
+  const ch::Tensor<std::int64_t, 1> mine = places(ranks.rank(), ranks.size());
 
   Values shift(const Values& x, int by) const {  // sends x to the rank `by` further on, returns that of the one before
     const int n = ranks.size(), rank = ranks.rank(), to = (rank + n + by) % n, from = (rank + n - by) % n;
@@ -50,11 +50,10 @@ struct RingAttention {
         [this](const auto& dy, const auto&, const auto&) { return shift(dy, -1); }, x);
   }
   auto operator()(const auto& qkv) const {
-    const auto mine = places(ranks.rank(), ranks.size());
-    const ch::Index samples = qkv.size(0), n = mine.numel();
+    const ch::Index n = mine.numel();
     auto block = ch::concat(-1, part(qkv, 1), part(qkv, 2));  // keys and values
     auto sum = part(qkv, 0) * 0, total = ch::slice(sum, -1, 0, 1);
-    auto most = Values::full({samples, n, 1}, -1e20f);
+    auto most = Values::full({qkv.size(0), n, 1}, -1e20f);
     auto seen = ch::Tensor<bool, 2>::empty({n, n});
     for (int hop = 0; hop < ranks.size(); ++hop) {
       if (hop > 0) block = pass_on(block);  // the policy does not keep blocks for backward: there they come again
@@ -74,27 +73,24 @@ struct RingAttention {
 
 int main(int argc, char** argv) {
   return ch::launch<Policy>(argc, argv, [](ch::Run& run) {
-    auto& ranks = run.communicator();
     Data data{run.seed()};  // every rank loads whole batches
     Rows model;
     Policy net{ch::nn::copy_of(model), run};  // takes the same steps, for the comparison at the end
     const auto parameters = ch::nn::named_parameters<ch::Cpu>(model);
     ch::optim::Sgd optimizer{parameters, sgd}, policy_optimizer{net.parameters(), sgd};
-    const RingAttention ring{ranks};
-    const auto mine = places(ranks.rank(), ranks.size());
+    const RingAttention ring{run.communicator()};
     for (int epoch = 0; epoch < epochs; ++epoch) {
       MeanLoss mean;
       for (const auto& [images, labels] : data.epoch(epoch)) {
         const Values all = ch::reshape(images, ch::Shape<3>{images.size(0), 28, 28});
         const Values rows = ch::slice(all, 1, 0, tokens), next = ch::slice(all, 1, 1, tokens + 1);
-        for (auto* o : {&optimizer, &policy_optimizer}) o->zero_grad();
-        const auto attended = ring(model.in(ch::index_select(rows, 1, mine)));
-        ch::mse_loss(model.out(attended), ch::index_select(next, 1, mine)).backward();
+        const auto y = model.out(ring(model.in(ch::index_select(rows, 1, ring.mine))));
+        ch::mse_loss(y, ch::index_select(next, 1, ring.mine)).backward();
         for (const auto& p : parameters)  // a mean over ranks, which have equally many tokens
-          ranks.all_reduce(gradient(p), ch::comm::ReduceOp::sum, {.scale = 1.0 / ranks.size()});
+          ring.ranks.all_reduce(gradient(p), ch::comm::ReduceOp::sum, {.scale = 1.0 / ring.ranks.size()});
         const auto loss = net(rows, next);  // of all ranks' tokens
         loss.backward();
-        for (auto* o : {&optimizer, &policy_optimizer}) o->step();
+        for (auto* o : {&optimizer, &policy_optimizer}) o->step(), o->zero_grad();
         mean.add(double{loss.item()}, static_cast<double>(labels.numel()));
       }
       if (run.is_main()) mean.print(epoch);

@@ -121,10 +121,21 @@ int main() {
   ch::Pipeline<Layer> net{Layer{}, alone, {}};
   net(ch::Tensor<float, 2>::ones({2, 4})).backward();
 }"""),
-    ("Mesh: expected axes in the order Pipe, Data, Shard, Tensor, each at most once", """
+    ("Mesh: expected axes in the order Pipe, Data, Sequence, Shard, Tensor, each at most once", """
 int main() {
   ch::comm::AnyCommunicator alone;
   ch::Mesh<Layer, ch::mesh::Tensor<2>, ch::mesh::Data<2>> net{Layer{}, alone, {}};
+}"""),
+    ("Mesh: mesh::Sequence in a mesh with mesh::Pipe is not supported", """
+#include <chorus/parallel/sequence_parallel.hpp>
+struct Links : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> first{4, 4}, second{4, 4};
+  CHORUS_MODULE(Links, first, second)
+  CHORUS_PIPELINE(first, second)
+};
+int main() {
+  ch::comm::AnyCommunicator alone;
+  ch::Mesh<Links, ch::mesh::Pipe<2>, ch::mesh::Sequence<2>> net{Links{}, alone, {}};
 }"""),
     ("CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList",
      BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),

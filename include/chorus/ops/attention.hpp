@@ -239,6 +239,9 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
+  check<ShapeError>(shared_places == nullptr || mask.size(-1) == scores[N - 1],
+                    "SequenceParallel: attention: expected ", "a mask for the ", scores[N - 1],
+                    " keys of all ranks (ch::whole), got shape ", mask.shape());
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));

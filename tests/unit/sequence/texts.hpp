@@ -24,7 +24,8 @@ struct Text : ch::nn::Module {
     return ch::reshape(head(second(first(x, true), true)), ch::Shape<2>{tokens.numel(), 7});
   }
   auto forward(const ch::Tensor<std::int64_t, 2>& tokens, const ch::Tensor<std::int64_t, 2>& targets) const {
-    return ch::cross_entropy(forward(tokens), targets.view(ch::Shape<1>{targets.numel()}));
+    const auto penalty = ch::sum(ch::square(head.weight)) * 0.01;
+    return ch::cross_entropy(forward(tokens), targets.view(ch::Shape<1>{targets.numel()})) + penalty;
   }
 };
 

@@ -47,7 +47,7 @@ struct InMesh : Stretched<Policy> {
 template <class Policy, class Axes>
 requires(Axes::sequence::size > 1) struct mesh::WithRooms<Policy, Axes> {
   static_assert(!Axes::pipes,
-                "Mesh: mesh::Sequence beside mesh::Pipe is not supported: expected Data, Shard or Tensor");
+                "Mesh: mesh::Sequence in a mesh with mesh::Pipe is not supported: expected Data, Shard or Tensor");
   static_assert(!Axes::tensor::sequence::splits_sequences,
                 "Mesh: mesh::Sequence divides sequences already: expected mesh::Tensor<ranks> without SequenceSplit");
   using type = sequence::InMesh<Policy, Axes::sequence::size>;

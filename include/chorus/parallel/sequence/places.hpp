@@ -62,8 +62,8 @@ class Places final : public SharedPlaces {
 
   void widen(Index& queries, Index& keys) const override {
     check<UsageError>(queries == own() && keys == own(), "SequenceParallel: attention: expected ", own(),
-                      " queries and as many keys, this rank's part of ", length_, " places, got ", queries, " and ",
-                      keys, ": only self-attention is supported");
+                      " queries and the same number of keys, this rank's part of ", length_, " places, got ", queries,
+                      " and ", keys, ": only self-attention is supported");
     queries = keys = length_;
   }
   void attention_forward(const kernels::AttentionShape& s, const float* q, const float* k, const float* v,

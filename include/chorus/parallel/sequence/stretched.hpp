@@ -2,6 +2,7 @@
 /// A policy whose ranks share the tokens of each sample, around a policy whose ranks have shares of a batch.
 
 #include <chorus/autograd/batch_axis.hpp>
+#include <chorus/comm/engine/failure.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/shared_places.hpp>
 #include <chorus/data/sampler.hpp>
@@ -14,6 +15,7 @@
 #include <chorus/parallel/sequence/ring.hpp>
 #include <chorus/parallel/sequence/whole_loss.hpp>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,7 +29,7 @@ namespace chorus::sequence {
 /// batch, and each of its ranks some places of every sample.
 ///
 /// A rank's loss counts its own tokens, and through attention its gradients have parts of other ranks' losses. So each
-/// loss gets its weight in the whole before backward, and gradients are added as they are.
+/// loss gets its weight in the whole before backward, and the gradients of all ranks have one weight.
 template <class Base>
 class Stretched : public Base {
   using Communicator = comm::AnyCommunicator;
@@ -36,6 +38,14 @@ class Stretched : public Base {
  public:
   using typename Base::D;
   static_assert(std::is_same_v<D, Cpu>, "SequenceParallel: expected a model on the CPU");
+  static_assert(!Base::adds_up_in_pass,
+                "SequenceParallel: its sums have no fixed order: expected a model without SameBits");
+
+  /// Aborts the group after an exception: the others may wait for this rank's keys.
+  ~Stretched() {
+    if (std::uncaught_exceptions() > exceptions_before_ && ring_.size() > 1)
+      this->communicator_.abort(comm::why_it_unwinds());
+  }
 
   /// Returns the model's output for this rank's places of the samples, or the loss of all places. Inputs are the whole
   /// samples, [batch, length, ...], which are cut here; inputs [batch], numbers and `ch::whole(x)` are not cut. Throws
@@ -77,7 +87,7 @@ class Stretched : public Base {
   template <class... Arguments>
   explicit Stretched(Ring<Communicator> ring, int rings, Arguments&&... arguments)
       : Base(std::forward<Arguments>(arguments)...), ring_(ring), rings_(rings) {
-    this->shares_.add_as_they_are();
+    this->shares_.add_alike(1.0 / this->communicator_.size());
     this->random_.first_sample = [this, of_rank = this->random_.first_sample] {
       check<UsageError>(places_ == nullptr || ring_.size() == 1 || places_->draws_by_place(),
                         "SequenceParallel: expected no random numbers but those of dropout and attention: others are "
@@ -92,11 +102,11 @@ class Stretched : public Base {
   }
 
   std::span<const double> weigh(std::span<const detail::LossShare> losses, bool refused) override {
-    this->shares_.add_as_they_are(false);
+    this->shares_.add_alike(0);
     const auto scales = Base::weigh(losses, refused);
     scales_.assign(scales.begin(), scales.end());
-    for (double& scale : scales_) scale *= this->shares_.weight();
-    this->shares_.add_as_they_are();
+    for (double& scale : scales_) scale *= this->shares_.weight() * this->communicator_.size();
+    this->shares_.add_alike(1.0 / this->communicator_.size());
     return scales_;
   }
   void begin_join(const detail::JoinFacts&) override {
@@ -176,6 +186,7 @@ class Stretched : public Base {
   const Tokens* places_ = nullptr;  // of the forward pass that runs
   std::vector<double> scales_;
   bool watched_[2] = {false, false};
+  const int exceptions_before_ = std::uncaught_exceptions();
 };
 
 }  // namespace chorus::sequence
