@@ -126,16 +126,11 @@ int main() {
   ch::comm::AnyCommunicator alone;
   ch::Mesh<Layer, ch::mesh::Tensor<2>, ch::mesh::Data<2>> net{Layer{}, alone, {}};
 }"""),
-    ("Mesh: mesh::Sequence in a mesh with mesh::Pipe is not supported", """
+    ("Mesh: mesh::Sequence divides sequences already: expected mesh::Tensor<ranks> without SequenceSplit", """
 #include <chorus/parallel/sequence_parallel.hpp>
-struct Links : ch::nn::Module {
-  ch::nn::Linear<ch::Cpu> first{4, 4}, second{4, 4};
-  CHORUS_MODULE(Links, first, second)
-  CHORUS_PIPELINE(first, second)
-};
 int main() {
   ch::comm::AnyCommunicator alone;
-  ch::Mesh<Links, ch::mesh::Pipe<2>, ch::mesh::Sequence<2>> net{Links{}, alone, {}};
+  ch::Mesh<Layer, ch::mesh::Sequence<2>, ch::mesh::Tensor<2, ch::SequenceSplit>> net{Layer{}, alone, {}};
 }"""),
     ("CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList",
      BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),

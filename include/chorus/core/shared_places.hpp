@@ -29,6 +29,8 @@ class SharedPlaces : public std::enable_shared_from_this<SharedPlaces> {
 
   virtual Index length() const = 0;
   virtual const std::array<AxisPart, 2>& runs() const = 0;
+  /// Sums over the ranks that share the samples, in place; all get the same bits.
+  virtual void sum(std::span<double> numbers) const = 0;
   Index own() const { return runs()[0].count + runs()[1].count; }
 
   /// The key of an operation that draws a number for each place; `rows`: see next_random_key.
@@ -36,9 +38,9 @@ class SharedPlaces : public std::enable_shared_from_this<SharedPlaces> {
   /// The same for dropout of a value of this shape. Throws UsageError if `plain` is false (a kind of value that is not
   /// supported), and unless the shape tells the value's places.
   virtual RandomKey next_key_of_dropout(std::span<const Index> shape, bool plain) = 0;
-  /// Dropout with that key, and its backward: [rows, inner] on the CPU.
-  virtual void dropout(DType type, Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
-                       bool accumulate, ColumnsOfPlaces part = {}) const = 0;
+  /// Dropout with that key, and its backward, of a pass of `samples`: [rows, inner] on the CPU.
+  virtual void dropout(DType type, Index samples, Index rows, Index inner, double p, const RandomKey& key,
+                       const void* in, void* out, bool accumulate, ColumnsOfPlaces part = {}) const = 0;
 
   /// The sizes of the whole matrix of scores, for masks. Throws UsageError unless there is one key for each query.
   virtual void widen(Index& queries, Index& keys) const = 0;
@@ -62,6 +64,8 @@ inline thread_local constinit SharedPlaces* shared_places = nullptr;
 inline std::shared_ptr<SharedPlaces> places_here() {
   return shared_places == nullptr ? nullptr : shared_places->shared_from_this();
 }
+/// The samples of the pass, or of the part of it that runs.
+inline Index samples_here() { return random_context() == nullptr ? 0 : random_context()->samples; }
 /// The number of places of a sample of which this rank has `own`.
 inline Index whole_length(Index own) { return shared_places == nullptr ? own : shared_places->length(); }
 }  // namespace detail

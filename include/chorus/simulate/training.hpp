@@ -290,8 +290,9 @@ class TrainingRank {
     }
   }
 
-  // SequenceParallel's of a transformer's layers: in each of n parts of a layer a rank computes with the keys and values
-  // of another rank, while it sends these on; in backward their gradients follow. Gradients are averaged as by ddp.
+  // SequenceParallel's of a transformer's layers: in each of n parts of a layer a rank computes with the keys and
+  // values of another rank, and sends these on meanwhile; in backward their gradients follow. Parameters' gradients are
+  // averaged as by ddp.
   void sequence_parallel() {
     if constexpr (!is_all) {
       const int n = rank_.size();

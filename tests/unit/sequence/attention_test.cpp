@@ -91,7 +91,7 @@ void compare(const Problem& problem, int ranks) {
   std::vector<double> worst(static_cast<std::size_t>(ranks), 1e9);
   on_ranks(ranks, [&](Communicator& communicator) {
     const auto alive = std::make_shared<int>();
-    const auto places = std::make_shared<Places>(ch::sequence::Ring(communicator), problem.length, samples, alive);
+    const auto places = std::make_shared<Places>(ch::sequence::Ring(communicator), problem.length, alive);
     const ch::SharedPlacesScope scope(places.get());
     auto mine = whole;
     for (auto& x : mine) x = part(x, places->runs());
@@ -180,8 +180,7 @@ TEST_CASE("dropout and positions of ranks that share tokens are one device's") {
   const auto expected = draw(x);
   std::atomic<int> equal = 0;
   on_ranks(3, [&](Communicator& communicator) {
-    const auto places =
-        std::make_shared<Places>(ch::sequence::Ring(communicator), length, samples, std::make_shared<int>());
+    const auto places = std::make_shared<Places>(ch::sequence::Ring(communicator), length, std::make_shared<int>());
     const auto& runs = places->runs();
     const auto mine = [&](const ch::Tensor<double, 3>& whole) {
       return ch::concat(1, whole.slice(1, runs[0].begin, runs[0].begin + runs[0].count),
@@ -196,9 +195,10 @@ TEST_CASE("dropout and positions of ranks that share tokens are one device's") {
 
 TEST_CASE("what is no self-attention of a rank's places is refused") {
   on_ranks(2, [](Communicator& communicator) {
-    const auto places =
-        std::make_shared<Places>(ch::sequence::Ring(communicator), 10, samples, std::make_shared<int>());
+    const auto places = std::make_shared<Places>(ch::sequence::Ring(communicator), 10, std::make_shared<int>());
     const ch::SharedPlacesScope scope(places.get());
+    ch::RandomContext random{.seed = 5, .first_sample = [] { return 0; }, .samples = samples};
+    const ch::RandomScope draws(random);
     const auto refused = [](const auto& call) {
       try {
         call();
@@ -216,7 +216,7 @@ TEST_CASE("what is no self-attention of a rank's places is refused") {
     CHECK(refused([&] { ch::nn::SinusoidalPositions{}(numbers<3>({samples, 7, 4}, 1)); }).find("positions of 5") < 99);
   });
   const auto few = [] {
-    on_ranks(3, [](Communicator& c) { Places(ch::sequence::Ring(c), 2, samples, std::make_shared<int>()); });
+    on_ranks(3, [](Communicator& c) { Places(ch::sequence::Ring(c), 2, std::make_shared<int>()); });
   };
   CHECK_THROWS_WITH(few(), Catch::Contains("at least one token for each of 3 ranks"));
 }

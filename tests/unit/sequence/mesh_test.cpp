@@ -8,7 +8,7 @@
 namespace sequence_mesh_test {
 
 using namespace test::names;
-using mesh::Data, mesh::Sequence, mesh::Shard, mesh::Tensor;
+using mesh::Pipe, mesh::Data, mesh::Sequence, mesh::Shard, mesh::Tensor;
 using test::Text, test::Texts;
 
 /// This rank's share of the samples. Places of a mesh's sequence axis count as data.
@@ -23,7 +23,7 @@ Texts share_of(const Net& net, std::uint32_t number, Index samples) {
   return batch;
 }
 
-TEST_CASE("mesh: Sequence with Data, Shard and Tensor is one device") {
+TEST_CASE("mesh: Sequence with Pipe, Data, Shard and Tensor is one device") {
   const auto expected = test::text_alone(6);
   const auto check = [&]<int sequence, class... Axes>(std::integral_constant<int, sequence>, int ranks, Axes...) {
     const auto path = cat("sequence_mesh_", getpid(), ".safetensors");
@@ -31,7 +31,7 @@ TEST_CASE("mesh: Sequence with Data, Shard and Tensor is one device") {
         ranks,
         [&](const World& world) {
           auto communicator = comm::connect(world);
-          Mesh<Text, Axes...> net{test::make<Text>(), communicator, world, {.check_every = 1}, 3};
+          Mesh<Text, Axes...> net{test::make<Text>(), communicator, world, {.micro_batches = 3, .check_every = 1}, 3};
           const auto out =
               test::text_training(net, [&](std::uint32_t number) { return share_of<sequence>(net, number, 6); });
           io::save(net, path);
@@ -51,6 +51,8 @@ TEST_CASE("mesh: Sequence with Data, Shard and Tensor is one device") {
   check(std::integral_constant<int, 3>(), 6, Sequence<3>(), Tensor<2>());
   check(std::integral_constant<int, 2>(), 4, Sequence<2>(), Shard<2>());
   check(std::integral_constant<int, 2>(), 8, Data<2>(), Sequence<2>(), Tensor<2>());
+  check(std::integral_constant<int, 2>(), 4, Pipe<2>(), Sequence<2>());
+  check(std::integral_constant<int, 2>(), 8, Pipe<2>(), Data<2>(), Sequence<2>());
 }
 
 TEST_CASE("mesh: a mesh with a sequence axis needs that many ranks") {

@@ -1,6 +1,7 @@
 #pragma once
 /// Models of texts, and training steps, for the tests of ranks that share the tokens of each sample.
 
+#include <chorus/nn/chain.hpp>
 #include <chorus/nn/embedding.hpp>
 #include <chorus/nn/positions.hpp>
 #include <chorus/nn/transformer.hpp>
@@ -11,22 +12,37 @@
 
 namespace test {
 
-/// For tokens alone returns the scores [batch * length, words], with targets the loss.
+/// x: [batch, length, 8] -> with positions and dropout.
+struct Placed : ch::nn::Module {
+  ch::nn::LearnedPositions<ch::Cpu, double> places{16, 8};
+  CHORUS_MODULE(Placed, places)
+  auto forward(const auto& x) const { return ch::dropout(places(x), 0.1, training()); }
+};
+template <bool first>
+struct Causal : ch::nn::Module {
+  ch::nn::TransformerEncoderLayer<ch::Cpu, double> layer{
+      8, {.heads = 2, .feed_forward = first ? 12 : 0, .dropout = 0.2, .norm_first = !first}};
+  CHORUS_MODULE(Causal, layer)
+  auto forward(const auto& x) const { return layer(x, true); }
+};
+/// The scores [batch * length, words]; with targets the loss, with a penalty.
+struct TextHead : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc{8, 7};
+  CHORUS_MODULE(TextHead, fc)
+  auto forward(const auto& x) const { return ch::reshape(fc(x), ch::Shape<2>{x.size(0) * x.size(1), 7}); }
+  auto forward(const auto& x, const ch::Tensor<std::int64_t, 2>& targets) const {
+    const auto loss = ch::cross_entropy(forward(x), targets.view(ch::Shape<1>{targets.numel()}));
+    return loss + ch::sum(ch::square(fc.weight)) * 0.01;
+  }
+};
 struct Text : ch::nn::Module {
   ch::nn::Embedding<ch::Cpu, double> words{7, 8};
-  ch::nn::LearnedPositions<ch::Cpu, double> places{16, 8};
-  ch::nn::TransformerEncoderLayer<ch::Cpu, double> first{8, {.heads = 2, .feed_forward = 12, .dropout = 0.2}};
-  ch::nn::TransformerEncoderLayer<ch::Cpu, double> second{8, {.heads = 2, .dropout = 0.3, .norm_first = true}};
-  ch::nn::Linear<ch::Cpu, double> head{8, 7};
+  Placed places;
+  Causal<true> first;
+  Causal<false> second;
+  TextHead head;
   CHORUS_MODULE(Text, words, places, first, second, head)
-  auto forward(const ch::Tensor<std::int64_t, 2>& tokens) const {
-    const auto x = ch::dropout(places(words(tokens)), 0.1, training());
-    return ch::reshape(head(second(first(x, true), true)), ch::Shape<2>{tokens.numel(), 7});
-  }
-  auto forward(const ch::Tensor<std::int64_t, 2>& tokens, const ch::Tensor<std::int64_t, 2>& targets) const {
-    const auto penalty = ch::sum(ch::square(head.weight)) * 0.01;
-    return ch::cross_entropy(forward(tokens), targets.view(ch::Shape<1>{targets.numel()})) + penalty;
-  }
+  CHORUS_PIPELINE(words, places, first, second, head)
 };
 
 /// Batch `number`: `samples` texts of 9 to 11 words, and the next words, of which some don't count: in every third

@@ -26,12 +26,12 @@ struct Sequence {
 namespace sequence {
 
 /// A mesh's policy among ranks that have shares of a batch or of its tokens.
-template <class Policy, int ranks>
-struct InMesh : Stretched<Policy> {
+template <class Policy, int ranks, bool staged>
+struct InMesh : Stretched<Policy, staged> {
   /// See mesh::DataPolicy.
   template <class Part, class Groups, class Options>
   InMesh(Part part, Groups& groups, const Options& options, std::uint64_t seed)
-      : Stretched<Policy>(ring(groups), groups.sizes()[2], std::move(part), groups, options, seed) {}
+      : Stretched<Policy, staged>(ring(groups), groups.sizes()[2], std::move(part), groups, options, seed) {}
 
  private:
   // Along the data axis the ranks of a ring are neighbours.
@@ -46,11 +46,9 @@ struct InMesh : Stretched<Policy> {
 
 template <class Policy, class Axes>
 requires(Axes::sequence::size > 1) struct mesh::WithRooms<Policy, Axes> {
-  static_assert(!Axes::pipes,
-                "Mesh: mesh::Sequence in a mesh with mesh::Pipe is not supported: expected Data, Shard or Tensor");
   static_assert(!Axes::tensor::sequence::splits_sequences,
                 "Mesh: mesh::Sequence divides sequences already: expected mesh::Tensor<ranks> without SequenceSplit");
-  using type = sequence::InMesh<Policy, Axes::sequence::size>;
+  using type = sequence::InMesh<Policy, Axes::sequence::size, Axes::pipes>;
 };
 
 }  // namespace chorus

@@ -17,13 +17,9 @@ namespace chorus::sequence {
 template <class Communicator>
 class Places final : public SharedPlaces {
  public:
-  /// `samples` of `length` tokens. Throws UsageError if there are fewer tokens than ranks.
-  Places(const Ring<Communicator>& ring, Index length, Index samples, std::weak_ptr<void> alive)
-      : ring_(ring),
-        length_(length),
-        samples_(samples),
-        runs_(stretches(length, ring.size(), ring.member())),
-        alive_(std::move(alive)) {
+  /// Of samples of `length` tokens. Throws UsageError if there are fewer tokens than ranks.
+  Places(const Ring<Communicator>& ring, Index length, std::weak_ptr<void> alive)
+      : ring_(ring), length_(length), runs_(stretches(length, ring.size(), ring.member())), alive_(std::move(alive)) {
     check<UsageError>(length >= ring.size(), "SequenceParallel: expected at least one token for each of ", ring.size(),
                       " ranks, got samples of ", length, "; use fewer ranks");
   }
@@ -39,15 +35,16 @@ class Places final : public SharedPlaces {
   }
   RandomKey next_key_of_dropout(std::span<const Index> shape, bool plain) override {
     check<UsageError>(plain, "SequenceParallel: dropout: expected a value on the CPU, without gradients of gradients");
-    const bool merged = shape[0] == samples_ * own() && shape[0] != samples_;
-    check<UsageError>(merged || (shape.size() > 1 && shape[0] == samples_ && shape[1] == own()),
-                      "SequenceParallel: dropout: expected [", samples_, ", ", own(),
-                      ", ...], a value for each sample ", "and place, got ", shape);
-    return next_key(samples_);
+    const Index samples = detail::samples_here();
+    const bool merged = shape[0] == samples * own() && shape[0] != samples;
+    check<UsageError>(merged || (shape.size() > 1 && shape[0] == samples && shape[1] == own()),
+                      "SequenceParallel: dropout: expected [", samples, ", ", own(),
+                      ", ...], a value for each sample and place, got ", shape);
+    return next_key(samples);
   }
-  void dropout(DType type, Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
-               bool accumulate, ColumnsOfPlaces part) const override {
-    const auto drop_in = [&]<class T>(T) { drop<T>(rows, inner, p, key, in, out, accumulate, part); };
+  void dropout(DType type, Index samples, Index rows, Index inner, double p, const RandomKey& key, const void* in,
+               void* out, bool accumulate, ColumnsOfPlaces part) const override {
+    const auto drop_in = [&]<class T>(T) { drop<T>(samples, rows, inner, p, key, in, out, accumulate, part); };
     switch (type) {
       case DType::f32:
         return drop_in(float{});
@@ -59,6 +56,8 @@ class Places final : public SharedPlaces {
         return drop_in(half{});
     }
   }
+
+  void sum(std::span<double> numbers) const override { living().sum(numbers); }
 
   void widen(Index& queries, Index& keys) const override {
     check<UsageError>(queries == own() && keys == own(), "SequenceParallel: attention: expected ", own(),
@@ -92,15 +91,15 @@ class Places final : public SharedPlaces {
   }
   // [samples, own places, ...] if there is a row for each sample; else [samples * own places, inner].
   template <class T>
-  void drop(Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out, bool accumulate,
-            ColumnsOfPlaces part) const {
-    const bool merged = rows != samples_;
+  void drop(Index samples, Index rows, Index inner, double p, const RandomKey& key, const void* in, void* out,
+            bool accumulate, ColumnsOfPlaces part) const {
+    const bool merged = rows != samples;
     const Index numbers = merged ? inner : inner / own();  // of a place
     if (part.count == 0) part = {numbers, 0, numbers};
     const Index lines = part.count == 0 ? 0 : numbers / part.count;
     const auto* from = static_cast<const T*>(in);
     auto* to = static_cast<T*>(out);
-    for (Index sample = 0; sample < samples_; ++sample)
+    for (Index sample = 0; sample < samples; ++sample)
       for (const AxisPart& run : runs_) {
         RandomKey at = key;
         at.first_sample += sample;
@@ -114,7 +113,7 @@ class Places final : public SharedPlaces {
   }
 
   const Ring<Communicator> ring_;
-  Index length_, samples_;
+  Index length_;
   Runs runs_;
   std::weak_ptr<void> alive_;
   bool draws_by_place_ = false;

@@ -21,7 +21,10 @@ namespace chorus::sequence {
 /// It keeps all of them in memory, so it watches only the first passes of a model.
 class PlacesWatch final : public detail::OperationWatch {
  public:
-  PlacesWatch(const SharedPlaces& places, Index samples) : places_(places), own_(places.own()), samples_(samples) {}
+  /// `in_parts`: a pipeline passes the tokens of some samples at a time from rank to rank: what has as many places as
+  /// this rank is taken for tokens.
+  PlacesWatch(const SharedPlaces& places, Index samples, bool in_parts)
+      : places_(places), own_(places.own()), samples_(samples), in_parts_(in_parts) {}
 
   /// A part of an input: its first axes are samples and places.
   template <AnyTensor X>
@@ -40,7 +43,7 @@ class PlacesWatch final : public detail::OperationWatch {
     if (const auto tokens = count(Kind::tokens); tokens > 0) {
       check_tokens(operation, tokens);
       keep(out, Kind::tokens);
-    } else if (name == "index_select" && !out.shape.empty() && out.shape[0] == samples_ * own_) {
+    } else if (name == "index_select" && !out.shape.empty() && is_merged(out.shape[0])) {
       keep(out, Kind::tokens);  // an embedding
     } else if (count(Kind::rows) > 0 || (name == "concat" && is_rows_of_places(operation))) {
       keep(out, Kind::rows);
@@ -54,7 +57,14 @@ class PlacesWatch final : public detail::OperationWatch {
 
   Kind kind_of(const Value& x) const {
     const auto found = kinds_.find(x.data);
-    return found == kinds_.end() ? Kind::other : found->second.first;
+    if (found != kinds_.end()) return found->second.first;
+    const bool like_tokens = x.shape.size() > 1 && x.shape[1] == own_ && x.shape[0] <= samples_;
+    return in_parts_ && like_tokens ? Kind::tokens : Kind::other;
+  }
+  // Whether an axis holds samples, or the places of all samples.
+  bool holds_samples(Index size) const { return in_parts_ ? size <= samples_ : size == samples_; }
+  bool is_merged(Index size) const {
+    return in_parts_ ? size % own_ == 0 && size <= samples_ * own_ : size == samples_ * own_;
   }
   void keep(const Value& x, Kind kind) {
     if (x.defined()) kinds_[x.data] = {kind, x.keep};
@@ -66,9 +76,9 @@ class PlacesWatch final : public detail::OperationWatch {
   }
   // Whether the axis of a value of tokens holds places.
   bool holds_places(const std::vector<Index>& shape, std::size_t axis) const {
-    if (axis == 0) return shape[0] == samples_ * own_ && shape[0] != samples_;
+    if (axis == 0) return is_merged(shape[0]) && !holds_samples(shape[0]);
     const bool last = axis + 1 == shape.size();
-    return shape[axis] == own_ && (!last || (shape.size() == 2 && shape[0] == samples_));
+    return shape[axis] == own_ && (!last || (shape.size() == 2 && holds_samples(shape[0])));
   }
 
   void check_tokens(const Operation& operation, std::ptrdiff_t tokens) const {
@@ -115,7 +125,7 @@ class PlacesWatch final : public detail::OperationWatch {
     if (name == "slice") mixes = holds_places(in.shape, axis_of(facts<operations::Slice>(operation).axis));
     if (name == "concat") mixes = holds_places(in.shape, axis_of(facts<operations::Concat>(operation).axis));
     if (is_one_of(reducing) && !out.empty())  // a number is a loss: see SequenceParallel
-      mixes = out[0] != in.shape[0] || (in.shape[0] == samples_ && in.shape.size() > 1 && in.shape[1] == own_ &&
+      mixes = out[0] != in.shape[0] || (holds_samples(in.shape[0]) && in.shape.size() > 1 && in.shape[1] == own_ &&
                                         (out.size() < 2 || out[1] != own_));
     check<UsageError>(!mixes, "SequenceParallel: '", name, "' of shape ", in.shape,
                       " mixes the places of a sample, which ranks share: expected operators that treat each token by "
@@ -141,6 +151,7 @@ class PlacesWatch final : public detail::OperationWatch {
 
   const SharedPlaces& places_;
   Index own_, samples_;
+  bool in_parts_;
   std::map<const void*, std::pair<Kind, std::shared_ptr<const void>>> kinds_;
 };
 

@@ -30,7 +30,9 @@ namespace chorus::sequence {
 ///
 /// A rank's loss counts its own tokens, and through attention its gradients have parts of other ranks' losses. So each
 /// loss gets its weight in the whole before backward, and the gradients of all ranks have one weight.
-template <class Base>
+///
+/// `staged`: the model is a pipeline's, which returns the loss of all places already.
+template <class Base, bool staged = false>
 class Stretched : public Base {
   using Communicator = comm::AnyCommunicator;
   using Tokens = Places<Communicator>;
@@ -56,11 +58,12 @@ class Stretched : public Base {
     (find_length(inputs, length), ...);
     check<UsageError>(length.has_value(), "SequenceParallel: expected an input [batch, length, ...]");
     const Index samples = detail::samples_of(0, inputs...);
-    const auto places = std::make_shared<Tokens>(ring_, *length, samples, this->alive());
+    const auto places = std::make_shared<Tokens>(ring_, *length, this->alive());
     const detail::Replaced<const Tokens*> now(places_, places.get());
     const SharedPlacesScope scope(ring_.size() > 1 ? places.get() : nullptr);
     std::optional<PlacesWatch> watch;
-    if (ring_.size() > 1 && !std::exchange(watched_[grad_enabled() ? 1 : 0], true)) watch.emplace(*places, samples);
+    if (ring_.size() > 1 && !std::exchange(watched_[grad_enabled() ? 1 : 0], true))
+      watch.emplace(*places, samples, staged);
     return call(watch ? &*watch : nullptr, cut(inputs, *places, watch)...);
   }
 
@@ -167,7 +170,7 @@ class Stretched : public Base {
         const bool records = grad_enabled();
         const GradMode recording(true);  // the tape knows what a mean counts
         const Output own = run();
-        if (ring_.size() == 1) return records ? own : own.detach();
+        if (staged || ring_.size() == 1) return records ? own : own.detach();
         check<UsageError>(own.requires_grad(), "SequenceParallel: expected a loss that depends on trained parameters");
         using T = typename Output::value_type;
         const double whole = whole_loss(*own.node(), static_cast<double>(own.item()), ring_);
