@@ -49,19 +49,19 @@ auto dropout_of_rows(const X& x, double p, bool drops) {
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
-  const Index of = samples_here(), samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  const Index of_pass = samples_here(), samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
   if (places) [[unlikely]]
-    places->dropout(type, of, samples, inner, p, key, input.data(), out.data(), false);
+    places->dropout(type, of_pass, samples, inner, p, key, input.data(), out.data(), false);
   else
     kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, key);
   return record(
       operations::Dropout{p, key}, std::move(out),
-      [samples, inner, p, key, places, of](const auto& dy, auto dx) {
+      [samples, inner, p, key, places, of_pass](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
         if (places) [[unlikely]]
-          return places->dropout(type, of, samples, inner, p, key, dy.data(), grad.data(), accumulate);
+          return places->dropout(type, of_pass, samples, inner, p, key, dy.data(), grad.data(), accumulate);
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, key, accumulate);
       },
       x);
@@ -82,20 +82,20 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
     const auto key =
         places ? places->next_key_of_dropout(input.shape(), std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
                : next_random_key(input.size(0));
-    const Index of = samples_here(), samples = input.size(0), numbers = samples * row.count;
+    const Index of_pass = samples_here(), samples = input.size(0), numbers = samples * row.count;
     const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
     auto out = tensor_of<X>::empty(input.shape(), input.device());
     const ColumnsOfPlaces part{row.width, row.begin, row.count};
     if (places) [[unlikely]]
-      places->dropout(type, of, samples, rows * row.count, p, key, input.data(), out.data(), false, part);
+      places->dropout(type, of_pass, samples, rows * row.count, p, key, input.data(), out.data(), false, part);
     else
       kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
     return record(
         "dropout", std::move(out),
-        [samples, rows, row, p, key, places, of, part](const auto& dy, auto dx) {
+        [samples, rows, row, p, key, places, of_pass, part](const auto& dy, auto dx) {
           const auto [grad, accumulate] = dx->target();
           if (places) [[unlikely]]
-            return places->dropout(type, of, samples, rows * row.count, p, key, dy.data(), grad.data(), accumulate,
+            return places->dropout(type, of_pass, samples, rows * row.count, p, key, dy.data(), grad.data(), accumulate,
                                    part);
           kernels::dropout_columns(dy.device(), samples, rows, row, dy.data(), grad.data(), p, key, accumulate);
         },

@@ -11,6 +11,10 @@ using namespace test::names;
 using mesh::Pipe, mesh::Data, mesh::Sequence, mesh::Shard, mesh::Tensor;
 using test::Text, test::Texts;
 
+struct Ten {
+  Index size() const { return 10; }
+};
+
 /// This rank's share of the samples. Places of a mesh's sequence axis count as data.
 template <int sequence, class Net>
 Texts share_of(const Net& net, std::uint32_t number, Index samples) {
@@ -18,6 +22,9 @@ Texts share_of(const Net& net, std::uint32_t number, Index samples) {
   World place;
   place.size = net.shares();
   place.rank = net.place()[1] / sequence * net.sizes()[2] + net.place()[2];
+  check<Error>(net.sampler(Ten{}).share_begin(0, 10) ==
+                   share_begin(10, static_cast<std::size_t>(place.size), static_cast<std::size_t>(place.rank)),
+               "the sampler gives another share");
   batch.tokens = test::share(batch.tokens, place);
   batch.targets = test::share(batch.targets, place);
   return batch;

@@ -6,6 +6,7 @@
 #include <chorus/nn/models/gpt.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/random.hpp>
+#include <csignal>
 #include <thread>
 
 #include "texts.hpp"
@@ -69,6 +70,25 @@ TEST_CASE("SequenceParallel: a checkpoint goes on with another number of ranks; 
     if (ranks == 3) CHECK(test::distance(test::numbers_in(text), expected) < 1e-9);
   }
   std::remove(path.c_str());
+}
+
+TEST_CASE("SequenceParallel: if a rank dies in backward, those that wait for its keys name it") {
+  const auto texts = Ranks(3, [](const World& world) {
+                       Rank<Text> rank(world);
+                       if (world.rank == 1)
+                         rank.net.module().head.fc.weight.register_hook([](const auto& gradient) {
+                           raise(SIGKILL);
+                           return gradient;
+                         });
+                       const Texts batch(0, 2);
+                       try {
+                         rank.net(batch.tokens, batch.targets).backward();
+                       } catch (const CommError& error) {
+                         return std::string(error.what());
+                       }
+                       return std::string("went on");
+                     }).texts();
+  for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) CHECK_THAT(texts[rank], Catch::Contains("rank 1"));
 }
 
 struct Writer : nn::Module {
@@ -169,6 +189,11 @@ TEST_CASE("SequenceParallel: what mixes places, or takes one rank's for all, is 
              Contains("'mean'") && Contains("mixes the places"));
   CHECK_THAT(refused([](const auto&, const auto& x) { return matmul(softmax(matmul(x, transpose(x, 1, 2)), -1), x); }),
              Contains("'matmul'") && Contains("scaled_dot_product_attention"));
+  CHECK_THAT(refused([](const auto& net, const auto& x) {
+               const auto memory = expand(slice(net.table, 0, 0, x.size(1)), Shape<3>{2, x.size(1), 6});
+               return scaled_dot_product_attention(x, memory, memory);
+             }),
+             Contains("'scaled_dot_product_attention'"));
   CHECK_THAT(refused([](const auto&, const auto& x) { return slice(x, 1, 0, 3); }), Contains("'slice'"));
   CHECK_THAT(refused([](const auto& net, const auto& x) { return x + slice(net.table, 0, 0, x.size(1)); }),
              Contains("this rank's places are others"));

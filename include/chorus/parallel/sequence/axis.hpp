@@ -45,7 +45,8 @@ struct InMesh : Stretched<Policy, staged> {
 }  // namespace sequence
 
 template <class Policy, class Axes>
-requires(Axes::sequence::size > 1) struct mesh::WithRooms<Policy, Axes> {
+requires requires { Axes::sequence::place; }
+struct mesh::WithRooms<Policy, Axes> {
   static_assert(!Axes::tensor::sequence::splits_sequences,
                 "Mesh: mesh::Sequence divides sequences already: expected mesh::Tensor<ranks> without SequenceSplit");
   using type = sequence::InMesh<Policy, Axes::sequence::size, Axes::pipes>;

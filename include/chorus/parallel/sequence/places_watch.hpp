@@ -120,6 +120,7 @@ class PlacesWatch final : public detail::OperationWatch {
     const auto& out = operation.output.shape;
     bool mixes = is_one_of(mixing);
     if (name == "matmul") mixes = tokens > 1;
+    if (name == "scaled_dot_product_attention") mixes = tokens < 3;  // keys that are no tokens, but as many
     if (name == "softmax") mixes = holds_places(in.shape, axis_of(facts<operations::Softmax>(operation).axis));
     if (name == "log_softmax") mixes = holds_places(in.shape, axis_of(facts<operations::LogSoftmax>(operation).axis));
     if (name == "slice") mixes = holds_places(in.shape, axis_of(facts<operations::Slice>(operation).axis));

@@ -1,6 +1,7 @@
 #pragma once
 /// A ring of ranks, in which each sends to the next and receives from the one before.
 
+#include <algorithm>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/core/trace.hpp>
 #include <span>

@@ -134,11 +134,11 @@ class Stretched : public Base {
       static_assert(std::is_arithmetic_v<X>, "SequenceParallel: expected tensors and numbers as the net's inputs");
       return x;
     } else if constexpr (detail::said_axis<X> == detail::no_axis) {
-      const auto& shape = value_of(x).shape();
-      check<UsageError>(
-          ring_.size() == 1 || places.own() == 1 || std::find(shape.begin(), shape.end(), places.own()) == shape.end(),
-          "SequenceParallel: a whole input of shape ", shape, " has an axis as long as this rank's part ",
-          "of a sample, ", places.own(), ": they could be taken for each other; pad one of them");
+      if constexpr (tensor_of<X>::rank >= 3)
+        check<UsageError>(ring_.size() == 1 || value_of(x).size(1) != places.own(),
+                          "SequenceParallel: a whole input of shape ", value_of(x).shape(),
+                          " is as long as this rank's part of a sample: they could be taken for "
+                          "each other; pad one of them");
       return x;
     } else {
       static_assert(!detail::says_batch_axis<X>, "SequenceParallel: expected inputs [batch, length, ...]");
