@@ -6,9 +6,23 @@
 #include <numeric>
 #include <thread>
 
-#include "../ops/check_operator.hpp"
+#include "texts.hpp"
 
 namespace sequence_attention_test {
+
+namespace ch = chorus;
+using ch::Index;
+template <int Rank>
+using Variable = ch::Variable<double, Rank>;
+
+template <std::size_t N>
+ch::Tensor<double, static_cast<int>(N)> numbers(const std::array<Index, N>& shape, std::uint32_t key) {
+  return test::numbers(1, ch::numel(shape), key).view(shape);
+}
+template <int Rank>
+std::vector<double> values(const ch::Tensor<double, Rank>& x) {
+  return ch::contiguous(x).to_vector();
+}
 
 using Communicator = ch::comm::AnyCommunicator;
 using Places = ch::sequence::Places<Communicator>;

@@ -9,7 +9,7 @@
 #include <chorus/parallel/sequence/stretches.hpp>
 #include <memory>
 #include <span>
-#include <string_view>
+#include <utility>
 
 namespace chorus::sequence {
 

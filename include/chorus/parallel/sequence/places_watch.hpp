@@ -9,6 +9,7 @@
 #include <chorus/ops/shape.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string_view>

@@ -2,14 +2,16 @@
 /// A policy whose ranks share the tokens of each sample, around a policy whose ranks have shares of a batch.
 
 #include <chorus/autograd/batch_axis.hpp>
+#include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/engine/failure.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/shared_places.hpp>
 #include <chorus/data/sampler.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/parallel/dp/samples.hpp>
-#include <chorus/parallel/join_options.hpp>
+#include <chorus/parallel/join.hpp>
 #include <chorus/parallel/loss_share.hpp>
+#include <chorus/parallel/policy.hpp>
 #include <chorus/parallel/sequence/places.hpp>
 #include <chorus/parallel/sequence/places_watch.hpp>
 #include <chorus/parallel/sequence/ring.hpp>
