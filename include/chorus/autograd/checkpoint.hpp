@@ -141,14 +141,9 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
   CheckpointNode(const Tensor<T, Rank, D>& value, Function function, PassReplay random,
                  std::vector<Ref<Node>> parameters, std::vector<SeenParameters::Seen> seen, const Inputs&... inputs)
       : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
-        saved_(std::in_place, Saved{std::move(function),
-                                    std::move(random),
-                                    {inputs...},
-                                    std::move(parameters),
-                                    std::move(seen),
-                                    batch_group(),
-                                    tensor_group(),
-                                    places_here()}) {}
+        saved_(std::in_place,
+               Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), std::move(seen),
+                     batch_group(), tensor_group(), places_here()}) {}
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
@@ -204,7 +199,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     std::vector<Ref<Node>> parameters;
     std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
-    std::shared_ptr<TensorGroup> layers;   // the ranks that share them
+    std::shared_ptr<TensorGroup> layers;  // the ranks that share them
     std::shared_ptr<SharedPlaces> places;  // and the tokens of each sample
   };
   std::optional<Saved> saved_;
@@ -239,8 +234,8 @@ auto checkpoint(const Function& function, const Inputs&... inputs) {
   using T = typename Output::value_type;
   using D = typename Output::device_type;
   using Made = detail::CheckpointNode<Function, T, Output::rank, D, Inputs...>;
-  Ref<GradNode<T, Output::rank, D>> node(
-      new Made(value.value(), function, std::move(random), std::move(parameters), std::move(seen), inputs...));
+  Ref<GradNode<T, Output::rank, D>> node(new Made(value.value(), function, std::move(random), std::move(parameters),
+                                                  std::move(seen), inputs...));
   node->take_mean(*value.node());  // for functions that return a loss
   return Output(value.value(), std::move(node));
 }

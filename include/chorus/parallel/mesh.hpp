@@ -1,8 +1,6 @@
 #pragma once
 /// Mesh: ranks along several axes, which divide a model's stages, its batches, its parameters and its layers.
 
-#include <algorithm>
-#include <array>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/nn/deferred.hpp>
@@ -13,6 +11,8 @@
 #include <chorus/parallel/mesh/policies.hpp>
 #include <chorus/parallel/model_ranks.hpp>
 #include <chorus/parallel/tensor/replicas.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -23,9 +23,9 @@
 namespace chorus {
 
 /// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` has 8 ranks; neighbours share
-/// layers. Any of mesh::Pipe, Data, Sequence, Shard and Tensor, in this order; the product of their sizes is the
-/// ranks'. One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard together
-/// make groups with the same shards (hybrid sharding).
+/// layers. Any of mesh::Pipe, Data, Sequence, Shard and Tensor, in this order; their product is the number of ranks.
+/// One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard together make groups
+/// with the same shards (hybrid sharding).
 ///
 /// The model is cut along the axes from the inside out: a rank takes its parts of layers (TensorParallel), of these its
 /// stages (Pipeline), and with Shard a part of each remaining parameter (FullyShardedDataParallel). Ranks with the same
@@ -64,8 +64,10 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     check_same_order();
     decide_together();
     if (groups.all().size() > groups.batch.size()) {
-      const auto alike = ddp::Alike{
-          .zero_grad = !All::shards && !All::pipes, .all_parameters = !All::pipes, .rank_0_writes = All::shards};
+      const auto alike =
+          ddp::Alike{.zero_grad = !All::shards && !All::pipes,
+                     .all_parameters = !All::pipes,
+                     .rank_0_writes = All::shards};
       this->passes_together_ = true;
       program_of_all_.emplace("Mesh", groups.all());
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
@@ -132,7 +134,9 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
     if (program_of_all_) program_of_all_->let_ranks_differ();
   }
   /// Replaces a number by the maximum over all ranks.
-  void make_largest(std::int32_t* number) { groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {}); }
+  void make_largest(std::int32_t* number) {
+    groups.all().all_reduce(std::span(number, 1), comm::ReduceOp::max, {});
+  }
   /// For files that all ranks write together: see io::detail::keeps_parts.
   bool writes_part(bool sharded, bool shared) const {
     const auto [p, d, s, t] = groups.place();

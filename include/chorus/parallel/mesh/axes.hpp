@@ -77,7 +77,7 @@ inline constexpr int order_of = Axis::place == 4 ? 3 : 2 * Axis::place;
 template <class... Axes>
 constexpr bool in_order() {
   [[maybe_unused]] int last = -1;
-  return ((std::exchange(last, order_of<Axes>) < order_of<Axes>)&&...);
+  return ((std::exchange(last, order_of<Axes>) < order_of<Axes>) && ...);
 }
 }  // namespace detail
 
