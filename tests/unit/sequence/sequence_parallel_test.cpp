@@ -127,7 +127,7 @@ TEST_CASE("SequenceParallel: GPT with checkpointed blocks is one device's; bytes
     // is computed again, and twice in backward, by rank 0, which does not send those of rank 1. Losses: 16 bytes a hop.
     std::uint64_t bytes = 0;
     for (const Index length : {Index{9}, Index{10}, Index{11}, Index{9}}) {
-      const auto own = [&](int rank) { return sequence::places_in(sequence::stretches(length, 3, rank)); };
+      const auto own = [&](int of) { return sequence::places_in(sequence::stretches(length, 3, of)); };
       bytes += static_cast<std::uint64_t>(2 * 3 * 8 * 2 * 4 * (3 * (length - own(1)) + (length - own(0)))) + 2 * 3 * 8;
     }
     if (world.rank == 0 && trace::bytes_sent(0, trace::Traffic::activations) != bytes)
