@@ -65,12 +65,12 @@ int main(int argc, char** argv) {
       ->excludes(model)
       ->excludes(compute);
   app.add_option("--policy", wishes.policy)
-      ->check(CLI::IsMember({"ddp", "fsdp", "tp", "pp", "mesh", "local_sgd", "parameter_server", "dp"}))
+      ->check(CLI::IsMember({"ddp", "fsdp", "tp", "sp", "pp", "mesh", "local_sgd", "parameter_server", "dp"}))
       ->capture_default_str();
   app.add_option("--mesh", wishes.mesh,
                  "mesh: ranks along pipe, data or shard, and tensor (neighbours): pipe=2,data=4,tensor=2");
   app.add_option("--batch", wishes.batch,
-                 "dp: samples of a device; tp, pp: samples of all ranks; mesh: of each rank along data or shard")
+                 "dp: samples of a device; tp, sp, pp: samples of all ranks; mesh: of each rank along data or shard")
       ->transform(in_range(1, 1'000'000))
       ->capture_default_str();
   constexpr std::size_t most_bytes = 1'000'000'000;
@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
                  "pp, mesh: micro-batches of a batch (default: 4 for each stage, at most one for each sample)")
       ->transform(in_range(1, 4096));
   app.add_option("--activation", wishes.activation,
-                 "tp, pp, mesh: bytes of a sample's activations between layers (default: the transformer's)")
+                 "tp, sp, pp, mesh: bytes of a sample's activations between layers (default: the transformer's)")
       ->transform(in_range(std::size_t{1}, most_bytes));
   app.add_option("--optimizer", wishes.optimizer, "sgd, momentum or adam: its state in the trace's memory")
       ->check(CLI::IsMember({"sgd", "momentum", "adam"}))

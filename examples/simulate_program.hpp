@@ -66,14 +66,15 @@ struct Wishes {
   bool copies() const { return policy == sim::name(sim::TrainingPolicy::data_parallel); }
   bool sharded() const { return policy == sim::name(sim::TrainingPolicy::fully_sharded); }
   bool tensors() const { return policy == sim::name(sim::TrainingPolicy::tensor_parallel); }
+  bool sequences() const { return policy == sim::name(sim::TrainingPolicy::sequence_parallel); }
   bool pipelined() const { return policy == "pp"; }
   bool meshed() const { return policy == "mesh"; }
   sim::MeshAxes axes() const { return meshed() ? mesh_axes(mesh) : sim::MeshAxes{}; }
   /// So many ranks have the same batch.
   int sharing_batch(int ranks) const {
-    return meshed() ? std::min(ranks, axes().pipe * axes().tensor) : tensors() || pipelined() ? ranks : 1;
+    return meshed() ? std::min(ranks, axes().pipe * axes().tensor) : tensors() || sequences() || pipelined() ? ranks : 1;
   }
-  bool shares_batch() const { return tensors() || pipelined() || meshed(); }
+  bool shares_batch() const { return tensors() || sequences() || pipelined() || meshed(); }
   int ranks() const {
     return named_ranks.value_or(meshed() ? axes().ranks() : copies() || shares_batch() ? 4 : 64);
   }
@@ -136,7 +137,8 @@ class Program {
     }
     for (const auto policy :
          {sim::TrainingPolicy::ddp, sim::TrainingPolicy::local_sgd, sim::TrainingPolicy::parameter_server,
-          sim::TrainingPolicy::data_parallel, sim::TrainingPolicy::fully_sharded, sim::TrainingPolicy::tensor_parallel})
+          sim::TrainingPolicy::data_parallel, sim::TrainingPolicy::fully_sharded, sim::TrainingPolicy::tensor_parallel,
+          sim::TrainingPolicy::sequence_parallel})
       if (wishes.policy == sim::name(policy)) training_.policy = policy;
     ch::check<ch::UsageError>(
         wishes.recorded.empty() || (!wishes.sharded() && !wishes.shares_batch()), "--recorded: of --policy ",
@@ -150,8 +152,8 @@ class Program {
                                 " are is not known: expected --activation BYTES, of a sample");
       training_.activation = activation_ * static_cast<std::size_t>(wishes.batch);
     }
-    if (wishes.tensors()) {
-      ch::check<ch::UsageError>(model_.layers > 0, "--policy tp: ", ch::printable(model_.name),
+    if (wishes.tensors() || wishes.sequences()) {
+      ch::check<ch::UsageError>(model_.layers > 0, "--policy ", wishes.policy, ": ", ch::printable(model_.name),
                                 " is not a transformer: expected bert_base, bert_large, gpt2, gpt2_xl or gpt3_175b");
       training_.layers = model_.layers;
     }

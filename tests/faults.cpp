@@ -26,6 +26,7 @@
 #include <chorus/parallel/outer/streaming.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
+#include <chorus/parallel/sequence_parallel.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/same_bits.hpp>
 #include <chorus/simulate/simulate.hpp>
@@ -85,6 +86,17 @@ struct Chain : ch::nn::Module {
   CHORUS_PIPELINE(first, second, third, last)
 };
 
+/// Its samples are sequences of five numbers, of which each rank has one or two.
+struct Sequences : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc1{1, 8}, fc2{8, 1};
+  ch::nn::TransformerEncoderLayer<ch::Cpu, double> layer{8, {.heads = 4, .feed_forward = 12, .dropout = 0.2}};
+  CHORUS_MODULE(Sequences, fc1, layer, fc2)
+  auto forward(const auto& x) const {
+    const auto y = layer(fc1(ch::reshape(x, ch::Shape<3>{x.size(0), x.size(1), 1})), /*causal=*/true);
+    return ch::reshape(fc2(y), x.shape());
+  }
+};
+
 ch::Tensor<double, 2> numbers(ch::Index rows, ch::Index columns, std::uint32_t key) {
   auto out = ch::Tensor<double, 2>::empty({rows, columns});
   for (ch::Index i = 0; i < out.numel(); ++i)
@@ -134,7 +146,10 @@ void train(N& net, cs::SimulatedRank& rank, Steps& done, const Parts& parts) {
     rank.next_step();
     optimizer.zero_grad();
     const auto y = net(numbers(samples, 5, key).slice(0, begin, end));
-    ch::mse_loss(y, numbers(samples, 3, key + 100).slice(0, begin, end)).backward();
+    if constexpr (requires { net.stretch(numbers(1, 5, 0)); })
+      ch::mse_loss(y, net.stretch(numbers(samples, 5, key + 100).slice(0, begin, end))).backward();
+    else
+      ch::mse_loss(y, numbers(samples, 3, key + 100).slice(0, begin, end)).backward();
     optimizer.step();
     rank.compute(1e-3);
     done.push_back(hash_of(net.parameters()));
@@ -196,6 +211,17 @@ const std::map<std::string, Program>& policies() {
          ch::Mesh<Chain, ch::mesh::Pipe<2>, ch::mesh::Data<2>> net(Chain{}, rank.communicator(), rank.world(), {}, 3);
          const auto n = static_cast<std::size_t>(rank.size()) / 2, d = static_cast<std::size_t>(rank.rank()) % n;
          train(net, rank, done, {n, d, d + 1});
+       }},
+      {"mesh_data_sequence",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::Mesh<Sequences, ch::mesh::Data<2>, ch::mesh::Sequence<2>> net(Sequences{}, rank.communicator(), rank.world(), {}, 3);
+         const auto n = static_cast<std::size_t>(rank.size()) / 2, d = static_cast<std::size_t>(rank.rank()) / 2;
+         train(net, rank, done, {n, d, d + 1});
+       }},
+      {"sequence",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::SequenceParallel<Sequences> net(Sequences{}, rank.communicator(), {}, 3);
+         train(net, rank, done, {1, 0, 1});
        }},
       {"tp",
        [](cs::SimulatedRank& rank, Steps& done) {

@@ -126,6 +126,7 @@
 #include <chorus/parallel/pipeline/layer_times.hpp>
 #include <chorus/parallel/pipeline/staged_model.hpp>
 #include <chorus/parallel/scores.hpp>
+#include <chorus/parallel/sequence_parallel.hpp>
 #include <chorus/parallel/sharded_optimizer.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>
 #include <chorus/parallel/tensor/shared_layers.hpp>

@@ -121,10 +121,16 @@ int main() {
   ch::Pipeline<Layer> net{Layer{}, alone, {}};
   net(ch::Tensor<float, 2>::ones({2, 4})).backward();
 }"""),
-    ("Mesh: expected axes in the order Pipe, Data, Shard, Tensor, each at most once", """
+    ("Mesh: expected axes in the order Pipe, Data, Sequence, Shard, Tensor, each at most once", """
 int main() {
   ch::comm::AnyCommunicator alone;
   ch::Mesh<Layer, ch::mesh::Tensor<2>, ch::mesh::Data<2>> net{Layer{}, alone, {}};
+}"""),
+    ("Mesh: mesh::Sequence divides sequences already: expected mesh::Tensor<ranks> without SequenceSplit", """
+#include <chorus/parallel/sequence_parallel.hpp>
+int main() {
+  ch::comm::AnyCommunicator alone;
+  ch::Mesh<Layer, ch::mesh::Sequence<2>, ch::mesh::Tensor<2, ch::SequenceSplit>> net{Layer{}, alone, {}};
 }"""),
     ("CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList",
      BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),

@@ -6,6 +6,7 @@
 #include <chorus/core/batch_group.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/recomputation.hpp>
+#include <chorus/core/shared_places.hpp>
 #include <chorus/core/tensor_group.hpp>
 #include <cstdint>
 #include <functional>
@@ -142,7 +143,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       : GradNode<T, Rank, D>("checkpoint", value.shape(), value.device()),
         saved_(std::in_place,
                Saved{std::move(function), std::move(random), {inputs...}, std::move(parameters), std::move(seen),
-                     batch_group(), tensor_group()}) {}
+                     batch_group(), tensor_group(), places_here()}) {}
 
   void backward(bool keep) override {
     if (!this->has_grad()) return;
@@ -162,6 +163,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
       const auto& group = saved_->group;
       const BatchGroupScope scope(group && group->is_here() ? group : nullptr);
       const TensorGroupScope layers(saved_->layers);
+      const SharedPlacesScope places(saved_->places.get());
       const auto again = saved_->random.run([&] { return std::apply(saved_->function, leaves); });
       check<UsageError>(again.requires_grad() && again.shape() == dy.shape(),
                         "checkpoint: the function returned shape ", dy.shape(), " and then ", again.shape());
@@ -198,6 +200,7 @@ class CheckpointNode final : public GradNode<T, Rank, D> {
     std::vector<SeenParameters::Seen> seen;
     std::shared_ptr<BatchGroup> group;
     std::shared_ptr<TensorGroup> layers;  // the ranks that share them
+    std::shared_ptr<SharedPlaces> places;  // and the tokens of each sample
   };
   std::optional<Saved> saved_;
 };

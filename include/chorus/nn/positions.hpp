@@ -5,7 +5,7 @@
 #include <chorus/nn/init.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/ops/arithmetic.hpp>
-#include <chorus/ops/shape.hpp>
+#include <chorus/ops/rows_of_places.hpp>
 #include <chorus/tensor/kept_for_replays.hpp>
 #include <cmath>
 #include <vector>
@@ -29,10 +29,10 @@ class LearnedPositions : public Module {
   template <Operand X>
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] {
-      const Index length = value_of(x).size(-2);
+      const Index own = value_of(x).size(-2), length = chorus::detail::whole_length(own);
       check<ShapeError>(length <= weight.shape()[0], "LearnedPositions: a sequence of ", length, " is longer than ",
                         weight.shape()[0], " positions");
-      return x + slice(weight, 0, 0, length);
+      return x + chorus::detail::rows_of_places(weight, 0, own);
     });
   }
   void visit(Visitor& visitor) override { visitor.parameter("weight", weight); }
@@ -89,9 +89,10 @@ struct SinusoidalPositions : Module {
       using T = typename tensor_of<X>::value_type;
       const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
       check<ShapeError>(features % 2 == 0, "SinusoidalPositions: ", features, " features, expected an even number");
-      const auto& tables = detail::position_tables<T>(length, features, value_of(x).device());
-      return x + reshape(stack(2, tables.sine.slice(0, 0, length), tables.cosine.slice(0, 0, length)),
-                         Shape<2>{length, features});
+      const auto& tables =
+          detail::position_tables<T>(chorus::detail::whole_length(length), features, value_of(x).device());
+      const auto rows = [&](const auto& table) { return chorus::detail::rows_of_places(table, 0, length); };
+      return x + reshape(stack(2, rows(tables.sine), rows(tables.cosine)), Shape<2>{length, features});
     });
   }
   std::string describe() const override { return "SinusoidalPositions"; }
@@ -106,8 +107,10 @@ auto rotary_positions(const X& x, Index first = 0) {
   const Index length = value_of(x).size(-2), features = value_of(x).size(-1);
   check<ShapeError>(features % 2 == 0, "rotary_positions: ", features, " features, expected an even number");
   check<UsageError>(first >= 0, "rotary_positions: expected a first position of at least 0, got ", first);
-  const auto& tables = detail::position_tables<T>(first + length, features, value_of(x).device());
-  const auto sine = tables.sine.slice(0, first, first + length), cosine = tables.cosine.slice(0, first, first + length);
+  const auto& tables =
+      detail::position_tables<T>(first + chorus::detail::whole_length(length), features, value_of(x).device());
+  const auto rows = [&](const auto& table) { return chorus::detail::rows_of_places(table, first, length); };
+  const auto sine = rows(tables.sine), cosine = rows(tables.cosine);
   const auto a = slice(x, -1, 0, features / 2), b = slice(x, -1, features / 2, features);
   return concat(-1, a * cosine - b * sine, b * cosine + a * sine);
 }

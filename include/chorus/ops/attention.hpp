@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <chorus/autograd/saved.hpp>
 #include <chorus/core/layer_watch.hpp>
+#include <chorus/core/shared_places.hpp>
 #include <chorus/kernels/attention.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/dropout.hpp>
+#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
-#include <chorus/ops/intercepted.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <chorus/tensor/kept_for_replays.hpp>
 #include <cmath>
@@ -72,12 +73,17 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
                             .causal = options.causal,
                             .dropout = options.dropout,
                             .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
-  if (s.dropout > 0) s.key = next_random_key(samples);
+  const auto shared = places_here();
+  if (s.dropout > 0) s.key = shared ? shared->next_key(samples) : next_random_key(samples);
   auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
   auto out = Tensor<T, rank, D>::empty(shape, device);
   count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
   const auto forward = [&](const auto&... at) {
+    if constexpr (on_cpu)
+      if (shared) [[unlikely]]
+        return shared->attention_forward(s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                                         log_sums.data());
     kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
                                log_sums.data());
   };
@@ -88,7 +94,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
   return record(
       "scaled_dot_product_attention", out,
       [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
-       device](const auto& dy, auto dq, auto dk, auto dv) {
+       device, shared](const auto& dy, auto dq, auto dk, auto dv) {
         const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
         const auto place = [&](auto node, bool& adds) -> T* {
           if (!node) return nullptr;
@@ -101,6 +107,10 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
         kernels::AttentionAdds adds{};
         T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
         const auto backward = [&](const auto&... how) {
+          if constexpr (on_cpu)
+            if (shared) [[unlikely]]
+              return shared->attention_backward(s, in[0], in[1], in[2], mask.data(), in[3], log_sums.data(), dy.data(),
+                                                grads[0], grads[1], grads[2]);
           kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
                                       dy.data(), grads[0], grads[1], grads[2]);
         };
@@ -229,6 +239,9 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
+  check<ShapeError>(shared_places == nullptr || mask.size(-1) == scores[N - 1],
+                    "SequenceParallel: attention: expected ", "a mask for the ", scores[N - 1],
+                    " keys of all ranks (ch::whole), got shape ", mask.shape());
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
@@ -269,6 +282,8 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
         !takes_attention_weights<Q>()) {
       scores.back() = keys.size(-2);
+      if (shared_places != nullptr) [[unlikely]]
+        shared_places->widen(scores[scores.size() - 2], scores.back());
       const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
       if constexpr (has_attention_kernel<Q, K, V>) {
         return in_blocks();
@@ -278,6 +293,9 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       }
     }
   }
+  check<UsageError>(shared_places == nullptr || queries.numel() == 0, "SequenceParallel: attention of shapes ",
+                    queries.shape(), ", ", keys.shape(), ": expected self-attention in float or double on the CPU, ",
+                    "with one key for each query and head, without gradients of gradients or quantisation");
   return unblocked_attention(q, k, v, masked, options);
 }
 

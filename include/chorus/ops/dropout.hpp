@@ -4,6 +4,7 @@
 #include <array>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/random.hpp>
+#include <chorus/core/shared_places.hpp>
 #include <chorus/kernels/contiguous.hpp>
 #include <chorus/kernels/dropout.hpp>
 #include <chorus/kernels/dropout_part.hpp>
@@ -39,18 +40,28 @@ int samples_axis(const std::array<Index, Rank>& shape) {
 template <Operand X>
 auto dropout_of_rows(const X& x, double p, bool drops) {
   const auto input = contiguous(value_of(x));
-  const auto key = next_random_key(input.size(0), drops, std::is_base_of_v<AnyParameter, X>);
+  constexpr bool same_on_all = std::is_base_of_v<AnyParameter, X>;
+  const auto places = drops && !same_on_all ? places_here() : nullptr;
+  constexpr bool plain = !is_graph_variable<X> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>;
+  constexpr DType type = dtype<typename tensor_of<X>::value_type>;
+  const auto key =
+      places ? places->next_key_of_dropout(input.shape(), plain) : next_random_key(input.size(0), drops, same_on_all);
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
-  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  const Index of_pass = samples_here(), samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, key);
+  if (places) [[unlikely]]
+    places->dropout(type, of_pass, samples, inner, p, key, input.data(), out.data(), false);
+  else
+    kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, key);
   return record(
       operations::Dropout{p, key}, std::move(out),
-      [samples, inner, p, key](const auto& dy, auto dx) {
+      [samples, inner, p, key, places, of_pass](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
+        if (places) [[unlikely]]
+          return places->dropout(type, of_pass, samples, inner, p, key, dy.data(), grad.data(), accumulate);
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, key, accumulate);
       },
       x);
@@ -66,15 +77,26 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
     const auto input = contiguous(value_of(x));
     check<UsageError>(samples_axis(input.shape()) == 0,
                       "dropout: expected the samples along the first axis of a value that ranks share");
-    const auto key = next_random_key(input.size(0));
-    const Index samples = input.size(0), numbers = samples * row.count;
+    const auto places = places_here();
+    constexpr DType type = dtype<typename tensor_of<X>::value_type>;
+    const auto key =
+        places ? places->next_key_of_dropout(input.shape(), std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
+               : next_random_key(input.size(0));
+    const Index of_pass = samples_here(), samples = input.size(0), numbers = samples * row.count;
     const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
     auto out = tensor_of<X>::empty(input.shape(), input.device());
-    kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
+    const ColumnsOfPlaces part{row.width, row.begin, row.count};
+    if (places) [[unlikely]]
+      places->dropout(type, of_pass, samples, rows * row.count, p, key, input.data(), out.data(), false, part);
+    else
+      kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
     return record(
         "dropout", std::move(out),
-        [samples, rows, row, p, key](const auto& dy, auto dx) {
+        [samples, rows, row, p, key, places, of_pass, part](const auto& dy, auto dx) {
           const auto [grad, accumulate] = dx->target();
+          if (places) [[unlikely]]
+            return places->dropout(type, of_pass, samples, rows * row.count, p, key, dy.data(), grad.data(), accumulate,
+                                   part);
           kernels::dropout_columns(dy.device(), samples, rows, row, dy.data(), grad.data(), p, key, accumulate);
         },
         x);

@@ -32,5 +32,7 @@ template <class Model, class Outer = AverageParameters, class Communicator = com
 class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer;  // needs #include <chorus/parallel/parameter_server.hpp>
+template <class Model>
+class SequenceParallel;  // needs #include <chorus/parallel/sequence_parallel.hpp>
 
 }  // namespace chorus

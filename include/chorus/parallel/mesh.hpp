@@ -23,7 +23,7 @@
 namespace chorus {
 
 /// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` has 8 ranks; neighbours share
-/// layers. Any of mesh::Pipe, Data, Shard and Tensor, in this order; the product of their sizes is the number of ranks.
+/// layers. Any of mesh::Pipe, Data, Sequence, Shard and Tensor, in this order; their product is the number of ranks.
 /// One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard together make groups
 /// with the same shards (hybrid sharding).
 ///
@@ -39,7 +39,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
   using All = mesh::AxesOf<Axes...>;
   using Communicator = comm::AnyCommunicator;
-  static_assert(mesh::valid<Axes...>, "Mesh: expected axes in the order Pipe, Data, Shard, Tensor, each at most once");
+  static_assert(mesh::valid<Axes...>,
+                "Mesh: expected axes in the order Pipe, Data, Sequence, Shard, Tensor, each at most once");
   static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
                 "Mesh: a pipeline uses each unit once per micro-batch: expected mesh::Shard<ranks, KeepParameters>, "
                 "which keeps gathered parameters");
@@ -97,11 +98,12 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// The communicator of all ranks; `devices()` is their number.
   Communicator& communicator() const { return groups.all(); }
   int devices() const { return groups.all().size(); }
-  /// The number of ranks on each axis (pipe, data, shard, tensor), and this rank's coordinate on each.
+  /// The number of ranks on each axis (pipe, data, shard, tensor), and this rank's coordinate on each. Ranks of a
+  /// sequence axis count as those of data.
   const std::array<int, 4>& sizes() const { return groups.sizes(); }
   const std::array<int, 4>& place() const { return groups.place(); }
   /// The number of shares of a batch.
-  int shares() const { return groups.batch.size(); }
+  int shares() const { return groups.batch.size() / All::sequence::size; }
   /// The whole model; this rank may read only its own part.
   Model& module() {
     if constexpr (All::pipes)

@@ -52,7 +52,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                           return this->shares_.batch();
                         }}) {
     this->whole_passes_ = true;
-    this->shares_.add_as_they_are();
+    this->shares_.add_alike();
   }
 
   DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,

@@ -31,10 +31,11 @@ enum class TrainingPolicy : std::uint8_t {
   parameter_server,
   data_parallel,
   fully_sharded,
-  tensor_parallel
+  tensor_parallel,
+  sequence_parallel
 };
 constexpr std::string_view name(TrainingPolicy policy) {
-  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp", "fsdp", "tp"};
+  constexpr std::string_view names[] = {"ddp", "local_sgd", "parameter_server", "dp", "fsdp", "tp", "sp"};
   return names[static_cast<std::size_t>(policy)];
 }
 
@@ -58,8 +59,8 @@ struct Training {
   DataParallelSizes copied = {};     ///< dp: what moves, of a batch that has `copied.samples` on each device
   std::vector<UnitTime> units = {};  ///< fsdp: in the order of the layers, instead of `buckets`
   bool keeps_parameters = false;     ///< fsdp: see KeepParameters
-  int layers = 0;                    ///< tp: of a transformer
-  std::size_t activation = 0;        ///< tp: bytes of the batch between two of them
+  int layers = 0;                    ///< tp, sp: of a transformer
+  std::size_t activation = 0;        ///< tp, sp: bytes of the batch between two of them
   /// What a rank holds, for traces: bytes of the parameters, 0: nobody knows; and how many numbers an optimizer has for
   /// each of them. Activations, which a step's times don't tell, are left out.
   std::size_t parameter_bytes = 0;
@@ -144,6 +145,9 @@ class TrainingRank {
         break;
       case TrainingPolicy::tensor_parallel:
         tensor_parallel();
+        break;
+      case TrainingPolicy::sequence_parallel:
+        sequence_parallel();
         break;
       case TrainingPolicy::data_parallel:  // has no ranks: see simulate_data_parallel
         break;
@@ -290,6 +294,52 @@ class TrainingRank {
     }
   }
 
+  // SequenceParallel's of a transformer's layers: in each of n parts of a layer a rank computes with the keys and
+  // values of another rank, and sends these on meanwhile; in backward their gradients follow. Parameters' gradients are
+  // averaged as by ddp.
+  void sequence_parallel() {
+    if constexpr (!is_all) {
+      const int n = rank_.size();
+      const auto block = 2 * training_.activation / static_cast<std::size_t>(n);
+      std::vector<Work> works, ring;
+      const auto arrive = [&] {
+        for (auto& work : ring) work.wait();
+        ring.clear();
+      };
+      const auto hop = [&] {
+        const int next = (rank_.rank() + 1) % n, before = (rank_.rank() + n - 1) % n;
+        const bool receives_first = rank_.rank() % 2 == 1;
+        for (const bool receives : {receives_first, !receives_first})
+          ring.push_back(rank_.start(Op::message, block, Traffic::activations, receives ? before : next, receives));
+      };
+      exchange_shares();
+      for (const auto& [pass, seconds] : {std::pair("forward", training_.forward), {"backward", training_.backward}}) {
+        const bool back = pass[0] == 'b';
+        const auto begun = rank_.clock();
+        if (back) exchange_shares();
+        double done = 0;
+        for (int layer = 0; layer < training_.layers; ++layer) {
+          for (int part = 0; part < n; ++part) {
+            if (part + 1 < n) hop();
+            rank_.compute(seconds / training_.layers / n / n, pass);
+            arrive();
+            if (back && part > 0) hop();
+          }
+          arrive();
+          done += seconds / training_.layers;
+          for (auto i = works.size(); back && i < training_.buckets.size(); ++i) {
+            const auto& bucket = training_.buckets[i];
+            if (bucket.ready > done * (1 + 1e-9)) break;
+            const auto index = static_cast<int>(i);
+            works.push_back(rank_.start(Op::all_reduce, bucket.bytes, Traffic::gradients, 0, false, index));
+          }
+        }
+        for (auto& work : works) work.wait();
+        rank_.mark(pass, pass, begun);
+      }
+    }
+  }
+
   void backward() {
     const auto begun = rank_.clock();
     rank_.compute(training_.backward);
@@ -420,7 +470,8 @@ struct TrainingTimes {
   constexpr int few = 16;  // which run anyway
   const int island = options.links.island == 0 || options.links.island >= options.ranks ? 1 : options.links.island;
   const bool star = training.policy == TrainingPolicy::parameter_server;
-  if (options.ranks <= few || star || options.keep_steps || options.computing.jitter > 0 ||
+  const bool ring = training.policy == TrainingPolicy::sequence_parallel;  // messages to a neighbour
+  if (options.ranks <= few || star || ring || options.keep_steps || options.computing.jitter > 0 ||
       !options.computing.stragglers.empty() || options.ranks % island != 0)
     return 0;
   return island;
@@ -430,7 +481,8 @@ struct TrainingTimes {
 inline bool trains_together(const comm::simulated::SimulationOptions& options, const Training& training) {
   const bool differ = options.computing.jitter > 0 || !options.computing.stragglers.empty() ||
                       training.policy == TrainingPolicy::parameter_server;
-  return options.alike == 0 && differ && comm::simulated::run_together(options);
+  const bool ring = training.policy == TrainingPolicy::sequence_parallel;
+  return options.alike == 0 && differ && !ring && comm::simulated::run_together(options);
 }
 
 /// Trains for so many steps, `options.ranks` ranks with a batch each; of many that are alike some run for all, and
@@ -455,10 +507,12 @@ inline bool trains_together(const comm::simulated::SimulationOptions& options, c
                     "simulate_training: expected an overlap of 0 to ", training.period / fragments - 1, " steps, got ",
                     training.overlap);
   const bool sharded = training.policy == TrainingPolicy::fully_sharded;
-  if (training.policy == TrainingPolicy::tensor_parallel)
-    check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: tp of ", training.layers,
-                      " layers with activations of ", training.activation, " bytes, expected both from 1 on");
-  else
+  const bool tensors = training.policy == TrainingPolicy::tensor_parallel;
+  if (tensors || training.policy == TrainingPolicy::sequence_parallel)
+    check<UsageError>(training.layers >= 1 && training.activation >= 1, "simulate_training: ", name(training.policy),
+                      " of ", training.layers, " layers with activations of ", training.activation,
+                      " bytes, expected both from 1 on");
+  if (!tensors)
     check<UsageError>(sharded ? !training.units.empty() : !training.buckets.empty(), "simulate_training: no ",
                       sharded ? "units" : "buckets");
   double last = 0;

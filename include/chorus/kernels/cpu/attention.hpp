@@ -77,16 +77,60 @@ void for_attention_blocks(Index n, F f) {
   for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
 }
 
+/// A block's part of a running softmax: with w = exp(scores - largest), total += sum of w, and out += w v, where the
+/// old `total` and `out` are first scaled to the new `largest`. `factors`: of dropout. v, out: the block's rows.
+template <class T>
+void attention_add(const AttentionShape& s, Index rows, Index columns, T* scores, const T* factors, const T* v, T* out,
+                   T* largest, T* total) {
+  constexpr Index block = attention_block;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  for (Index i = 0; i < rows; ++i) {
+    T* row = scores + i * block;
+    const Row<T> line{i * block, i, columns};
+    const T now =
+        Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
+    const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
+    const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
+    largest[i] = high;
+    const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
+      store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
+      return weight;
+    });
+    total[i] = total[i] * kept + Sum<T>::fold(sum);
+    if (kept != T{1})
+      for_packets<T>(s.values, [&](Index j, auto n) {
+        T* place = out + i * s.values + j;
+        store(place, pmul(load(place, n), splat(kept)), n);
+      });
+  }
+  gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v, s.values, out, s.values, true,
+                nullptr);
+}
+
+/// After all blocks of keys: out is the result, log_sums the log of each softmax's denominator.
+template <class T>
+void attention_end(const AttentionShape& s, Index rows, const T* largest, const T* total, T* out, T* log_sums) {
+  for (Index i = 0; i < rows; ++i) {
+    const bool sees_nothing = total[i] == T{0};
+    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
+    for_packets<T>(s.values, [&](Index j, auto n) {
+      T* place = out + i * s.values + j;
+      store(place, pmul(load(place, n), inverse), n);
+    });
+    log_sums[i] = sees_nothing ? std::numeric_limits<T>::infinity() : largest[i] + std::log(total[i]);
+  }
+}
+
 /// The result of one block of queries.
 template <class T>
 void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
                     const T* v, const T* mask, T* y, T* log_sums) {
   constexpr Index block = attention_block;
-  constexpr T lowest = -std::numeric_limits<T>::infinity();
   const Scratch<T> memory(device, 2 * block * block);
   T *scores = memory.data(), *factors = scores + block * block;
   T largest[block], total[block];
-  std::fill_n(largest, block, lowest);
+  std::fill_n(largest, block, -std::numeric_limits<T>::infinity());
   std::fill_n(total, block, T{0});
   T* out = y + (matrix * s.queries + query) * s.values;
   std::fill_n(out, rows * s.values, T{0});
@@ -95,38 +139,61 @@ void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index que
     const AttentionBlock b{matrix, query, rows, key, columns};
     attention_scores(s, b, q, k, mask, scores);
     if (s.dropout > 0) attention_dropout(s, b, factors);
-    for (Index i = 0; i < rows; ++i) {
-      T* row = scores + i * block;
-      const Row<T> line{i * block, i, columns};
-      const T now =
-          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
-      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
-      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
-      largest[i] = high;
-      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
-        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
-        return weight;
-      });
-      total[i] = total[i] * kept + Sum<T>::fold(sum);
-      if (kept != T{1})
-        for_packets<T>(s.values, [&](Index j, auto n) {
-          T* place = out + i * s.values + j;
-          store(place, pmul(load(place, n), splat(kept)), n);
-        });
-    }
-    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
-                  s.values, out, s.values, true, nullptr);
+    attention_add(s, rows, columns, scores, factors, v + (matrix * s.keys + key) * s.values, out, largest, total);
   });
+  attention_end(s, rows, largest, total, out, log_sums + matrix * s.queries + query);
+}
+
+/// dots[i] = the product of row i of y and dy.
+template <class T>
+void attention_dots(Index rows, Index values, const T* y, const T* dy, T* dots) {
   for (Index i = 0; i < rows; ++i) {
-    const bool sees_nothing = total[i] == T{0};
-    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
-    for_packets<T>(s.values, [&](Index j, auto n) {
-      T* place = out + i * s.values + j;
-      store(place, pmul(load(place, n), inverse), n);
-    });
-    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
+    const T *result = y + i * values, *gradient = dy + i * values;
+    dots[i] = Sum<T>::fold(reduce_packets<T>(0, values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      return pmul(load(result + j, n), load(gradient + j, n));
+    }));
   }
+}
+
+/// A block's rows of operands and gradients; gradients may be null.
+template <class T>
+struct AttentionOperands {
+  const T *q, *k, *v, *dy, *log_sums, *dots;
+  T *dq, *dk, *dv;
+};
+
+/// Adds a block's part of the gradients. `weights`: its scores, which are overwritten; gradients: scratch memory.
+template <class T>
+void attention_block_backward(const AttentionShape& s, Index rows, Index columns, T* weights, T* gradients,
+                              const T* factors, const AttentionOperands<T>& at) {
+  constexpr Index block = attention_block;
+  gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, at.dy, s.values, at.v, s.values, gradients, block,
+                false, nullptr);
+  for (Index i = 0; i < rows; ++i) {
+    const auto shift = splat(at.log_sums[i]), dot = splat(at.dots[i]);
+    const auto scale = splat(static_cast<T>(s.scale));
+    for_packets<T>(columns, [&](Index j, auto n) {
+      const Index place = i * block + j;
+      const auto weight = exp_to_zero<T>(psub(load(weights + place, n), shift));
+      auto gradient = load(gradients + place, n), used = weight;
+      if (s.dropout > 0) {
+        const auto factor = load(factors + place, n);
+        gradient = pmul(gradient, factor);
+        used = pmul(used, factor);
+      }
+      store(weights + place, used, n);
+      store(gradients + place, pmul(pmul(weight, psub(gradient, dot)), scale), n);
+    });
+  }
+  if (at.dv != nullptr)
+    gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, at.dy, s.values, at.dv, s.values,
+                  true, nullptr);
+  if (at.dk != nullptr)
+    gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block, at.q, s.features, at.dk,
+                  s.features, true, nullptr);
+  if (at.dq != nullptr)
+    gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, at.k, s.features, at.dq,
+                  s.features, true, nullptr);
 }
 
 /// The gradients of one matrix of the batch.
@@ -138,47 +205,19 @@ void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix
   T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
   T* dots = factors + block * block;
   const Index queries = matrix * s.queries, keys = matrix * s.keys;
-  for (Index i = 0; i < s.queries; ++i) {
-    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
-    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-      return pmul(load(result + j, n), load(gradient + j, n));
-    }));
-  }
+  const auto moved = [](T* at, Index by) { return at == nullptr ? nullptr : at + by; };
+  attention_dots(s.queries, s.values, y + queries * s.values, dy + queries * s.values, dots);
   for_attention_blocks(s.keys, [&](Index key, Index columns) {
     for_attention_blocks(s.queries, [&](Index query, Index rows) {
       if (s.causal && query + rows <= key) return;
       const AttentionBlock b{matrix, query, rows, key, columns};
-      const T* dy_rows = dy + (queries + query) * s.values;
       attention_scores(s, b, q, k, mask, weights);
-      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
-                    s.values, gradients, block, false, nullptr);
       if (s.dropout > 0) attention_dropout(s, b, factors);
-      for (Index i = 0; i < rows; ++i) {
-        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
-        const auto scale = splat(static_cast<T>(s.scale));
-        for_packets<T>(columns, [&](Index j, auto n) {
-          const Index at = i * block + j;
-          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
-          auto gradient = load(gradients + at, n), used = weight;
-          if (s.dropout > 0) {
-            const auto factor = load(factors + at, n);
-            gradient = pmul(gradient, factor);
-            used = pmul(used, factor);
-          }
-          store(weights + at, used, n);
-          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
-        });
-      }
-      if (dv != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
-                      dv + (keys + key) * s.values, s.values, true, nullptr);
-      if (dk != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
-                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
-                      nullptr);
-      if (dq != nullptr)
-        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
-                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
+      const Index row = queries + query, column = keys + key;
+      attention_block_backward(
+          s, rows, columns, weights, gradients, factors,
+          {q + row * s.features, k + column * s.features, v + column * s.values, dy + row * s.values, log_sums + row,
+           dots + query, moved(dq, row * s.features), moved(dk, column * s.features), moved(dv, column * s.values)});
     });
   });
 }

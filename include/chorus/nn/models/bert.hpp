@@ -13,6 +13,7 @@
 #include <chorus/ops/attention.hpp>
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/dropout.hpp>
+#include <chorus/ops/rows_of_places.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -53,10 +54,11 @@ class BERTEmbeddings : public Module {
   auto operator()(const Tokens& tokens, const Types&... type) const {
     return detail::watched(*this, [&] {
       const auto x = words(tokens);
-      const Index length = value_of(x).size(1), most = positions.weight.shape()[0];
+      const Index own = value_of(x).size(1), length = chorus::detail::whole_length(own);
+      const Index most = positions.weight.shape()[0];
       check<ShapeError>(length <= most, "BERT: expected at most ", most, " tokens (max_position_embeddings), got ",
                         length);
-      const auto placed = x + type_as(slice(positions.weight, 0, 0, length), x);
+      const auto placed = x + type_as(chorus::detail::rows_of_places(positions.weight, 0, own), x);
       const auto whole = [&](const auto& of_type) { return dropout(norm(placed + of_type), dropout_, training()); };
       if constexpr (sizeof...(Types) == 0)
         return whole(type_as(slice(types.weight, 0, 0, 1), x));

@@ -16,6 +16,7 @@
 #include <chorus/ops/attention_packed.hpp>
 #include <chorus/ops/cast.hpp>
 #include <chorus/ops/dropout.hpp>
+#include <chorus/ops/rows_of_places.hpp>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -189,9 +190,11 @@ class GPTPositions : public Embedding<D> {
   template <Operand X>
   auto operator()(const X& x, Index begin = 0) const {
     return detail::watched(*this, [&] {
-      const Index end = begin + value_of(x).size(1), most = this->weight.shape()[0];
+      const Index own = value_of(x).size(1), end = begin + chorus::detail::whole_length(own);
+      const Index most = this->weight.shape()[0];
       check<ShapeError>(end <= most, "GPT: expected at most ", most, " tokens (n_positions), got ", end);
-      return dropout(x + type_as(slice(this->weight, 0, begin, end), x), dropout_, this->training());
+      return dropout(x + type_as(chorus::detail::rows_of_places(this->weight, begin, own), x), dropout_,
+                     this->training());
     });
   }
 

@@ -47,8 +47,9 @@ class BatchShares {
   }
   [[gnu::cold]] void meet_now();
 
-  /// From now on ranks' gradients are added with weight 1: each is a gradient of the mean over the whole batch already.
-  void add_as_they_are() { as_they_are_ = true; }
+  /// From now on ranks' gradients are added with that weight, by default as they are: each is a gradient of the mean
+  /// over the whole batch already. 0: as `weigh` decides.
+  void add_alike(double weight = 1) { given_weight_ = weight; }
   /// The number of samples of all ranks in the pass.
   std::int64_t batch();
 
@@ -153,7 +154,7 @@ class BatchShares {
   std::vector<std::int64_t> samples_;  // by rank
   std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients accumulate
   std::vector<double> scales_;
-  bool as_they_are_ = false;
+  double given_weight_ = 0;  // see add_alike
   bool known_ = true;     // the ranks' messages of this pass
   bool decided_ = false;  // the ranks' weights
   bool alike_ = true;

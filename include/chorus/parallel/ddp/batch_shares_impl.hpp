@@ -63,7 +63,7 @@ std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossSha
   for (std::size_t rank = 0; rank < all_.size(); ++rank)
     check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank,
                       " refused its loss, whose operations differ from this rank's");
-  if (as_they_are_)
+  if (given_weight_ != 0)
     scales_.assign(losses.size(), 1);
   else
     decide(losses.size());
@@ -72,7 +72,7 @@ std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossSha
 
 template <class Communicator>
 double BatchShares<Communicator>::weight() {
-  if (as_they_are_) return 1;
+  if (given_weight_ != 0) return given_weight_;
   ask();
   return decided_ ? weight_ : weight_by_samples();
 }

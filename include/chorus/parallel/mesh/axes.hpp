@@ -56,6 +56,10 @@ using NoData = Data<1>;
 using NoShard = Shard<1>;
 /// The tensor axis of a mesh without one.
 using NoTensor = Tensor<1>;
+/// The sequence axis of a mesh without one. mesh::Sequence needs <chorus/parallel/sequence_parallel.hpp>.
+struct NoSequence {
+  static constexpr int size = 1;
+};
 
 namespace detail {
 template <int place, class Default, class... Axes>
@@ -67,15 +71,18 @@ struct AxisAt<place, Default, First, Rest...> {
   using type = typename std::conditional_t<First::place == place, std::type_identity<First>,
                                            AxisAt<place, Default, Rest...>>::type;
 };
+// mesh::Sequence has place 4. It divides Data's ranks, so it stands behind Data.
+template <class Axis>
+inline constexpr int order_of = Axis::place == 4 ? 3 : 2 * Axis::place;
 template <class... Axes>
 constexpr bool in_order() {
   [[maybe_unused]] int last = -1;
-  return ((std::exchange(last, Axes::place) < Axes::place) && ...);
+  return ((std::exchange(last, order_of<Axes>) < order_of<Axes>) && ...);
 }
 }  // namespace detail
 
-/// Whether a mesh may have these axes: outermost first, in the order Pipe, Data, Shard, Tensor, each once. Ranks next
-/// to each other on the innermost axis communicate most.
+/// Whether a mesh may have these axes: outermost first, in the order Pipe, Data, Sequence, Shard, Tensor, each once.
+/// Ranks next to each other on the innermost axis communicate most.
 template <class... Axes>
 inline constexpr bool valid = sizeof...(Axes) > 0 && detail::in_order<Axes...>();
 
@@ -86,18 +93,20 @@ struct AxesOf {
   using data = typename detail::AxisAt<1, NoData, Axes...>::type;
   using shard = typename detail::AxisAt<2, NoShard, Axes...>::type;
   using tensor = typename detail::AxisAt<3, NoTensor, Axes...>::type;
+  using sequence = typename detail::AxisAt<4, NoSequence, Axes...>::type;
   static constexpr bool pipes = (... || (Axes::place == 0)), shards = (... || (Axes::place == 2));
 
   static constexpr std::array<int, 4> declared{pipe::size, data::size, shard::size, tensor::size};
 
-  /// The sizes for `world` ranks. Throws UsageError if they don't fit.
+  /// The sizes for `world` ranks: of the data axis with the ranks of the sequence axis in it. Throws UsageError if they
+  /// don't fit.
   static std::array<int, 4> sizes(int world, const Sizes& chosen) {
     static_assert(((Axes::size >= dynamic || Axes::size == rest) && ...),
                   "Mesh: expected at least one rank for an axis, or mesh::rest, or mesh::dynamic");
     static_assert(((Axes::size == rest ? 1 : 0) + ... + 0) <= 1, "Mesh: expected one mesh::rest at most");
     auto all = declared;
     const int given[] = {chosen.pipe, chosen.data, chosen.shard, chosen.tensor};
-    int product = 1, open = 0;
+    int product = sequence::size, open = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (all[i] == dynamic) all[i] = given[i];
       check<UsageError>(all[i] > 0 || all[i] == rest,
@@ -112,15 +121,18 @@ struct AxesOf {
                       world);
     for (int& size : all)
       if (size == rest) size = world / product;
+    all[1] *= sequence::size;
     return all;
   }
   static std::string text(const std::array<int, 4>& sizes) {
     std::string out;
     const char* const names[] = {"Pipe", "Data", "Shard", "Tensor"};
     const bool here[] = {pipes, (... || (Axes::place == 1)), shards, (... || (Axes::place == 3))};
-    for (std::size_t i = 0; i < sizes.size(); ++i)
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (here[i])
         out += cat(out.empty() ? "" : ", ", names[i], '<', sizes[i] == rest ? std::string("rest") : cat(sizes[i]), '>');
+      if (i == 1 && sequence::size > 1) out += cat(out.empty() ? "" : ", ", "Sequence<", sequence::size, '>');
+    }
     return out;
   }
 };

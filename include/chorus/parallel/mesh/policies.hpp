@@ -62,11 +62,18 @@ struct ShardPolicy
             seed, {&groups.shards(), &groups.replicas}) {}
 };
 
+/// A policy, with what an axis of a room adds to it: a room specialises this.
+template <class Policy, class Axes>
+struct WithRooms {
+  using type = Policy;
+};
+
 /// The policy of a mesh among the ranks that have shares of a batch.
 template <class Model, class Axes>
-using BatchPolicy = std::conditional_t<Axes::shards,
-                                       ShardPolicy<typename PartOf<Model, Axes>::type, typename Axes::shard::units>,
-                                       DataPolicy<typename PartOf<Model, Axes>::type>>;
+using BatchPolicy = typename WithRooms<
+    std::conditional_t<Axes::shards, ShardPolicy<typename PartOf<Model, Axes>::type, typename Axes::shard::units>,
+                       DataPolicy<typename PartOf<Model, Axes>::type>>,
+    Axes>::type;
 
 }  // namespace mesh
 }  // namespace chorus

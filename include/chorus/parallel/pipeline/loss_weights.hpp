@@ -6,6 +6,7 @@
 #include <chorus/autograd/node.hpp>
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
+#include <chorus/core/shared_places.hpp>
 #include <chorus/parallel/loss_share.hpp>
 #include <cmath>
 #include <cstddef>
@@ -19,6 +20,10 @@ namespace chorus::pipeline {
 /// micro-batches are seeded with w_i / G, where G is estimated from the first one, and in the end all gradients are
 /// multiplied by G / W. For samples G equals W. A loss may have several means, and sums, which have weight 1: each
 /// term's gradient is scaled, and one final factor must correct all terms.
+///
+/// If ranks share the tokens of each sample, their gradients have parts of each other's losses: G and W are those of
+/// all of them. Later each gets an equal share of the weight of their batch, so that the factor is theirs together,
+/// too.
 class LossWeights {
  public:
   /// `samples`: of the whole batch.
@@ -37,7 +42,7 @@ class LossWeights {
     double rest = loss, seed = 0;
     bool alike = true, counts = false;
     for (Term& term : terms_) {
-      if (term.expected == 0) term.expected = term.is_mean ? term.over / share : 1;
+      if (term.expected == 0) term.expected = term.is_mean ? of_all_places(term.over) / share : 1;
       term.total += term.over;
       term.sum += term.over * term.value;
       rest -= term.value;
@@ -56,8 +61,9 @@ class LossWeights {
     return seed;
   }
   /// Called after the last micro-batch. Throws UsageError if no single factor corrects all terms.
-  void finish() const {
-    const double all = correction();
+  void finish() {
+    if (chorus::detail::shared_places != nullptr) add_up_places();
+    const double all = correction() / ranks_;
     const auto is_one = [](double x) { return std::abs(x - 1) <= 1e-9; };
     bool right = !has_more_ || is_one(seeds_ * all);
     for (const Term& term : terms_)
@@ -82,7 +88,7 @@ class LossWeights {
     bool has_sums = false;
     for (const Term& term : terms_) has_sums = has_sums || !term.is_mean;
     for (const Term& term : terms_)
-      if (term.total > 0 && !has_sums) return term.expected / term.total;
+      if (term.total > 0 && !has_sums) return ranks_ * term.expected / term.total;
     return 1;
   }
   /// The kind of loss, for callers that divide batches further.
@@ -115,6 +121,26 @@ class LossWeights {
     double expected = 0, total = 0, sum = 0;  // over / total is the share
     double divisor = 0, counted = 0;
   };
+
+  static double of_all_places(double count) {
+    if (chorus::detail::shared_places != nullptr) chorus::detail::shared_places->sum({&count, 1});
+    return count;
+  }
+  void add_up_places() {
+    std::vector<double> sums{1, seeds_, rest_};
+    for (const Term& term : terms_) sums.insert(sums.end(), {term.total, term.sum});
+    chorus::detail::shared_places->sum(sums);
+    ranks_ = sums[0];
+    seeds_ = sums[1];
+    rest_ = sums[2] / ranks_;
+    for (std::size_t i = 0; i < terms_.size(); ++i) {
+      terms_[i].total = sums[3 + 2 * i];
+      terms_[i].sum = sums[4 + 2 * i];
+    }
+    check<UsageError>(description().kind == Description::mean,
+                      "Pipeline: ranks share the tokens of each sample, and the model's loss has sums, or means that "
+                      "count different tokens: expected means over the same tokens");
+  }
 
   void find_terms(Node& root, double loss, double size) {
     found_.find(root);
@@ -172,6 +198,7 @@ class LossWeights {
   std::vector<Term> terms_;
   std::vector<double> penalties_;  // of the first micro-batch
   double samples_, rest_ = 0, last_ = 0, seeds_ = 0;
+  double ranks_ = 1;  // that share the tokens of each sample
   bool has_more_ = false;
 };
 

@@ -171,7 +171,7 @@ class Pass {
   bool recorded() const { return recorded_; }
   bool drew() const { return drew_; }
   bool loss_wants_grad() const { return loss_wants_grad_; }
-  const LossWeights& weights() const { return weights_; }
+  LossWeights& weights() { return weights_; }
   PassGradients<D>& gradients() { return *gradients_; }
   std::vector<std::optional<Result>>& results() { return results_; }
   Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
