@@ -52,7 +52,7 @@ class ExpertLayer : public Module {};
 template <class Y, class Loss>
 struct MixtureOfExpertsOutput {
   Y y;
-  Loss loss;                ///< a scalar to add to the model's loss
+  Loss loss;                ///< of each token, [...] for x: [..., features]; add its mean to the model's loss
   std::vector<Index> load;  ///< by expert: how many tokens of the whole batch chose it
   Index dropped = 0;        ///< choices of the whole batch that exceeded the capacity
 };
@@ -329,7 +329,7 @@ class ExpertLinear : public ExpertLayer {
 };
 
 /// x: [..., features] -> y of the same shape: the sum of the outputs of each token's `top_k` experts, weighted by the
-/// router. An expert is Linear, GELU, Linear. `loss` holds the router's own losses, in training; add it to the model's.
+/// router. An expert is Linear, GELU, Linear. `loss`: the router's own losses; 0 in evaluation.
 ///
 /// The load, the capacity and the losses are those of the global batch under every policy, and of each micro-batch
 /// where a program adds up gradients. So passes in training, and where capacity is limited also those in evaluation,
@@ -387,6 +387,7 @@ class MixtureOfExperts : public Module {
 
   template <Operand X>
   auto mixed(const X& x) const {
+    static_assert(tensor_of<X>::rank >= 2, "MixtureOfExperts: expected an input [..., features] with an axis of samples");
     const auto& shape = value_of(x).shape();
     check<ShapeError>(shape.back() == features_, "MixtureOfExperts: expected ", features_, " features, got shape ",
                       shape);
@@ -412,7 +413,9 @@ class MixtureOfExperts : public Module {
     const auto results = experts_of(index_select(rows, 0, places), plan, index);
     const auto y = chorus::detail::index_add(own_weights * results, Shape<2>{tokens, features_}, 0, places);
 
-    auto loss = router_losses(logits, probabilities, plan);
+    Shape<tensor_of<X>::rank - 1> of_tokens{};
+    std::copy_n(shape.begin(), of_tokens.size(), of_tokens.begin());
+    auto loss = reshape(router_losses(logits, probabilities, plan), of_tokens);
     auto out = reshape(y, shape);
     return MixtureOfExpertsOutput<decltype(out), decltype(loss)>{std::move(out), std::move(loss), plan.load,
                                                                  plan.dropped};
@@ -435,8 +438,9 @@ class MixtureOfExperts : public Module {
       return down(gelu(up(rows, counts, group)), counts, group);
     };
     using Y = decltype(computed(x, plan.rows, nullptr));
-    if (up.weight.part() == nullptr) return Y(computed(x, plan.rows, nullptr));
-    const auto group = std::dynamic_pointer_cast<ExpertGroup>(up.weight.part()->group);
+    const auto& part = up.weight.template on<D>().part();
+    if (part == nullptr) return Y(computed(x, plan.rows, nullptr));
+    const auto group = std::dynamic_pointer_cast<ExpertGroup>(part->group);
     check<UsageError>(group != nullptr && batch_group() != nullptr,
                       "MixtureOfExperts: its experts are split over ranks: call the net, not its module(), and not in "
                       "join; net.gathered gives a whole model");
@@ -447,7 +451,7 @@ class MixtureOfExperts : public Module {
                                    false));
   }
 
-  /// A mean over this rank's tokens: the mean over ranks, weighted by tokens, is the global batch's, as `load` is.
+  /// Of each token; `load` is the global batch's, and so is the mean over all ranks' tokens.
   template <class Logits, class Probabilities>
   auto router_losses(const Logits& logits, const Probabilities& probabilities, const detail::ExpertPlan& plan) const {
     std::vector<T> factors;
@@ -458,7 +462,7 @@ class MixtureOfExperts : public Module {
                                                   : 0));
     const auto factor = Tensor<T, 1, D>::from(factors, {options_.experts}, value_of(logits).device());
     const T z = static_cast<T>(training() ? options_.z_loss : 0);
-    return mean(sum(probabilities * factor, 1) + z * square(logsumexp(logits, 1)));
+    return sum(probabilities * factor, 1) + z * square(logsumexp(logits, 1));
   }
 
   Index features_;

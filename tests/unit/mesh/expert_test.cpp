@@ -172,14 +172,17 @@ TEST_CASE("expert: a checkpoint goes to another number of ranks") {
 }
 
 /// The common error of all ranks.
-template <class M, class... Axes>
-std::string refusal(int ranks, const std::function<void(Mesh<M, Axes...>&)>& use = [](auto&) {}) {
+template <class M>
+std::string refusal(int ranks, const std::function<void(ExpertParallel<M>&)>& use = [](auto&) {}) {
   return common_text(ranks, [&](const World& world) {
     auto all = comm::connect(world);
-    return message_of<UsageError>([&] {
-      Mesh<M, Axes...> net{test::make<M>(), all, world, {}, 3};
-      use(net);
+    std::string used;
+    const auto made = message_of<UsageError>([&] {
+      ExpertParallel<M> net{test::make<M>(), all, world, {}, 3};
+      used = message_of<UsageError>([&] { use(net); });
+      all.barrier();
     });
+    return used.empty() ? made : used;
   });
 }
 struct Dense : nn::Module {
@@ -189,10 +192,10 @@ struct Dense : nn::Module {
 };
 TEST_CASE("expert: what would not be one device's result is refused") {
   using Few = Model<2, 1, 0>;
-  CHECK(refusal<Dense, Expert<2>>(2) == "Expert: expected a model with experts, such as nn::MixtureOfExperts");
-  CHECK(refusal<Few, Expert<3>>(3) ==
+  CHECK(refusal<Dense>(2) == "Expert: expected a model with experts, such as nn::MixtureOfExperts");
+  CHECK(refusal<Few>(3) ==
         "Expert: expected at least one expert for each of 3 ranks, got 2 in 'first.up.weight'");
-  CHECK_THAT((refusal<Few, Expert<2>>(2, [](auto& net) { net.module()(test::numbers(4, 5, 1)); })),
+  CHECK_THAT((refusal<Few>(2, [](auto& net) { net.module()(test::numbers(4, 5, 1)); })),
              Contains("MixtureOfExperts: its experts are split over ranks: call the net, not its module()"));
   CHECK(message_of<ShapeError>([] { nn::MixtureOfExperts<Cpu>(4, {.experts = 2, .top_k = 3}); }) ==
         "MixtureOfExperts: expected positive sizes and at most as many choices as experts, got 4 features, hidden 0, "
