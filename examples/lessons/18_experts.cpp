@@ -1,32 +1,26 @@
 /// Lesson 18: experts on several ranks. A router sends each token to one of six small networks (Switch Transformer,
-/// Fedus, Zoph and Shazeer 2022): six times the parameters, the arithmetic of one. Each of N ranks holds 6/N experts and
-/// its share of the batch. Tokens travel to the ranks of their experts, and what these make of them travels home: two
-/// all-to-alls, and two more for gradients. With T tokens on each rank, D features and an even router, each moves
-/// (N-1)/N T D numbers. The router decides anew in each step, so a small all-to-all tells first how many tokens come.
+/// Fedus et al. 2022): six times the parameters, the arithmetic of one. Each of N ranks has 6/N experts and a share of
+/// the batch. Tokens travel to the ranks of their experts, and what these make of them travels home: two all-to-alls,
+/// and two more for gradients. With T tokens on each rank, D features and an even router, each moves (N-1)/N T D
+/// numbers. The router decides anew in each step, so a small all-to-all tells first how many tokens come.
 ///
-/// An expert's gradient has the contributions of all ranks already, since their tokens came to it. So it isn't averaged;
-/// those of the router and all other layers are. Each loss has its weight in the batch from the start.
-
+/// An expert's gradient has all ranks' contributions already, since their tokens came to it. So it isn't averaged; that
+/// of the router and of the other layers is. Each loss has its weight in the batch from the start.
 #include <chorus/parallel/expert.hpp>
-
 #include "toy.hpp"
 
 constexpr std::size_t n_experts = 6, n_features = 32;
-
 struct Sparse : ch::nn::Module {
   ch::nn::Linear<ch::Cpu> fc1{49, n_features}, fc2{n_features, 10};
-  ch::nn::MixtureOfExperts<ch::Cpu> mixture{
-      n_features, {.experts = n_experts, .top_k = 1, .hidden = 64, .renormalize = false, .balance_loss = 0}};
+  ch::nn::MixtureOfExperts<ch::Cpu> mixture{n_features, {.experts = n_experts, .top_k = 1, .renormalize = false}};
   CHORUS_MODULE(Sparse, fc1, mixture, fc2)
-  auto forward(const auto& images) const {
-    const auto tokens = ch::relu(fc1(Deep::small(images)));
-    return fc2(tokens + mixture(tokens).y);
-  }
+  auto forward(const auto& images) const { return mixed(ch::relu(fc1(Deep::small(images)))); }
+  auto mixed(const auto& tokens) const { return fc2(tokens + mixture(tokens).y); }
 };
 using Policy = ch::ExpertParallel<Sparse>;
 using Matrix = ch::Tensor<float, 2>;
-using Leaf = ch::Variable<float, 2>;  // a piece of the computation begins here, and its gradient ends
 using Rows = ch::Tensor<std::int64_t, 1>;
+using Leaf = ch::Variable<float, 2>;  // a piece of the computation begins here, and its gradient ends
 using Counts = std::vector<std::size_t>;
 
 /// The rows of `x` go to the ranks, one rank's after the other's. Returns those that come. Counts: rows, by rank.
@@ -39,7 +33,7 @@ Matrix exchange(ch::Run& run, const Matrix& x, Counts sends, Counts receives) {
   return Matrix::from(out, {static_cast<ch::Index>(out.size() / n_features), n_features});
 }
 
-/// Leaves the gradients of `weight` times this rank's loss; returns the loss.
+/// This rank's loss times `weight`, whose gradients are left.
 double forward_and_backward(ch::Run& run, Sparse& model, const auto& images, const auto& labels, float weight) {
   const auto n = static_cast<std::size_t>(run.communicator().size()), here = n_experts / n;
   const auto before = ch::relu(model.fc1(Deep::small(images)));
@@ -65,8 +59,8 @@ double forward_and_backward(ch::Run& run, Sparse& model, const auto& images, con
   const Leaf home(exchange(run, ch::value_of(made), receives, sends), true);
   const auto put = [&](const auto& x) { return ch::index_add(Matrix::zeros(tokens.shape()), 0, order, x); };
   const auto gate = ch::gather(probabilities, 1, ch::reshape(chosen, ch::Shape<2>{chosen.numel(), 1}));
-  const auto loss = ch::cross_entropy(model.fc2(tokens + put(home) * gate), labels);
-  (weight * loss).backward();  // to `home` and, by the gate and the router, to `tokens`
+  const auto loss = weight * ch::cross_entropy(model.fc2(tokens + put(home) * gate), labels);
+  loss.backward();  // to `home` and, by the gate and the router, to `tokens`
   ch::sum(made * exchange(run, home.grad(), sends, receives)).backward();  // to `there`
   ch::sum(before * (tokens.grad() + put(exchange(run, there.grad(), receives, sends)))).backward();
   return double{loss.item()};
@@ -86,22 +80,21 @@ int main(int argc, char** argv) {
       MeanLoss mean;
       for (const auto& [images, labels] : data.epoch(epoch)) {
         optimizer.zero_grad();
-        double samples = static_cast<double>(labels.numel()), all = samples;
+        double all = static_cast<double>(labels.numel());
         ranks.all_reduce(std::span(&all, 1));
-        double loss = samples * forward_and_backward(run, model, images, labels, static_cast<float>(samples / all));
+        double loss = forward_and_backward(run, model, images, labels, static_cast<float>(labels.numel()) / float(all));
         ranks.all_reduce(std::span(&loss, 1));
         for (const auto& p : parameters)
           if (!of_experts(p)) ranks.all_reduce(gradient(p), ch::comm::ReduceOp::sum, {.traffic = Traffic::gradients});
         optimizer.step();
-        mean.add(loss / all, all);
+        mean.add(loss, all);
       }
       if (run.is_main()) mean.print(epoch);
     }
     if (run.is_main()) print_sent("rank", 0, data);
-    for (const auto& p : parameters) {  // each rank has trained its own experts
-      const auto own = numbers(p).size() / static_cast<std::size_t>(ranks.size());
-      if (of_experts(p)) ranks.all_gather(numbers(p).subspan(own * static_cast<std::size_t>(run.rank()), own), numbers(p));
-    }
+    for (const auto& p : parameters)  // each rank has trained its own experts
+      if (const auto own = numbers(p).size() / static_cast<std::size_t>(ranks.size()); of_experts(p))
+        ranks.all_gather(numbers(p).subspan(own * static_cast<std::size_t>(run.rank()), own), numbers(p));
     return compare(run, data, model, net, policy_optimizer, 1e-5);  // many orders of sums
   });
 }

@@ -133,11 +133,12 @@ auto grouped_linear(const X& x, const W& weight, const B& bias, const std::vecto
 
 /// Where the tokens of a pass go.
 struct ExpertPlan {
-  std::vector<std::int64_t> chosen;        ///< [tokens, top_k] experts, the most probable first
-  std::vector<std::int64_t> tokens, slots;  ///< of the choices that were not dropped, by (expert, token); slots: in `chosen`
-  std::vector<Index> rows;                 ///< by expert: the number of these choices
-  std::vector<Index> load;                 ///< by expert: the choices of all ranks
-  Index dropped = 0, whole = 0;            ///< of all ranks: choices that were dropped; tokens
+  std::vector<std::int64_t> chosen;  ///< [tokens, top_k] experts, the most probable first
+  /// The choices that are not dropped, by (expert, token): whose they are, and their places in `chosen`.
+  std::vector<std::int64_t> tokens, slots;
+  std::vector<Index> rows;       ///< by expert: the number of these choices
+  std::vector<Index> load;       ///< by expert: the choices of all ranks
+  Index dropped = 0, whole = 0;  ///< of all ranks: choices that are dropped; tokens
 };
 
 /// The `top_k` most probable experts of each row of [tokens, experts]; of equal ones the first.
@@ -376,8 +377,8 @@ class MixtureOfExperts : public Module {
  private:
   static const MixtureOfExpertsOptions& checked(Index features, const MixtureOfExpertsOptions& options) {
     check<ShapeError>(features > 0 && options.hidden >= 0 && options.top_k > 0 && options.top_k <= options.experts,
-                      "MixtureOfExperts: expected positive sizes and at most as many choices as experts, got ",
-                      features, " features, hidden ", options.hidden, ", top_k ", options.top_k, " and experts ",
+                      "MixtureOfExperts: expected positive sizes, and top_k of at most experts, got ", features,
+                      " features, hidden ", options.hidden, ", top_k ", options.top_k, " and experts ",
                       options.experts);
     for (const double factor : {options.capacity, options.balance_loss, options.z_loss})
       check<UsageError>(factor >= 0 && std::isfinite(factor),
@@ -387,7 +388,7 @@ class MixtureOfExperts : public Module {
 
   template <Operand X>
   auto mixed(const X& x) const {
-    static_assert(tensor_of<X>::rank >= 2, "MixtureOfExperts: expected an input [..., features] with an axis of samples");
+    static_assert(tensor_of<X>::rank >= 2, "MixtureOfExperts: expected an input [samples, ..., features]");
     const auto& shape = value_of(x).shape();
     check<ShapeError>(shape.back() == features_, "MixtureOfExperts: expected ", features_, " features, got shape ",
                       shape);
@@ -440,7 +441,7 @@ class MixtureOfExperts : public Module {
     using Y = decltype(computed(x, plan.rows, nullptr));
     const auto& part = up.weight.template on<D>().part();
     if (part == nullptr) return Y(computed(x, plan.rows, nullptr));
-    const auto group = std::dynamic_pointer_cast<ExpertGroup>(part->group);
+    const ExpertGroupRef group(part->group, dynamic_cast<ExpertGroup*>(part->group.get()));
     check<UsageError>(group != nullptr && batch_group() != nullptr,
                       "MixtureOfExperts: its experts are split over ranks: call the net, not its module(), and not in "
                       "join; net.gathered gives a whole model");

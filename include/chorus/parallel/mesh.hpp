@@ -23,9 +23,9 @@
 namespace chorus {
 
 /// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` has 8 ranks; neighbours share
-/// layers. Any of mesh::Pipe, Data, Shard, and Tensor or Expert, in this order; the product of their sizes is the number
-/// of ranks. One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard together make groups
-/// with the same shards (hybrid sharding).
+/// layers. Any of mesh::Pipe, Data, Shard, and Tensor or Expert, in this order; the product of their sizes is the
+/// number of ranks. One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard
+/// together make groups with the same shards (hybrid sharding).
 ///
 /// The model is cut along the axes from the inside out: a rank takes its parts of layers (TensorParallel), of these its
 /// stages (Pipeline), and with Shard a part of each remaining parameter (FullyShardedDataParallel). Ranks with the same
@@ -45,7 +45,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   static_assert(mesh::valid<Axes...>,
                 "Mesh: expected axes in the order Pipe, Data, Shard, Tensor or Expert, each at most once");
   static_assert(!All::tensor::shares_batch || (!All::pipes && !All::shards),
-                "Mesh: expected mesh::Data alone beside mesh::Expert, whose ranks have other shares of the batch");
+                "Mesh: expected mesh::Data alone with mesh::Expert, whose ranks have other shares of the batch");
   static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
                 "Mesh: a pipeline uses each unit once per micro-batch: expected mesh::Shard<ranks, KeepParameters>, "
                 "which keeps gathered parameters");

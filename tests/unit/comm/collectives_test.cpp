@@ -100,7 +100,7 @@ TEST_CASE("calls that make no sense", "[comm]") {
   CHECK_THROWS_WITH(comm::all_to_all_v(c, three, right, std::span(five), right),
                     "all_to_all_v: expected 2 counts of numbers to receive that add up to 5, got 2 with the sum 3");
   CHECK_THROWS_WITH(comm::all_to_all_v(c, three, right, std::span(three), other),
-                    "all_to_all_v: expected as many numbers from this rank as to it, 1, got 2");
+                    "all_to_all_v: expected one count for what stays on this rank, got 1 numbers to send and 2 to receive");
   CHECK_THROWS_WITH(comm::thread_group(0), "thread_group: 0 ranks, expected 1 to 64");
   CHECK_THROWS_WITH(comm::connect({.rank = 2, .size = 2}), "connect: rank 2 is not in [0, 2)");
   CHECK_THROWS_WITH(comm::connect({.size = 65}), "connect: world size is 65, expected 1 to 64");

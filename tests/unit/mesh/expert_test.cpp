@@ -57,6 +57,12 @@ std::vector<double> train(Net& net, optim::Optimizer<Cpu>& optimizer, const Worl
     out.push_back(net.clip_grad_norm(run.clip));
     optimizer.step();
   }
+  net.eval();
+  const NoGrad none;
+  const auto y = test::share(test::labels(7, 3, 1), place);
+  const auto [scores, own] = net(test::share(test::numbers(7, 5, 1), place));
+  out.push_back(net.mean(cross_entropy(scores, y).item(), y.numel()));
+  net.train();
   return out;
 }
 
@@ -109,7 +115,7 @@ constexpr double near = 1e-9;
 TEST_CASE("expert: ranks with other experts give one device's numbers") {
   using Limited = Model<4, 2, 70>;
   const auto expected = alone<Limited>({});
-  CHECK(expected[12] > 10);  // drops
+  CHECK(expected[13] > 10);  // drops
   CHECK(distance(in_mesh<Limited, Expert<2>>(2), expected) < near);
   CHECK(distance(in_mesh<Limited, Expert<mesh::rest>>(3), expected) < near);  // 4 experts on 3 ranks
   CHECK(distance(in_mesh<Limited, Data<2>, Expert<2>>(4), expected) < near);
@@ -126,7 +132,7 @@ TEST_CASE("expert: gradients of several batches add up") {
   const Run run{.adds_up = true};
   CHECK(distance(in_mesh<Limited, Data<2>, Expert<2>>(4, run), alone<Limited>(run)) < near);
 }
-TEST_CASE("expert: a layer of experts without the axis, under DataParallel and DistributedDataParallel") {
+TEST_CASE("expert: a layer of experts without the axis, under DDP, FSDP and DataParallel") {
   using Limited = Model<4, 2, 70>;
   const auto expected = alone<Limited>({});
   CHECK(distance(on_ranks<Limited>(3, {},
@@ -135,12 +141,18 @@ TEST_CASE("expert: a layer of experts without the axis, under DataParallel and D
                                      return use(net);
                                    }),
                  expected) < near);
+  CHECK(distance(on_ranks<Limited>(2, {},
+                                   [](auto& all, const World&, const auto& use) {
+                                     FullyShardedDataParallel<Limited> net{test::make<Limited>(), all, all, {}, 3};
+                                     return use(net);
+                                   }),
+                 expected) < near);
   DataParallel<Limited> net{test::make<Limited>(), {.device_ids = {0, 1}}, 3};
   optim::AdamW<Cpu> optimizer{net.parameters(), test::mesh_adam};
   auto got = train(net, optimizer, {}, {});
   const auto last = test::values(net.module());
   auto wanted = expected;
-  wanted.erase(wanted.begin() + 12);  // replicas count drops
+  wanted.erase(wanted.begin() + 13);  // replicas count drops
   got.insert(got.end(), last.begin(), last.end());
   CHECK(distance(got, wanted) < near);
 }
@@ -166,7 +178,8 @@ TEST_CASE("expert: a checkpoint goes to another number of ranks") {
   SingleDevice<Limited> net{test::make<Limited>(), 3};
   for (const double each : numbers_in(part(net, {}, 4, 6))) got.push_back(each);
   auto expected = alone<Limited>({});
-  expected.resize(12);
+  expected.resize(13);
+  got.erase(got.begin() + 4), got.erase(got.begin() + 8);  // evaluations on the way
   CHECK(distance(got, expected) < near);
   std::remove(path.c_str());
 }
@@ -190,6 +203,18 @@ struct Dense : nn::Module {
   CHORUS_MODULE(Dense, fc)
   auto forward(const auto& x) const { return fc(x); }
 };
+struct Middle : nn::Module {
+  nn::MixtureOfExperts<Cpu, double> mixture{5, {.experts = 2}};
+  CHORUS_MODULE(Middle, mixture)
+  auto forward(const auto& x) const { return mixture(x).y; }
+};
+struct Chain : nn::Module {
+  nn::Linear<Cpu, double> first{5, 5};
+  Middle middle;
+  nn::Linear<Cpu, double> last{5, 3};
+  CHORUS_MODULE(Chain, first, middle, last)
+  CHORUS_PIPELINE(first, middle, last)
+};
 TEST_CASE("expert: what would not be one device's result is refused") {
   using Few = Model<2, 1, 0>;
   CHECK(refusal<Dense>(2) == "Expert: expected a model with experts, such as nn::MixtureOfExperts");
@@ -197,9 +222,29 @@ TEST_CASE("expert: what would not be one device's result is refused") {
         "Expert: expected at least one expert for each of 3 ranks, got 2 in 'first.up.weight'");
   CHECK_THAT((refusal<Few>(2, [](auto& net) { net.module()(test::numbers(4, 5, 1)); })),
              Contains("MixtureOfExperts: its experts are split over ranks: call the net, not its module()"));
+  CHECK_THAT((refusal<Few>(2, [](auto& net) { net.join([&] { net(test::numbers(2, 5, 1)); }); })),
+             Contains("join: a rank without batches calls no collectives of a model"));
+  std::string both;  // the second stage tells the first one
+  for (const auto& text : test::Ranks(2, [](const World& world) {
+         auto all = comm::connect(world);
+         Mesh<Chain, mesh::Pipe<2>> net(test::make<Chain>(), all, world, {}, 3);
+         return message_of<Error>([&] { mean(net(test::numbers(8, 5, 1))).backward(); });
+       }).texts())
+    both += text;
+  CHECK_THAT(both,
+             Contains("MixtureOfExperts: expected the whole batch at once; Pipeline and SameBits compute parts"));
+  using Limited = Model<2, 1, 100>;
+  CHECK_THAT(common_text(2,
+                         [](const World& world) {
+                           auto all = comm::connect(world);
+                           DistributedDataParallel<Limited> net(test::make<Limited>(), all, {.dim = 1}, 3);
+                           return message_of<UsageError>(
+                               [&] { net(reshape(test::numbers(6, 5, 1), Shape<3>{2, 3, 5})); });
+                         }),
+             Contains("MixtureOfExperts: expected samples along axis 0, which gives the order of tokens"));
   CHECK(message_of<ShapeError>([] { nn::MixtureOfExperts<Cpu>(4, {.experts = 2, .top_k = 3}); }) ==
-        "MixtureOfExperts: expected positive sizes and at most as many choices as experts, got 4 features, hidden 0, "
-        "top_k 3 and experts 2");
+        "MixtureOfExperts: expected positive sizes, and top_k of at most experts, got 4 features, hidden 0, top_k 3 and "
+        "experts 2");
   CHECK_THAT(message_of<ShapeError>([] { nn::MixtureOfExperts<Cpu>(4)(Tensor<float, 2>::zeros({2, 3})); }),
              Contains("MixtureOfExperts: expected 4 features, got shape [2, 3]"));
 }

@@ -26,9 +26,9 @@ inline void check_parts(const char* what, std::span<const std::size_t> counts, s
 }  // namespace detail
 
 /// in: `sends[r]` numbers for each rank r, one rank's after the other's -> out: `receives[r]` numbers from each rank r,
-/// likewise (MPI_Alltoallv, all_to_all_single with split sizes). Counts may be 0. `in` and `out` may not overlap. Throws
-/// UsageError, before data moves, unless there is a count for each rank and they add up to the spans' sizes; CommError
-/// if a rank sends another count than this one expects.
+/// likewise (MPI_Alltoallv, all_to_all_single with split sizes). Counts may be 0. `in` and `out` may not overlap.
+/// Throws UsageError, before data moves, unless there is a count for each rank and they add up to the spans' sizes;
+/// CommError if a rank sends another count than this one expects.
 template <Communicator C, Scalar T, std::size_t E>
 void all_to_all_v(C& ranks, std::span<const std::type_identity_t<T>> in, std::span<const std::size_t> sends,
                   std::span<T, E> out, std::span<const std::size_t> receives, CollectiveOptions options = {}) {
@@ -36,8 +36,8 @@ void all_to_all_v(C& ranks, std::span<const std::type_identity_t<T>> in, std::sp
   detail::check_parts("receive", receives, out.size(), ranks.size());
   options.part_of = "all_to_all";
   const auto n = sends.size(), me = static_cast<std::size_t>(ranks.rank());
-  check<UsageError>(sends[me] == receives[me], "all_to_all_v: expected as many numbers from this rank as to it, ",
-                    sends[me], ", got ", receives[me]);
+  check<UsageError>(sends[me] == receives[me], "all_to_all_v: expected one count for what stays on this rank, got ",
+                    sends[me], " numbers to send and ", receives[me], " to receive");
   const auto part = [](auto numbers, std::span<const std::size_t> counts, std::size_t rank) {
     return numbers.subspan(std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank),
                                            std::size_t{0}),
@@ -56,8 +56,8 @@ void all_to_all_v(C& ranks, std::span<const std::type_identity_t<T>> in, std::sp
   }
 }
 
-/// The same with equal counts: in and out have size() parts each. Throws UsageError unless they have one size, which the
-/// number of ranks divides.
+/// The same with equal counts: in and out have size() parts each. Throws UsageError unless they have one size, which
+/// the number of ranks divides.
 template <Communicator C, Scalar T, std::size_t E>
 void all_to_all(C& ranks, std::span<const std::type_identity_t<T>> in, std::span<T, E> out,
                 const CollectiveOptions& options = {}) {

@@ -21,12 +21,14 @@ class Groups {
          bool shares_batch)
       : all_(all), sizes_(sizes), place_(place_of(all.rank(), sizes)) {
     const auto [p, d, s, t] = place_;
-    const int tensor_size = sizes[3], shares = sizes[1] * sizes[2], batch_size = shares_batch ? shares * tensor_size : shares;
+    const int tensor_size = sizes[3], shares = sizes[1] * sizes[2];
+    const int batch_size = shares_batch ? shares * tensor_size : shares;
     // A group's color is the number of its first rank.
     pipe_world = split(world, "pipe", sizes[0], all.rank() - p * shares * tensor_size);
     pipe = comm::connect(pipe_world);
     const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size - (shares_batch ? t : 0);
-    batch = comm::connect(split(world, shares_batch ? "data and expert" : sizes[2] > 1 ? "data and shard" : "data", batch_size, first_of_batch));
+    const char* const of_batch = shares_batch ? "data and expert" : sizes[2] > 1 ? "data and shard" : "data";
+    batch = comm::connect(split(world, of_batch, batch_size, first_of_batch));
     const int first_of_shards = all.rank() - s * tensor_size;
     gathers = comm::connect(split(world, "shard", sizes[2], first_of_shards));
     if (sizes[1] > 1) shards_ = comm::connect(split(world, "shard", sizes[2], first_of_shards));
