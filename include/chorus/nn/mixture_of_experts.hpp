@@ -3,6 +3,7 @@
 /// Expert of a mesh the experts live on different ranks, and tokens travel.
 
 #include <chorus/core/random.hpp>
+#include <chorus/core/recomputation.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/nn/expert_group.hpp>
@@ -52,9 +53,10 @@ class ExpertLayer : public Module {};
 template <class Y, class Loss>
 struct MixtureOfExpertsOutput {
   Y y;
-  Loss loss;                ///< of each token, [...] for x: [..., features]; add its mean to the model's loss
-  std::vector<Index> load;  ///< by expert: how many tokens of the whole batch chose it
-  Index dropped = 0;        ///< choices of the whole batch that exceeded the capacity
+  Loss loss;  ///< of each token, [...] for x: [..., features]; add its mean to the model's loss
+  /// By expert: how many tokens of the whole batch chose it; in evaluation without a capacity, of this rank's part.
+  std::vector<Index> load;
+  Index dropped = 0;  ///< choices of the whole batch that exceeded the capacity
 };
 
 namespace detail {
@@ -425,6 +427,10 @@ class MixtureOfExperts : public Module {
   /// The members of this pass with which it has to agree; null: none.
   std::shared_ptr<BatchGroup> group_of_batch() const {
     auto group = training() || options_.capacity > 0 ? batch_group() : nullptr;
+    if (chorus::detail::first_run != nullptr) [[unlikely]]
+      check<UsageError>(chorus::detail::first_run->found(this, 3, group != nullptr) == (group != nullptr),
+                        "MixtureOfExperts: a checkpoint computes it again without the other devices: call backward or grad "
+                        "on the policy's output");
     const auto* const random = chorus::detail::random_context();
     check<UsageError>(group == nullptr || options_.capacity == 0 || random == nullptr || random->dim == 0,
                       "MixtureOfExperts: expected samples along axis 0, which gives the order of tokens where capacity "

@@ -1,4 +1,5 @@
 // Experts on several ranks, compared with one device: losses, drops, norms, parameters and files.
+#include <chorus/autograd/checkpoint.hpp>
 #include <chorus/nn/mixture_of_experts.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/expert.hpp>
@@ -155,6 +156,26 @@ TEST_CASE("expert: a layer of experts without the axis, under DDP, FSDP and Data
   wanted.erase(wanted.begin() + 13);  // replicas count drops
   got.insert(got.end(), last.begin(), last.end());
   CHECK(distance(got, wanted) < near);
+}
+/// Backward computes the experts' activations again, and sends tokens again.
+struct Recomputed : nn::Module {
+  nn::Linear<Cpu, double> embed{5, 6}, head{6, 3};
+  nn::MixtureOfExperts<Cpu, double> mixture{6, {.experts = 4, .capacity = 0.7}};
+  mutable Index dropped = 0;
+  CHORUS_MODULE(Recomputed, embed, mixture, head)
+  auto forward(const auto& x) const {
+    const auto h = embed(x);
+    const auto out = checkpoint([this](const auto& tokens) { return concat(1, mixture(tokens).y, tokens); }, h);
+    return std::tuple{head(slice(out, 1, 0, 6)), 0.0 * sum(out, 1)};
+  }
+};
+TEST_CASE("expert: activation checkpoints") {
+  const auto expected = alone<Recomputed>({});
+  CHECK(distance(in_mesh<Recomputed, Data<2>, Expert<2>>(4), expected) < near);
+  DataParallel<Recomputed> net{test::make<Recomputed>(), {.device_ids = {0, 1}}, 3};
+  optim::AdamW<Cpu> optimizer{net.parameters(), test::mesh_adam};
+  const auto got = train(net, optimizer, {}, {});
+  CHECK(distance(got, {expected.begin(), expected.begin() + 13}) < near);
 }
 TEST_CASE("expert: a checkpoint goes to another number of ranks") {
   using Limited = Model<4, 2, 70>;
