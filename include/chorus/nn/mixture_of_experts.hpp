@@ -429,8 +429,8 @@ class MixtureOfExperts : public Module {
     auto group = training() || options_.capacity > 0 ? batch_group() : nullptr;
     if (chorus::detail::first_run != nullptr) [[unlikely]]
       check<UsageError>(chorus::detail::first_run->found(this, 3, group != nullptr) == (group != nullptr),
-                        "MixtureOfExperts: a checkpoint computes it again without the other devices: call backward or grad "
-                        "on the policy's output");
+                        "MixtureOfExperts: a checkpoint computes it again without the other devices: call backward or "
+                        "grad on the policy's output");
     const auto* const random = chorus::detail::random_context();
     check<UsageError>(group == nullptr || options_.capacity == 0 || random == nullptr || random->dim == 0,
                       "MixtureOfExperts: expected samples along axis 0, which gives the order of tokens where capacity "
