@@ -17,6 +17,7 @@
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/expert.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
 #include <chorus/parallel/hooks/power_sgd.hpp>
@@ -71,6 +72,13 @@ struct Divided : ch::nn::Module {
   auto forward(const auto& x) const {
     return fc2(ch::reshape(layer(ch::reshape(fc1(x), ch::Shape<3>{-1, 1, 8})), ch::Shape<2>{-1, 8}));
   }
+};
+
+struct Experts : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu, double> fc1{5, 6}, fc2{6, 3};
+  ch::nn::MixtureOfExperts<ch::Cpu, double> mixture{6, {.experts = 4, .hidden = 8, .capacity = 1}};
+  CHORUS_MODULE(Experts, fc1, mixture, fc2)
+  auto forward(const auto& x) const { return fc2(mixture(fc1(x)).y); }
 };
 
 struct Block : ch::nn::Module {
@@ -205,6 +213,11 @@ const std::map<std::string, Program>& policies() {
          ch::Mesh<Divided, ch::mesh::Data<2>, ch::mesh::Tensor<2>> net(Divided{}, rank.communicator(), rank.world(), {}, 3);
          const auto n = static_cast<std::size_t>(rank.size()) / 2, d = static_cast<std::size_t>(rank.rank()) / 2;
          train(net, rank, done, {n, d, d + 1});
+       }},
+      {"mesh_data_expert",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::Mesh<Experts, ch::mesh::Data<2>, ch::mesh::Expert<2>> net(Experts{}, rank.communicator(), rank.world(), {}, 3);
+         train(net, rank, done, one_each(rank));
        }},
       {"mesh_pipe_data",
        [](cs::SimulatedRank& rank, Steps& done) {

@@ -14,6 +14,7 @@
 #include <chorus/autograd/grad.hpp>
 #include <chorus/autograd/gradient_check.hpp>
 #include <chorus/chorus.hpp>
+#include <chorus/comm/algorithms/all_to_all.hpp>
 #include <chorus/comm/split.hpp>
 #include <chorus/comm/store.hpp>
 #include <chorus/comm/thread_group.hpp>
@@ -45,6 +46,7 @@
 #include <chorus/nn/kv_cache.hpp>
 #include <chorus/nn/lora.hpp>
 #include <chorus/nn/mixed_precision.hpp>
+#include <chorus/nn/mixture_of_experts.hpp>
 #include <chorus/nn/module_dict.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/parallel_linear.hpp>
@@ -100,6 +102,7 @@
 #include <chorus/optim/radam.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/update_bn.hpp>
+#include <chorus/parallel/expert.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/generate.hpp>

@@ -139,6 +139,7 @@ class AnyCommunicator {
     check_move(op, peer, options);
     Call call{op, {.dtype = dtype<T>, .element = sizeof(T)}, options.traffic, count, in, out, peer};
     call.unit = options.unit;
+    call.part_of = options.part_of;
     return call;
   }
 

@@ -29,6 +29,7 @@ struct CollectiveOptions {
   trace::Traffic traffic = trace::Traffic::control;  ///< the kind under which the bytes are counted
   int bucket = -1;                                   ///< the number of a gradient bucket, for messages
   int unit = -1;                                     ///< the number of a unit of parameters, likewise
+  const char* part_of = nullptr;                     ///< the name of a collective made of several calls, likewise
 };
 
 /// A group of ranks. Every rank calls the same collectives, in the same order, with the same counts and scalar types.

@@ -23,9 +23,9 @@
 namespace chorus {
 
 /// Axes, outermost first: `Mesh<Gpt, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>` has 8 ranks; neighbours share
-/// layers. Any of mesh::Pipe, Data, Sequence, Shard and Tensor, in this order; their product is the number of ranks.
-/// One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard together make groups
-/// with the same shards (hybrid sharding).
+/// layers. Any of mesh::Pipe, Data, Sequence, Shard, and Tensor or Expert, in this order; the product of their sizes is
+/// the number of ranks. One size may be mesh::rest; sizes of mesh::dynamic come from MeshOptions::sizes. Data and Shard
+/// together make groups with the same shards (hybrid sharding).
 ///
 /// The model is cut along the axes from the inside out: a rank takes its parts of layers (TensorParallel), of these its
 /// stages (Pipeline), and with Shard a part of each remaining parameter (FullyShardedDataParallel). Ranks with the same
@@ -35,12 +35,17 @@ namespace chorus {
 /// With 3 or more shares of a batch, ranks with the same parameters must lay them out alike, or averages would be
 /// rounded in different orders. So layers that Tensor divides unevenly, and parameters that stages share, are refused.
 template <class Model, class... Axes>
-class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
+class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
+             public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
   using All = mesh::AxesOf<Axes...>;
+  using WithGroups = mesh::WithGroups<typename All::tensor>;
+  using WithGroups::groups, WithGroups::layers;
   using Communicator = comm::AnyCommunicator;
   static_assert(mesh::valid<Axes...>,
-                "Mesh: expected axes in the order Pipe, Data, Sequence, Shard, Tensor, each at most once");
+                "Mesh: expected axes in the order Pipe, Data, Sequence, Shard, Tensor or Expert, each at most once");
+  static_assert(!All::tensor::shares_batch || (!All::pipes && !All::shards && All::sequence::size == 1),
+                "Mesh: expected mesh::Data alone with mesh::Expert, whose ranks have other shares of the batch");
   static_assert(!All::pipes || !All::shards || !All::shard::units::reshard_after_forward,
                 "Mesh: a pipeline uses each unit once per micro-batch: expected mesh::Shard<ranks, KeepParameters>, "
                 "which keeps gathered parameters");
@@ -58,7 +63,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   /// the errors of the axes' policies. `all` and `world`, from which it was connected, must outlive this.
   Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
        std::uint64_t seed = initial_seed())
-      : WithGroups(all, world, All::sizes(all.size(), options.sizes), All::tensor::sequence::splits_sequences),
+      : WithGroups(all, world, All::sizes(all.size(), options.sizes)),
         Base(cut(std::move(model), options), groups, options, seed) {
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();
@@ -73,7 +78,8 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
       program_of_all_->listen(nn::named_parameters<D>(module()), nn::named_buffers<D>(module()), alike);
       for (const auto& named : this->parameters()) named.parameter->set_ledger(program_of_all_->ledger());
     }
-    if constexpr (!All::shards) replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
+    if constexpr (!All::shards && !All::tensor::shares_batch)
+      replicas_.emplace(this->flat_, groups.tensor, this->alive(), options.check_every);
   }
   /// For `launch`: takes communicator and seed from `run`.
   template <detail::LaunchedRun Run>
@@ -91,15 +97,15 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     if (program_of_all_ && grad_enabled() && !this->joining_) compare_programs();
-    const TensorGroupScope group(groups.layers->group());
+    const TensorGroupScope group(layers.group());
     return Base::operator()(inputs...);
   }
 
   /// The communicator of all ranks; `devices()` is their number.
   Communicator& communicator() const { return groups.all(); }
   int devices() const { return groups.all().size(); }
-  /// The number of ranks on each axis (pipe, data, shard, tensor), and this rank's coordinate on each. Ranks of a
-  /// sequence axis count as those of data.
+  /// The number of ranks on each axis (pipe, data, shard, tensor or expert), and this rank's coordinate on each. Ranks
+  /// of a sequence axis count as those of data.
   const std::array<int, 4>& sizes() const { return groups.sizes(); }
   const std::array<int, 4>& place() const { return groups.place(); }
   /// The number of shares of a batch.
@@ -123,7 +129,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   template <class F>
   void gathered(const F& f) {
     this->meet();
-    const auto whole_layers = [&](Model& model) { groups.layers->with_whole(model, f); };
+    const auto whole_layers = [&](Model& model) { layers.with_whole(model, f); };
     if constexpr (All::pipes)
       Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
     else
@@ -147,7 +153,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   using Part = mesh::PartOf<Model, All>;
 
   typename Part::type cut(Model model, const MeshOptions& options) {
-    auto part = Part::make(groups.layers->share_out(std::move(model)), groups, options);
+    auto part = Part::make(layers.share_out(std::move(model)), groups, options);
     if constexpr (!All::shards) detail::keep_promises();
     return part;
   }
@@ -185,7 +191,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   }
   // A sum of two terms does not depend on the order; sums of more do.
   [[gnu::cold]] void check_same_order() {
-    if (groups.batch.size() < 3) return;
+    if (groups.batch.size() < 3 || All::tensor::shares_batch) return;
     std::string sizes;
     for (const auto& entry : this->flat_.entries()) sizes += cat(entry.count, ' ');
     const auto of_all = comm::all_gather_object(groups.tensor, sizes);

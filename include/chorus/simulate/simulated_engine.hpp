@@ -178,8 +178,12 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
           static_cast<std::uint8_t>(call.op == Op::broadcast ? call.peer : static_cast<int>(call.reduction.op));
       envelope.sequence = collectives_++;
     }
-    current_ = {
-        .envelope = envelope, .bucket = call.bucket, .unit = call.unit, .peer = call.peer, .receives = call.receives};
+    current_ = {.envelope = envelope,
+                .bucket = call.bucket,
+                .unit = call.unit,
+                .peer = call.peer,
+                .receives = call.receives,
+                .part_of = call.part_of};
     if (failure_) return;
     std::string why;
     bool timed_out = false;

@@ -2,6 +2,8 @@
 #include <catch.hpp>
 #include <chorus/comm/thread_group.hpp>
 
+#include <numeric>
+
 #include "conformance.hpp"
 #include "processes.hpp"
 
@@ -90,10 +92,48 @@ TEST_CASE("calls that make no sense", "[comm]") {
   CHECK_THROWS_WITH(c.broadcast(std::span(three), 0, {.scale = 0.5}),
                     "broadcast: scale 0.5 needs a reducing operation");
   CHECK_THROWS_AS(c.broadcast(std::span(three), 2), UsageError);
+  CHECK_THROWS_WITH(comm::all_to_all(c, three, std::span(three)),
+                    "all_to_all: expected two spans of one size, a multiple of 2 ranks, got 3 and 3 numbers");
+  const std::vector<std::size_t> right{1, 2}, wrong{1, 3}, other{2, 1};
+  CHECK_THROWS_WITH(comm::all_to_all_v(c, three, wrong, std::span(five), right),
+                    "all_to_all_v: expected 2 counts of numbers to send that add up to 3, got 2 with the sum 4");
+  CHECK_THROWS_WITH(comm::all_to_all_v(c, three, right, std::span(five), right),
+                    "all_to_all_v: expected 2 counts of numbers to receive that add up to 5, got 2 with the sum 3");
+  CHECK_THROWS_WITH(comm::all_to_all_v(c, three, right, std::span(three), other),
+                    "all_to_all_v: expected one count for what stays on this rank, got 1 numbers to send and 2 to receive");
   CHECK_THROWS_WITH(comm::thread_group(0), "thread_group: 0 ranks, expected 1 to 64");
   CHECK_THROWS_WITH(comm::connect({.rank = 2, .size = 2}), "connect: rank 2 is not in [0, 2)");
   CHECK_THROWS_WITH(comm::connect({.size = 65}), "connect: world size is 65, expected 1 to 64");
   CHECK_THROWS_WITH(comm::connect({.rank = 1, .size = 2}), "connect: master_port is 0, expected 1 to 65535");
+}
+
+TEST_CASE("an all-to-all is named in errors and flight records: other counts, a rank that dies", "[comm]") {
+  using Catch::Matchers::Contains;
+  for (const auto kind : {comm::Backend::shm, comm::Backend::tcp}) {
+    const auto run = [kind](int size, std::size_t expected, bool dies) {
+      return test::Ranks(size, [=](const comm::World& world) {
+        auto c = comm::connect(world, {.backend = kind});
+        const auto ranks = static_cast<std::size_t>(c.size());
+        std::vector<std::size_t> counts(ranks, 3), receives(ranks, 3);
+        if (c.rank() == 1) receives[0] = expected;
+        std::vector<float> in(3 * ranks), out(std::accumulate(receives.begin(), receives.end(), std::size_t{0}));
+        if (dies && c.rank() == 2) _exit(3);
+        try {
+          for (int i = 0; i < 3; ++i) comm::all_to_all_v(c, in, counts, std::span(out), receives);
+        } catch (const CommError& error) {
+          return cat(error.what(), "\n", c.flight_record());
+        }
+        return std::string("nothing");
+      });
+    };
+    auto differ = run(2, 5, false);
+    CHECK_THAT(differ.outcome(1).text, Contains("rank 1: all_to_all: receiving message #0 (5 F32): rank 0 is in a "
+                                                "different call, message #0 (3 F32)") &&
+                                           Contains("call 0: all_to_all: receiving message #0 (5 F32) from rank 0"));
+    auto dead = run(3, 3, true);
+    CHECK_THAT(dead.outcome(0).text, Contains("rank 0: all_to_all: ") && Contains("rank 2"));
+    CHECK_THAT(dead.outcome(1).text, Contains("rank 1: all_to_all: "));
+  }
 }
 
 }  // namespace collectives_test

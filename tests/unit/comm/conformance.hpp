@@ -1,6 +1,7 @@
 #pragma once
 /// What every Communicator has to do, as a function that each rank runs: returns "" or the first difference.
 
+#include <chorus/comm/algorithms/all_to_all.hpp>
 #include <chorus/comm/communicator.hpp>
 #include <chorus/comm/objects.hpp>
 #include <cmath>
@@ -55,6 +56,7 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
     }
     return all;
   };
+  const auto first_of = [&](int rank) { return static_cast<std::size_t>(rank) * count; };
   const auto fill = [&](std::span<T> data) {
     for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(r, i);
   };
@@ -105,6 +107,38 @@ std::string conforms(ch::comm::Communicator auto& c, std::size_t count) {
     look(expect<T>(
         span_of<T>(received), [&](std::size_t i) { return value<T>(from, i); }, "send, recv"));
   }
+  // Equal parts, then parts of different sizes, some of them empty.
+  fill(all);
+  auto arrived = storage<T>(count * size);
+  ch::comm::all_to_all(c, std::span<const T>(all), span_of<T>(arrived));
+  look(expect<T>(
+      span_of<T>(arrived), [&](std::size_t i) { return value<T>(static_cast<int>(i / count), first_of(r) + i % count); },
+      "all_to_all"));
+  const auto part = [&](int from, int to) {
+    const auto kind = static_cast<std::size_t>(from + 2 * to) % 3;
+    return kind == 0 ? 0 : count / kind;
+  };
+  std::vector<std::size_t> sends, receives, from;
+  for (int rank = 0; rank < n; ++rank) {
+    sends.push_back(part(r, rank));
+    receives.push_back(part(rank, r));
+    from.insert(from.end(), receives.back(), static_cast<std::size_t>(rank));
+  }
+  std::size_t begin = 0;
+  for (const auto sent : sends) begin += sent;
+  arrived = storage<T>(from.size());
+  const auto sent = all.first(begin);
+  std::size_t at = 0;
+  for (int rank = 0; rank < n; ++rank)
+    for (std::size_t i = 0; i < part(r, rank); ++i) sent[at++] = value<T>(r + rank, i);
+  ch::comm::all_to_all_v(c, std::span<const T>(sent), sends, span_of<T>(arrived), receives);
+  const auto place = [&](std::size_t i) {  // in the part of its sender
+    return i - static_cast<std::size_t>(std::find(from.begin(), from.end(), from[i]) - from.begin());
+  };
+  if (count <= 2000)
+    look(expect<T>(
+        span_of<T>(arrived), [&](std::size_t i) { return value<T>(static_cast<int>(from[i]) + r, place(i)); },
+        "all_to_all_v"));
   c.barrier();
   return wrong;
 }

@@ -3,6 +3,7 @@
 
 #include <catch.hpp>
 #include <chorus/comm/engine/flight_recorder.hpp>
+#include <chorus/comm/engine/traced_call.hpp>
 
 #include "processes.hpp"
 
@@ -36,6 +37,14 @@ TEST_CASE("a flight record that can't be written is said to be none", "[comm]") 
   unlink((path + ".rank0").c_str());
   CHECK(dump_to("/nonexistent/record") ==
         "chorus: the flight record cannot be written to /nonexistent/record.rank0: No such file or directory\n");
+}
+
+TEST_CASE("a message of an all-to-all has its name in records and in the timeline", "[comm]") {
+  const comm::NamedCall call{.envelope = {.op = comm::Op::message, .dtype = DType::f32, .sequence = 3, .count = 10},
+                             .peer = 2,
+                             .part_of = "all_to_all"};
+  CHECK(call.text() == "all_to_all: sending message #3 (10 F32)");
+  CHECK(comm::TracedCall(call, trace::Traffic::activations, 40).name == "message to 2, all_to_all");
 }
 
 }  // namespace flight_recorder_test

@@ -3,6 +3,7 @@
 #include <chorus/nn/convolutions.hpp>
 #include <chorus/nn/group_norm.hpp>
 #include <chorus/nn/linear.hpp>
+#include <chorus/nn/mixture_of_experts.hpp>
 #include <chorus/nn/module_dict.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/positions.hpp>
@@ -10,6 +11,8 @@
 #include <chorus/nn/recurrent_cells.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <cmath>
+#include <golden/experts.hpp>
+#include <numeric>
 
 #include "../message_of.hpp"
 
@@ -202,6 +205,63 @@ void check_lengths() {
 TEST_CASE("LSTM and GRU with lengths give each sample what it gets alone, in both directions") {
   check_lengths<nn::LSTM<Cpu, double>>();
   check_lengths<nn::GRU<Cpu, double>>();
+}
+
+/// sin(0.7 i + key), as in golden/experts.py.
+template <int Rank>
+ch::Tensor<double, Rank> waves(double key, const Shape<Rank>& shape) {
+  auto out = ch::Tensor<double, Rank>::empty(shape);
+  for (Index i = 0; i < out.numel(); ++i) out.data()[i] = std::sin(0.7 * static_cast<double>(i) + key);
+  return out;
+}
+TEST_CASE("MixtureOfExperts has PyTorch's numbers and gradients, also where tokens are dropped") {
+  for (const auto& expected : golden::experts()) {
+    nn::MixtureOfExperts<Cpu, double> layer{3, expected.options};
+    const ch::Parameter<double, 2> x{waves<2>(1, {7, 3})};
+    layer.router.weight = ch::Parameter<double, 2>{waves<2>(2, {4, 3})};
+    layer.up.weight = ch::Parameter<double, 3>{waves<3>(3, {4, 2, 3})};
+    layer.up.bias = ch::Parameter<double, 2>{waves<2>(4, {4, 2})};
+    layer.down.weight = ch::Parameter<double, 3>{waves<3>(5, {4, 3, 2})};
+    layer.down.bias = ch::Parameter<double, 2>{waves<2>(6, {4, 3})};
+    const auto out = layer(x);
+    CHECK(out.dropped == expected.dropped);
+    CHECK(std::accumulate(out.load.begin(), out.load.end(), Index{0}) == 7 * expected.options.top_k);
+    const auto loss = ch::mean(out.loss);
+    (ch::sum(out.y * waves<2>(7, {7, 3})) + loss).backward();
+    std::vector<double> got;
+    const auto add = [&](const auto& tensor) {
+      const auto numbers = ch::contiguous(tensor).to_vector();
+      got.insert(got.end(), numbers.begin(), numbers.end());
+    };
+    add(ch::value_of(out.y));
+    got.push_back(loss.item());
+    add(x.grad());
+    add(layer.router.weight.grad());
+    add(layer.up.weight.grad());
+    add(layer.up.bias.grad());
+    add(layer.down.weight.grad());
+    add(layer.down.bias.grad());
+    REQUIRE(got.size() == expected.numbers.size());
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == Approx(expected.numbers[i]).margin(1e-13));
+  }
+}
+TEST_CASE("MixtureOfExperts: equal probabilities, all tokens to one expert, no token, evaluation, bf16") {
+  nn::MixtureOfExperts<Cpu> layer{2, {.experts = 3, .top_k = 1, .capacity = 1, .balance_loss = 1}};
+  layer.router.weight = ch::Parameter<float, 2>{ch::Tensor<float, 2>::zeros({3, 2})};
+  auto out = layer(ramp<3>({2, 3, 2}));  // of equal experts the first
+  CHECK(out.load == std::vector<Index>{6, 0, 0});
+  CHECK(out.dropped == 4);
+  CHECK(ch::value_of(out.loss).shape() == Shape<2>{2, 3});
+  CHECK(ch::mean(out.loss).item() == Approx(1));
+  for (Index t = 2; t < 6; ++t) CHECK(ch::value_of(out.y)(t / 3, t % 3, 0) == 0);
+  ch::sum(out.y).backward();
+  CHECK(ch::value_of(layer.up.weight.grad())(1, 0, 0) == 0);
+  CHECK(layer(ramp<2>({0, 2})).load == std::vector<Index>{0, 0, 0});
+  layer.eval();
+  CHECK(ch::sum(layer(ramp<2>({4, 2})).loss).item() == 0);
+  const auto narrow = ch::to<ch::bf16>(ramp<2>({4, 2}));
+  const auto y = ch::to<float>(ch::value_of(layer(narrow).y)), wide = ch::value_of(layer(ch::to<float>(narrow)).y);
+  for (Index t = 0; t < 4; ++t) CHECK(y(t, 1) == Approx(wide(t, 1)).epsilon(0.01));
 }
 
 }  // namespace more_layers_test

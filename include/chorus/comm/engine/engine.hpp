@@ -59,6 +59,7 @@ struct Call {
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
   int unit = -1;             ///< the number of a unit of parameters, likewise
+  const char* part_of = nullptr;  ///< the name of a collective made of several calls, likewise
 
   /// The lane of a trace.
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }

@@ -27,12 +27,14 @@ struct NamedCall {
   int unit = -1;
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
+  const char* part_of = nullptr;  ///< a collective made of several calls
   const char* name = nullptr;  ///< instead of the envelope
   bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
   Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (part_of != nullptr) out += cat(part_of, ": ");
     if (name != nullptr)
       out += grouped ? cat(name, " #", envelope.sequence) : name;
     else

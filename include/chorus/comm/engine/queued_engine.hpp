@@ -116,7 +116,8 @@ class QueuedEngine : public Engine {
                      .bucket = call.bucket,
                      .unit = call.unit,
                      .peer = call.peer,
-                     .receives = call.receives});
+                     .receives = call.receives,
+                     .part_of = call.part_of});
     return envelope;
   }
 

@@ -26,6 +26,7 @@ struct TracedCall {
            : call.bucket >= 0         ? cat(op, ", bucket ", call.bucket)
            : call.unit >= 0           ? cat(op, ", unit ", call.unit)
                                       : std::string(op);
+    if (call.part_of != nullptr) name += cat(", ", call.part_of);
     chorus::detail::JsonObject fields;
     fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
     fields.field("bytes", bytes).field("count", envelope.count);

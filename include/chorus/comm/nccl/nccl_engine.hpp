@@ -76,7 +76,11 @@ class NcclEngine final : public Engine {
         .dtype = call.reduction.dtype,
         .detail = static_cast<std::uint8_t>(reduces ? static_cast<int>(call.reduction.op) : call.peer),
         .count = call.count};
-    const NamedCall named{.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    const NamedCall named{.envelope = envelope,
+                          .bucket = call.bucket,
+                          .peer = call.peer,
+                          .receives = call.receives,
+                          .part_of = call.part_of};
     return queue_->enqueue(named, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
       return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
     });

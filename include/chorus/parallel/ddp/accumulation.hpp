@@ -32,7 +32,7 @@ class Accumulation final : public Extension<D> {
       earlier_.change_unit(core_.flat, core_.shares.weight(), [this](std::size_t i) { return core_.is_shared(i); });
   }
   void gradient_arrived(std::size_t i) override {
-    earlier_.gradient_arrived(core_.parameter(i));
+    if (core_.is_shared(i)) earlier_.gradient_arrived(core_.parameter(i));
     if (core_.sync || !averages_()) return;
     if (!std::exchange(accumulates_, true)) earlier_.unit = core_.shares.weight();
     if (core_.ranks.size() > 1 && core_.is_shared(i)) core_.parameter(i).set_grad_local(true);

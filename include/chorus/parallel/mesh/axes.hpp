@@ -11,7 +11,15 @@
 #include <type_traits>
 #include <utility>
 
+namespace chorus::detail {
+template <class Communicator>
+class SharedLayers;
+}
+
 namespace chorus::mesh {
+
+template <class Part>
+struct DataPolicy;
 
 /// An axis's size: all remaining ranks. At most one axis may have it.
 inline constexpr int rest = -1;
@@ -46,6 +54,18 @@ template <int ranks, class Sequence = NoSequenceSplit>
 struct Tensor {
   static constexpr int size = ranks, place = 3;
   using sequence = Sequence;
+  static constexpr bool shares_batch = false;  ///< whether its ranks have other shares of the batch
+  static constexpr const char* name = "Tensor";
+  template <class Communicator>
+  using layers = chorus::detail::SharedLayers<Communicator>;
+  /// What divides a model's layers among its ranks.
+  template <class Groups>
+  static auto layers_of(Groups& groups) {
+    return layers<typename Groups::Communicator>(groups.tensor, sequence::splits_sequences);
+  }
+  /// Averages gradients on a mesh without shards.
+  template <class Part>
+  using policy = DataPolicy<Part>;
 };
 
 /// The pipe axis of a mesh without one.
@@ -126,7 +146,7 @@ struct AxesOf {
   }
   static std::string text(const std::array<int, 4>& sizes) {
     std::string out;
-    const char* const names[] = {"Pipe", "Data", "Shard", "Tensor"};
+    const char* const names[] = {"Pipe", "Data", "Shard", tensor::name};
     const bool here[] = {pipes, (... || (Axes::place == 1)), shards, (... || (Axes::place == 3))};
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (here[i])

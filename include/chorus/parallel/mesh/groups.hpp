@@ -4,10 +4,8 @@
 #include <array>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/comm/split.hpp>
-#include <chorus/parallel/tensor/shared_layers.hpp>
 #include <cstddef>
 #include <exception>
-#include <optional>
 #include <utility>
 
 namespace chorus::mesh {
@@ -18,21 +16,24 @@ class Groups {
  public:
   using Communicator = comm::AnyCommunicator;
 
-  Groups(Communicator& all, const comm::World& world, const std::array<int, 4>& sizes, bool splits_sequences)
+  /// `innermost`: the name of the innermost axis. `shares_batch`: its ranks, too, have other shares of the batch.
+  Groups(Communicator& all, const comm::World& world, const std::array<int, 4>& sizes, const char* innermost,
+         bool shares_batch)
       : all_(all), sizes_(sizes), place_(place_of(all.rank(), sizes)) {
     const auto [p, d, s, t] = place_;
-    const int tensor_size = sizes[3], batch_size = sizes[1] * sizes[2];
+    const int tensor_size = sizes[3], shares = sizes[1] * sizes[2];
+    const int batch_size = shares_batch ? shares * tensor_size : shares;
     // A group's color is the number of its first rank.
-    pipe_world = split(world, "pipe", sizes[0], all.rank() - p * batch_size * tensor_size);
+    pipe_world = split(world, "pipe", sizes[0], all.rank() - p * shares * tensor_size);
     pipe = comm::connect(pipe_world);
-    const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size;
-    batch = comm::connect(split(world, sizes[2] > 1 ? "data and shard" : "data", batch_size, first_of_batch));
+    const int first_of_batch = all.rank() - (d * sizes[2] + s) * tensor_size - (shares_batch ? t : 0);
+    const char* const of_batch = shares_batch ? "data and expert" : sizes[2] > 1 ? "data and shard" : "data";
+    batch = comm::connect(split(world, of_batch, batch_size, first_of_batch));
     const int first_of_shards = all.rank() - s * tensor_size;
     gathers = comm::connect(split(world, "shard", sizes[2], first_of_shards));
     if (sizes[1] > 1) shards_ = comm::connect(split(world, "shard", sizes[2], first_of_shards));
     replicas = comm::connect(split(world, "data", sizes[1], all.rank() - d * sizes[2] * tensor_size));
-    tensor = comm::connect(split(world, "tensor", tensor_size, all.rank() - t));
-    layers.emplace(tensor, splits_sequences);
+    tensor = comm::connect(split(world, innermost, tensor_size, all.rank() - t));
   }
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
@@ -55,8 +56,7 @@ class Groups {
   Communicator batch;     ///< ranks with the same part of the model and other shares of the batch
   Communicator gathers;   ///< those of `batch` with the other shards, for all-gathers
   Communicator replicas;  ///< ranks with the same shards
-  Communicator tensor;    ///< ranks with the other parts of layers
-  std::optional<chorus::detail::SharedLayers<Communicator>> layers;
+  Communicator tensor;    ///< ranks with the other parts of layers, or with other experts
 
  private:
   static std::array<int, 4> place_of(int rank, const std::array<int, 4>& sizes) {
@@ -78,11 +78,13 @@ class Groups {
   const int exceptions_before_ = std::uncaught_exceptions();
 };
 
-/// Base of Mesh that constructs the groups before its other base.
+/// Base of Mesh that constructs the groups, and what divides layers along the innermost axis, before its other base.
+template <class Innermost>
 struct WithGroups {
   mutable Groups groups;
-  template <class... Arguments>
-  explicit WithGroups(Arguments&&... arguments) : groups(std::forward<Arguments>(arguments)...) {}
+  typename Innermost::template layers<comm::AnyCommunicator> layers = Innermost::layers_of(groups);
+  WithGroups(comm::AnyCommunicator& all, const comm::World& world, const std::array<int, 4>& sizes)
+      : groups(all, world, sizes, Innermost::name, Innermost::shares_batch) {}
 };
 
 }  // namespace chorus::mesh

@@ -8,6 +8,7 @@
 #include <chorus/parallel/mesh/axes.hpp>
 #include <chorus/parallel/mesh/groups.hpp>
 #include <chorus/parallel/pipeline/staged_model.hpp>
+#include <chorus/parallel/tensor/shared_layers.hpp>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -72,7 +73,7 @@ struct WithRooms {
 template <class Model, class Axes>
 using BatchPolicy = typename WithRooms<
     std::conditional_t<Axes::shards, ShardPolicy<typename PartOf<Model, Axes>::type, typename Axes::shard::units>,
-                       DataPolicy<typename PartOf<Model, Axes>::type>>,
+                       typename Axes::tensor::template policy<typename PartOf<Model, Axes>::type>>,
     Axes>::type;
 
 }  // namespace mesh

@@ -9,8 +9,9 @@
 
 namespace chorus::detail {
 
-template <class Communicator>
-class CommunicatorGroup final : public TensorGroup {
+/// `Base`: TensorGroup, or an interface derived from it.
+template <class Communicator, class Base = TensorGroup>
+class CommunicatorGroup : public Base {
  public:
   CommunicatorGroup(Communicator& communicator, bool splits_sequences)
       : communicator_(&communicator),
@@ -46,7 +47,6 @@ class CommunicatorGroup final : public TensorGroup {
     });
   }
 
- private:
   template <class F>
   static void of_type(DType type, const F& f) {
     switch (type) {
@@ -61,6 +61,7 @@ class CommunicatorGroup final : public TensorGroup {
     return *communicator_;
   }
 
+ private:
   Communicator* communicator_;
   int rank_, size_;
   bool splits_sequences_;
