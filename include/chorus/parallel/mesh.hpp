@@ -4,6 +4,7 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/nn/deferred.hpp>
+#include <chorus/ops/placement/placed.hpp>
 #include <chorus/parallel/ddp/access.hpp>
 #include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
@@ -91,6 +92,7 @@ class Mesh : private mesh::WithGroups, public mesh::BatchPolicy<Model, mesh::Axe
   auto operator()(const Inputs&... inputs) {
     if (program_of_all_ && grad_enabled() && !this->joining_) compare_programs();
     const TensorGroupScope group(groups.layers->group());
+    CHORUS_WHOLE_OUTPUT("Mesh", decltype(Base::operator()(inputs...)));
     return Base::operator()(inputs...);
   }
 

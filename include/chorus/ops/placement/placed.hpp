@@ -218,7 +218,7 @@ inline constexpr bool is_placed<Placed<X, Kinds...>> = true;
 template <class X>
 concept PlacedLike = is_placed<X> || requires(const X& x) { x.placed(); };
 template <class X>
-concept PlacedOrPlain = PlacedLike<X> || Operand<X> || Arithmetic<X>;
+concept PlacedOrPlain = PlacedLike<X> || Operand<X> || std::is_arithmetic_v<X>;
 template <class... Xs>
 concept SomePlaced = (PlacedLike<Xs> || ...) && (PlacedOrPlain<Xs> && ...);
 
@@ -252,3 +252,9 @@ inline constexpr bool may_leave<std::tuple<Ys...>> = (may_leave<Ys> && ...);
 }  // namespace detail
 
 }  // namespace chorus
+
+/// Inside a policy's pass: its ranks are known in the pass alone.
+#define CHORUS_WHOLE_OUTPUT(POLICY, ...)                                                                         \
+  static_assert(::chorus::detail::may_leave<__VA_ARGS__>,                                                        \
+                POLICY ": the model returns a part of a value, a copy or a term of a sum: all_gather<Axis>(x) or " \
+                       "all_reduce<Axis>(x) is missing")

@@ -154,7 +154,7 @@ template <class X>
 struct PlacementOf {
   using axes = Distinct<>;
   template <class>
-  static constexpr Kind on{Arithmetic<X> || AnyTensor<X> ? Kind::plain : Kind::whole};
+  static constexpr Kind on{std::is_arithmetic_v<X> || AnyTensor<X> ? Kind::plain : Kind::whole};
 };
 template <class X, class... Ks>
 struct PlacementOf<Placed<X, Ks...>> {
