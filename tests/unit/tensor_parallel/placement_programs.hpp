@@ -139,7 +139,7 @@ inline const std::vector<Program>& programs() {
       // The balance loss is a product of sums over this rank's tokens.
       // says: *: an operand is a term of a sum that was not taken (Partial)
       // wrong: const auto counts = ch::mean<1>(ch::take_part<T, 1>(x));
-      // wrong: return ch::all_reduce<T>(counts * counts);
+      // wrong: return ch::mean(counts * counts);
       {"https://github.com/NVIDIA/Megatron-LM/issues/3672",
        [](const Own&, const X& x) {
          const auto counts = ch::all_reduce<T>(ch::mean<1>(ch::take_part<T, 1>(x)));
@@ -275,8 +275,9 @@ inline const std::vector<Program>& programs() {
        }},
       // The shared expert is summed alone, and again with the others.
       // says: +: an operand is a term of a sum that was not taken (Partial)
-      // wrong: const auto shared = ch::linear(ch::linear(ch::copy<T>(x), m.heads), m.out);
-      // wrong: return ch::linear(ch::linear(ch::copy<T>(x), m.up), m.down) + ch::all_reduce<T>(shared);
+      // wrong: const auto c = ch::copy<T>(ch::reshape(x, ch::Shape<2>{12, 8}));
+      // wrong: const auto shared = ch::all_reduce<T>(ch::linear(ch::linear(c, m.heads), m.out));
+      // wrong: return ch::linear(ch::linear(c, m.up), m.down) + shared;
       {"https://github.com/vllm-project/vllm/issues/49366",
        [](const Own& m, const X& x) {
          const auto c = ch::copy<T>(x);

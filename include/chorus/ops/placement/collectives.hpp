@@ -98,6 +98,22 @@ requires(Operand<X> || detail::is_placed<X>) auto copy(const X& x) {
     return x;
 }
 
+namespace detail {
+// A parameter beside x: a copy for each axis along which x is not a plain value.
+template <class P>
+auto copied_along(const P& parameter, Distinct<>) {
+  return parameter;
+}
+template <class P, class First, class... More>
+auto copied_along(const P& parameter, Distinct<First, More...>) {
+  return copied_along(copy<First>(parameter), Distinct<More...>{});
+}
+template <class P, class X, class... Ks>
+auto copied_beside(const Placed<X, Ks...>&, const P& parameter) {
+  return copied_along(parameter, Distinct<typename Ks::axis...>{});
+}
+}  // namespace detail
+
 /// The sum of what ranks hold (all-reduce). `To`: an axis, whose ranks compute the same with it, or
 /// placement::Copied<Axis>.
 template <class To, class X>
@@ -194,7 +210,7 @@ requires(Operand<X> || detail::is_placed<X>) auto all_to_all(const X& x, Index u
     return detail::part_of_placed(x);
   } else {
     using Part = typename X::operand_type;
-    constexpr int to = detail::from_the_last<dim, tensor_of<Part>::rank>, from = kind.dim;
+    static constexpr int to = detail::from_the_last<dim, tensor_of<Part>::rank>, from = kind.dim;
     const detail::AxisShare mine = detail::share_along<Axis>(x);
     const detail::AxisShare wanted{value_of(x.part()).size(to), unit, mine.group};
     check<ShapeError>(unit > 0 && wanted.width % unit == 0, "all_to_all: units of ", unit, " do not divide axis ", dim,
@@ -214,7 +230,7 @@ requires(Operand<X> || detail::is_placed<X>) auto all_to_all(const X& x, Index u
 #define CHORUS_OF_PLACED(FUNCTION, CALL)                                                  \
   template <class X, class... Ks, class... More>                                          \
   auto FUNCTION(const Placed<X, Ks...>& x, const More&...) {                              \
-    static_assert(detail::never<X>, #FUNCTION ": which ranks? expected " CALL); \
+    static_assert(detail::never<X>, #FUNCTION ": which ranks? expected " CALL);           \
     return x.part();                                                                      \
   }
 CHORUS_OF_PLACED(all_reduce, "all_reduce<axis::Tensor>(x), or another axis")

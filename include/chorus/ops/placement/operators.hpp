@@ -10,8 +10,9 @@
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/normalization.hpp>
-#include <chorus/ops/placement/rules.hpp>
+#include <chorus/ops/placement/collectives.hpp>
 #include <chorus/ops/placement/rows_here.hpp>
+#include <chorus/ops/placement/rules.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/ops/softmax.hpp>
@@ -27,7 +28,7 @@ namespace chorus {
   template <class X, class... Ks, class... Numbers>                                       \
   auto FUNCTION(const Placed<X, Ks...>& x, const Numbers&... numbers) {                   \
     constexpr auto missing = detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing; \
-    CHORUS_NOTHING_MISSING(#FUNCTION, missing);                                           \
+    detail::expect<missing>([] {});                                                       \
     return x.with(FUNCTION(x.part(), numbers...));                                        \
   }
 CHORUS_OF_PLACED(relu)
@@ -63,7 +64,7 @@ CHORUS_OF_PLACED(clamp)
   requires detail::SomePlaced<A, B>                                                                      \
   auto operator OP(const A& a, const B& b) {                                                             \
     constexpr auto missing = detail::Combined<detail::RULE, A, B>::missing;                              \
-    CHORUS_NOTHING_MISSING(#OP, missing);                                                                \
+    detail::expect<missing>([] {});                                                                      \
     if constexpr (missing != detail::Missing::nothing)                                                   \
       return detail::part_of_either(a, b);                                                               \
     else                                                                                                 \
@@ -98,7 +99,7 @@ template <class A, class B>
 requires detail::SomePlaced<A, B>
 auto matmul(const A& a, const B& b) {
   constexpr auto missing = detail::Combined<detail::product_kinds, A, B>::missing;
-  CHORUS_NOTHING_MISSING("matmul", missing);
+  detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing)
     return detail::part_of_either(a, b);
   else
@@ -110,7 +111,7 @@ template <class X, class W>
 requires detail::SomePlaced<X, W>
 auto linear(const X& x, const W& weight) {
   constexpr auto missing = detail::Combined<detail::linear_kinds, X, W>::missing;
-  CHORUS_NOTHING_MISSING("linear", missing);
+  detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing)
     return detail::part_of_either(x, weight);
   else
@@ -124,7 +125,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
   using WithBias =
       detail::Combined<detail::add_kinds, typename Product::template result<detail::recorded_part<X, W>>, B>;
   constexpr auto missing = Product::missing != detail::Missing::nothing ? Product::missing : WithBias::missing;
-  CHORUS_NOTHING_MISSING("linear", missing);
+  detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing) {
     return detail::part_of_either(x, weight, bias);
   } else {
@@ -142,7 +143,7 @@ template <class W, class I>
 requires detail::SomePlaced<W, I>
 auto embedding(const W& table, const I& index) {
   constexpr auto missing = detail::Combined<detail::embedding_kinds, W, I>::missing;
-  CHORUS_NOTHING_MISSING("embedding", missing);
+  detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing) {
     return detail::part_of_either(table, index);
   } else {
@@ -200,14 +201,14 @@ template <int dim, class X, class... Ks>
 auto softmax(const Placed<X, Ks...>& x) {
   constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
   constexpr auto missing = detail::Combined<detail::normalized_along<axis>, Placed<X, Ks...>>::missing;
-  CHORUS_NOTHING_MISSING("softmax", missing);
+  detail::expect<missing>([] {});
   return x.with(softmax(x.part(), axis));
 }
 template <int dim, class X, class... Ks>
 auto log_softmax(const Placed<X, Ks...>& x) {
   constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
   constexpr auto missing = detail::Combined<detail::normalized_along<axis>, Placed<X, Ks...>>::missing;
-  CHORUS_NOTHING_MISSING("log_softmax", missing);
+  detail::expect<missing>([] {});
   return x.with(log_softmax(x.part(), axis));
 }
 /// x: [..., features], which ranks may not split; weight and bias: [features]. Where x is Copied or Split they are
@@ -219,7 +220,7 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   using Shifted =
       detail::Combined<detail::norm_kinds, typename Scaled::template result<detail::recorded_part<X, W>>, B>;
   constexpr auto missing = Scaled::missing != detail::Missing::nothing ? Scaled::missing : Shifted::missing;
-  CHORUS_NOTHING_MISSING("layer_norm", missing);
+  detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing) {
     return detail::part_of_either(x, weight, bias);
   } else {
@@ -231,11 +232,16 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
         layer_norm(detail::part_of_placed(in), detail::part_of_placed(w), detail::part_of_placed(b), eps), in, w);
   }
 }
+/// For layers whose parameters are whole: gradients of weight and bias are summed where x is Copied or Split.
+template <class X, class... Ks, Operand W, Operand B>
+auto layer_norm_of_whole(const Placed<X, Ks...>& x, const W& weight, const B& bias, double eps) {
+  return layer_norm(x, detail::copied_beside(x, weight), detail::copied_beside(x, bias), eps);
+}
 template <class X, class W>
 requires detail::SomePlaced<X, W>
 auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   constexpr auto missing = detail::Combined<detail::norm_kinds, X, W>::missing;
-  CHORUS_NOTHING_MISSING("rms_norm", missing);
+  detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing)
     return detail::part_of_either(x, weight);
   else
@@ -248,7 +254,7 @@ template <class X, class... Ks>
 auto dropout(const Placed<X, Ks...>& x, double p, bool training = true) {
   static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
   constexpr auto missing = detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing;
-  CHORUS_NOTHING_MISSING("dropout", missing);
+  detail::expect<missing>([] {});
   constexpr int splits = ((detail::split_dim<Ks> != 0 ? 1 : 0) + ... + 0);
   static_assert(splits <= 1, "dropout: two axes of ranks split x: all_gather<Axis>(x) is missing");
   if constexpr (splits == 1) {
@@ -273,7 +279,7 @@ auto to(const Placed<X, Ks...>& x) {
   constexpr bool wider = sizeof(To) > sizeof(From) || std::is_same_v<To, From>;
   constexpr auto missing =
       wider ? detail::Missing::nothing : detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing;
-  CHORUS_NOTHING_MISSING("to", missing);
+  detail::expect<missing>([] {});
   return x.with(to<To>(x.part()));
 }
 
@@ -332,7 +338,7 @@ auto transpose(const Placed<X, Ks...>& x) {
   template <class X, class... Ks, class... More>                                                                 \
   auto FUNCTION(const Placed<X, Ks...>& x, Index, const More&...) {                                              \
     constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing;                    \
-    CHORUS_NOTHING_MISSING(#FUNCTION, missing);                                                                  \
+    detail::expect<missing>([] {});                                                                              \
     static_assert(missing != detail::Missing::nothing || detail::never<X>,                                       \
                   #FUNCTION ": expected an axis that the compiler knows: " #FUNCTION "<1>(x)");                  \
     return x.part();                                                                                             \
@@ -348,7 +354,7 @@ CHORUS_OF_PLACED(log_softmax)
   template <class X, class... Ks, class... More>                                              \
   auto FUNCTION(const Placed<X, Ks...>& x, const More&... more) {                             \
     constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing; \
-    CHORUS_NOTHING_MISSING(#FUNCTION, missing);                                               \
+    detail::expect<missing>([] {});                                                           \
     if constexpr (missing != detail::Missing::nothing)                                        \
       return x.part();                                                                        \
     else                                                                                      \
@@ -367,7 +373,7 @@ CHORUS_OF_PLACED(var)
   requires detail::SomePlaced<A, B>                                                \
   auto FUNCTION(const A& a, const B&, const More&...) {                            \
     constexpr auto missing = detail::Combined<detail::loss_kinds, A, B>::missing;  \
-    CHORUS_NOTHING_MISSING(#FUNCTION, missing);                                    \
+    detail::expect<missing>([] {});                                                \
     return sum(detail::part_of_placed(detail::as_placed(a)));                      \
   }
 CHORUS_OF_PLACED(cross_entropy)

@@ -17,7 +17,7 @@ struct Kind {
   constexpr bool is(Name other) const { return name == other; }
 };
 
-/// What the compiler says; see CHORUS_NOTHING_MISSING.
+/// What the compiler says; see expect.
 enum class Missing : std::uint8_t { nothing, all_reduce, all_gather, all_to_all, take_part, copy, original };
 
 struct Outcome {
@@ -329,24 +329,25 @@ auto mapped(const char* operation, const A& a, const F& f) {
   return placed_from(typename Rule::kinds{}, f(part_of_placed(x)), x, x);
 }
 
-}  // namespace chorus::detail
+/// Called by functions of placed values: the only error that a program gets from them. `Where` is a type of the calling
+/// function alone, so that each has its own.
+template <Missing missing, class Where>
+constexpr void expect(Where) {
+  static_assert(missing != Missing::all_reduce,
+                "an operand is a term of a sum that was not taken (Partial): all_reduce<Axis>(x) or "
+                "reduce_scatter<Axis, dim>(x) is missing");
+  static_assert(missing != Missing::all_gather,
+                "it mixes columns, which ranks split (Split): all_gather<Axis>(x) is missing, or a layer for split values");
+  static_assert(missing != Missing::all_to_all,
+                "operands are split along different axes: all_to_all<Axis, dim>(x) is missing");
+  static_assert(missing != Missing::take_part,
+                "it mixes columns, which ranks split in one operand alone: take_part<Axis, dim>(x) of the other, or "
+                "all_gather<Axis>(x), is missing");
+  static_assert(missing != Missing::copy,
+                "a whole value meets what differs between ranks, so its gradient is a term of a sum: copy<Axis>(x) is "
+                "missing, or Summed for a parameter");
+  static_assert(missing != Missing::original,
+                "x is a copy, whose gradient is a term of a sum (Copied): pass it as it was before copy<Axis>(x)");
+}
 
-/// Inside a function of placed values: the only errors that a program gets from them.
-#define CHORUS_NOTHING_MISSING(OPERATION, MISSING)                                                                     \
-  static_assert((MISSING) != ::chorus::detail::Missing::all_reduce,                                                    \
-                OPERATION ": an operand is a term of a sum that was not taken (Partial): all_reduce<Axis>(x) or "      \
-                          "reduce_scatter<Axis, dim>(x) is missing");                                                  \
-  static_assert((MISSING) != ::chorus::detail::Missing::all_gather,                                                    \
-                OPERATION ": it mixes columns, which ranks split (Split): all_gather<Axis>(x) is missing, or a layer " \
-                          "for split values");                                                                         \
-  static_assert((MISSING) != ::chorus::detail::Missing::all_to_all,                                                    \
-                OPERATION ": operands are split along different axes: all_to_all<Axis, dim>(x) is missing");           \
-  static_assert((MISSING) != ::chorus::detail::Missing::take_part,                                                     \
-                OPERATION ": it mixes columns, which ranks split in one operand alone: take_part<Axis, dim>(x) of "    \
-                          "the other, or all_gather<Axis>(x), is missing");                                            \
-  static_assert((MISSING) != ::chorus::detail::Missing::copy,                                                          \
-                OPERATION ": a whole value meets what differs between ranks, so its gradient is a term of a sum: "     \
-                          "copy<Axis>(x) is missing, or Summed for a parameter");                                      \
-  static_assert((MISSING) != ::chorus::detail::Missing::original,                                                      \
-                OPERATION ": x is a copy, whose gradient is a term of a sum (Copied): pass it as it was before "       \
-                          "copy<Axis>(x)")
+}  // namespace chorus::detail
