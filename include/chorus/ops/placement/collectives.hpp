@@ -91,11 +91,11 @@ requires(Operand<X> || detail::is_placed<X>) auto copy(const X& x) {
   static_assert(!kind.is(detail::Kind::split),
                 "copy: x is a part of a value (Split): all_gather<placement::Copied<Axis>>(x)");
   static_assert(!kind.is(detail::Kind::copied), "copy: x is a copy already (Copied): its gradient would be summed twice");
-  if constexpr (kind.is(detail::Kind::plain) || kind.is(detail::Kind::whole))
+  if constexpr ((kind.is(detail::Kind::plain) || kind.is(detail::Kind::whole)) && !detail::is_refused<X>)
     return detail::placed_to<Axis, placement::Copied<Axis>>(
         enter_tensor_region(detail::part_of_placed(x), detail::group_along<Axis>()), x);
   else
-    return x;
+    return detail::refused(detail::part_of_placed(x));
 }
 
 namespace detail {
@@ -120,9 +120,10 @@ template <class To, class X>
 requires(Operand<X> || detail::is_placed<X>) auto all_reduce(const X& x) {
   using Axis = typename detail::Target<To>::axis;
   constexpr bool sums = detail::kind_along<Axis, X>.is(detail::Kind::partial);
-  static_assert(sums, "all_reduce: expected a term of a sum (Partial): the other ranks' values would be added to it");
+  static_assert(sums || detail::is_refused<X>,
+                "all_reduce: expected a term of a sum (Partial): the other ranks' values would be added to it");
   if constexpr (!sums) {
-    return detail::part_of_placed(x);
+    return detail::refused(detail::part_of_placed(x));
   } else {
     const auto group = detail::group_along<Axis>();
     const auto sum = leave_tensor_region(x.part(), group);
@@ -138,9 +139,9 @@ template <class To, class X>
 requires(Operand<X> || detail::is_placed<X>) auto all_gather(const X& x) {
   using Axis = typename detail::Target<To>::axis;
   constexpr auto kind = detail::kind_along<Axis, X>;
-  static_assert(kind.is(detail::Kind::split), "all_gather: expected parts of a value (Split)");
+  static_assert(kind.is(detail::Kind::split) || detail::is_refused<X>, "all_gather: expected parts of a value (Split)");
   if constexpr (!kind.is(detail::Kind::split)) {
-    return detail::part_of_placed(x);
+    return detail::refused(detail::part_of_placed(x));
   } else {
     constexpr bool copied = !std::is_void_v<typename detail::Target<To>::kind>;
     const auto& share = detail::share_along<Axis>(x);
@@ -153,9 +154,10 @@ requires(Operand<X> || detail::is_placed<X>) auto all_gather(const X& x) {
 template <PlacementAxis Axis, int dim, class X>
 requires(Operand<X> || detail::is_placed<X>) auto reduce_scatter(const X& x, Index unit = 1) {
   constexpr bool sums = detail::kind_along<Axis, X>.is(detail::Kind::partial);
-  static_assert(sums, "reduce_scatter: expected a term of a sum (Partial): the other ranks' values would be added to it");
+  static_assert(sums || detail::is_refused<X>,
+                "reduce_scatter: expected a term of a sum (Partial): the other ranks' values would be added to it");
   if constexpr (!sums) {
-    return detail::part_of_placed(x);
+    return detail::refused(detail::part_of_placed(x));
   } else {
     constexpr int axis = detail::from_the_last<dim, tensor_of<typename X::operand_type>::rank>;
     const auto group = detail::group_along<Axis>();
@@ -173,8 +175,8 @@ requires(Operand<X> || detail::is_placed<X>) auto take_part(const X& x, Index un
                 "take_part: x is a term of a sum that was not taken (Partial): reduce_scatter<Axis, dim>(x)");
   static_assert(!kind.is(detail::Kind::split), "take_part: x is a part already (Split): all_to_all<Axis, dim>(x)");
   const auto& whole = detail::part_of_placed(x);
-  if constexpr (kind.is(detail::Kind::partial) || kind.is(detail::Kind::split)) {
-    return whole;
+  if constexpr (kind.is(detail::Kind::partial) || kind.is(detail::Kind::split) || detail::is_refused<X>) {
+    return detail::refused(whole);
   } else {
     constexpr int axis = detail::from_the_last<dim, tensor_of<std::remove_cvref_t<decltype(whole)>>::rank>;
     const auto group = detail::group_along<Axis>();
@@ -205,9 +207,9 @@ Tensor<T, Rank, D> exchanged(const Tensor<T, Rank, D>& x, const AxisShare& mine,
 template <PlacementAxis Axis, int dim, class X>
 requires(Operand<X> || detail::is_placed<X>) auto all_to_all(const X& x, Index unit = 1) {
   constexpr auto kind = detail::kind_along<Axis, X>;
-  static_assert(kind.is(detail::Kind::split), "all_to_all: expected parts of a value (Split)");
+  static_assert(kind.is(detail::Kind::split) || detail::is_refused<X>, "all_to_all: expected parts of a value (Split)");
   if constexpr (!kind.is(detail::Kind::split)) {
-    return detail::part_of_placed(x);
+    return detail::refused(detail::part_of_placed(x));
   } else {
     using Part = typename X::operand_type;
     static constexpr int to = detail::from_the_last<dim, tensor_of<Part>::rank>, from = kind.dim;
@@ -231,7 +233,7 @@ requires(Operand<X> || detail::is_placed<X>) auto all_to_all(const X& x, Index u
   template <class X, class... Ks, class... More>                                          \
   auto FUNCTION(const Placed<X, Ks...>& x, const More&...) {                              \
     static_assert(detail::never<X>, #FUNCTION ": which ranks? expected " CALL);           \
-    return x.part();                                                                      \
+    return detail::refused(x.part());                                                     \
   }
 CHORUS_OF_PLACED(all_reduce, "all_reduce<axis::Tensor>(x), or another axis")
 CHORUS_OF_PLACED(all_gather, "all_gather<axis::Tensor>(x), or another axis")

@@ -29,7 +29,7 @@ namespace chorus {
   auto FUNCTION(const Placed<X, Ks...>& x, const Numbers&... numbers) {                   \
     constexpr auto missing = detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing; \
     detail::expect<missing>([] {});                                                       \
-    return x.with(FUNCTION(x.part(), numbers...));                                        \
+    return detail::unless<missing>(x.with(FUNCTION(x.part(), numbers...)));               \
   }
 CHORUS_OF_PLACED(relu)
 CHORUS_OF_PLACED(relu6)
@@ -66,20 +66,20 @@ CHORUS_OF_PLACED(clamp)
     constexpr auto missing = detail::Combined<detail::RULE, A, B>::missing;                              \
     detail::expect<missing>([] {});                                                                      \
     if constexpr (missing != detail::Missing::nothing)                                                   \
-      return detail::part_of_either(a, b);                                                               \
+      return detail::refused_of(a, b);                                                               \
     else                                                                                                 \
       return detail::combined<detail::RULE, detail::Beside::elements>(                                   \
           #OP, a, b, [](const auto& x, const auto& y) { return x OP y; });                               \
   }
 
 namespace detail {
-// What a refused call returns, so that its message is the only error.
+// What a refused call of several operands returns.
 template <class A, class... More>
-auto part_of_either(const A& a, const More&... more) {
+auto refused_of(const A& a, const More&... more) {
   if constexpr (PlacedLike<A> || sizeof...(More) == 0)
-    return part_of_placed(as_placed(a));
+    return refused(part_of_placed(as_placed(a)));
   else
-    return part_of_either(more...);
+    return refused_of(more...);
 }
 }  // namespace detail
 
@@ -101,7 +101,7 @@ auto matmul(const A& a, const B& b) {
   constexpr auto missing = detail::Combined<detail::product_kinds, A, B>::missing;
   detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing)
-    return detail::part_of_either(a, b);
+    return detail::refused_of(a, b);
   else
     return detail::combined<detail::product_kinds, detail::Beside::matrices>(
         "matmul", a, b, [](const auto& x, const auto& y) { return matmul(x, y); });
@@ -113,7 +113,7 @@ auto linear(const X& x, const W& weight) {
   constexpr auto missing = detail::Combined<detail::linear_kinds, X, W>::missing;
   detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing)
-    return detail::part_of_either(x, weight);
+    return detail::refused_of(x, weight);
   else
     return detail::combined<detail::linear_kinds, detail::Beside::anyhow>(
         "linear", x, weight, [](const auto& in, const auto& w) { return linear(in, w); });
@@ -127,7 +127,7 @@ auto linear(const X& x, const W& weight, const B& bias) {
   constexpr auto missing = Product::missing != detail::Missing::nothing ? Product::missing : WithBias::missing;
   detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing) {
-    return detail::part_of_either(x, weight, bias);
+    return detail::refused_of(x, weight, bias);
   } else {
     const auto& b = detail::as_placed(bias);
     const auto product = detail::combined<detail::linear_kinds, detail::Beside::anyhow>(
@@ -145,7 +145,7 @@ auto embedding(const W& table, const I& index) {
   constexpr auto missing = detail::Combined<detail::embedding_kinds, W, I>::missing;
   detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing) {
-    return detail::part_of_either(table, index);
+    return detail::refused_of(table, index);
   } else {
     const auto& rows = detail::as_placed(table);
     return detail::combined<detail::embedding_kinds, detail::Beside::anyhow>(
@@ -202,14 +202,14 @@ auto softmax(const Placed<X, Ks...>& x) {
   constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
   constexpr auto missing = detail::Combined<detail::normalized_along<axis>, Placed<X, Ks...>>::missing;
   detail::expect<missing>([] {});
-  return x.with(softmax(x.part(), axis));
+  return detail::unless<missing>(x.with(softmax(x.part(), axis)));
 }
 template <int dim, class X, class... Ks>
 auto log_softmax(const Placed<X, Ks...>& x) {
   constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
   constexpr auto missing = detail::Combined<detail::normalized_along<axis>, Placed<X, Ks...>>::missing;
   detail::expect<missing>([] {});
-  return x.with(log_softmax(x.part(), axis));
+  return detail::unless<missing>(x.with(log_softmax(x.part(), axis)));
 }
 /// x: [..., features], which ranks may not split; weight and bias: [features]. Where x is Copied or Split they are
 /// Summed parameters, or copies.
@@ -222,7 +222,7 @@ auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
   constexpr auto missing = Scaled::missing != detail::Missing::nothing ? Scaled::missing : Shifted::missing;
   detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing) {
-    return detail::part_of_either(x, weight, bias);
+    return detail::refused_of(x, weight, bias);
   } else {
     const auto& in = detail::as_placed(x);
     const auto& w = detail::as_placed(weight);
@@ -243,7 +243,7 @@ auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
   constexpr auto missing = detail::Combined<detail::norm_kinds, X, W>::missing;
   detail::expect<missing>([] {});
   if constexpr (missing != detail::Missing::nothing)
-    return detail::part_of_either(x, weight);
+    return detail::refused_of(x, weight);
   else
     return detail::combined<detail::norm_kinds, detail::Beside::anyhow>(
         "rms_norm", x, weight, [&](const auto& in, const auto& w) { return rms_norm(in, w, eps); });
@@ -269,7 +269,7 @@ auto dropout(const Placed<X, Ks...>& x, double p, bool training = true) {
       return x.with(detail::dropout_part(x.part(), p, {x.width() * inner, part.begin * inner, part.count * inner}));
     }
   }
-  return x.with(dropout(x.part(), p, training));
+  return detail::unless<missing>(x.with(dropout(x.part(), p, training)));
 }
 
 /// In another scalar type. Terms of a sum (Partial) are not rounded.
@@ -280,7 +280,7 @@ auto to(const Placed<X, Ks...>& x) {
   constexpr auto missing =
       wider ? detail::Missing::nothing : detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing;
   detail::expect<missing>([] {});
-  return x.with(to<To>(x.part()));
+  return detail::unless<missing>(x.with(to<To>(x.part())));
 }
 
 /// `shape` counts all entries. The axis that ranks split keeps its size and all axes behind it. Throws ShapeError.
@@ -339,9 +339,9 @@ auto transpose(const Placed<X, Ks...>& x) {
   auto FUNCTION(const Placed<X, Ks...>& x, Index, const More&...) {                                              \
     constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing;                    \
     detail::expect<missing>([] {});                                                                              \
-    static_assert(missing != detail::Missing::nothing || detail::never<X>,                                       \
+    static_assert(missing != detail::Missing::nothing || detail::is_refused<Placed<X, Ks...>> || detail::never<X>, \
                   #FUNCTION ": expected an axis that the compiler knows: " #FUNCTION "<1>(x)");                  \
-    return x.part();                                                                                             \
+    return detail::refused(x.part());                                                                            \
   }
 CHORUS_OF_PLACED(sum)
 CHORUS_OF_PLACED(mean)
@@ -355,10 +355,7 @@ CHORUS_OF_PLACED(log_softmax)
   auto FUNCTION(const Placed<X, Ks...>& x, const More&... more) {                             \
     constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing; \
     detail::expect<missing>([] {});                                                           \
-    if constexpr (missing != detail::Missing::nothing)                                        \
-      return x.part();                                                                        \
-    else                                                                                      \
-      return x.with(FUNCTION(x.part(), more...));                                             \
+    return detail::unless<missing>(x.with(FUNCTION(x.part(), more...)));                      \
   }
 CHORUS_OF_PLACED(amax)
 CHORUS_OF_PLACED(amin)

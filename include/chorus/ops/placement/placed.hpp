@@ -86,6 +86,11 @@ const AxisShare& share_along(const ShareOf<placement::Split<Axis, dim>>& placed)
   return placed.share;
 }
 
+// What a refused call returns: nothing is refused that follows from it.
+struct Refused {
+  struct axis {};
+};
+
 template <class Kind>
 inline constexpr int split_dim = 0;  // not split
 template <class Axis, int dim>
@@ -107,6 +112,15 @@ constexpr std::size_t at_dim() {
 
 template <class... More>
 inline constexpr bool never = false;
+
+template <class X>
+inline constexpr bool is_refused = false;
+template <class X>
+inline constexpr bool is_refused<Placed<X, Refused>> = true;
+template <Operand X>
+Placed<X, Refused> refused(const X& x) {
+  return {x, ShareOf<Refused>{}};
+}
 
 }  // namespace detail
 
@@ -161,19 +175,19 @@ class Placed : public detail::ShareOf<Kinds>... {
   // A whole value has these. They return something usable, so that the message is the only error.
   template <class... None>
   const auto& value() const {
-    static_assert(detail::never<None...>,
+    static_assert(detail::never<None...> || detail::is_refused<Placed>,
                   "value: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
     return value_of(part_);
   }
   template <class... None>
   double item() const {
-    static_assert(detail::never<None...>,
+    static_assert(detail::never<None...> || detail::is_refused<Placed>,
                   "item: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
     return 0;
   }
   template <class... Seed>
   void backward(const Seed&...) const {
-    static_assert(detail::never<Seed...>,
+    static_assert(detail::never<Seed...> || detail::is_refused<Placed>,
                   "backward: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is "
                   "missing");
   }
@@ -243,7 +257,7 @@ const X& part_of_placed(const Placed<X, Kinds...>& x) {
 
 /// Whether a model under a policy of ranks may return it: whole values, and columns of classes for cross_entropy.
 template <class Y>
-inline constexpr bool may_leave = !is_placed<Y>;
+inline constexpr bool may_leave = !is_placed<Y> || is_refused<Y>;
 template <class X>
 inline constexpr bool may_leave<Placed<X, placement::Split<axis::Tensor, -1>>> = true;
 template <class... Ys>

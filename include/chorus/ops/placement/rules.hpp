@@ -211,12 +211,13 @@ struct Combined {
     ((found = found == Missing::nothing ? outcome<Axes>.missing : found), ...);
     return found;
   }
-  static constexpr Missing missing = first(both{});
+  static constexpr bool after_refusal = is_refused<a_type> || is_refused<b_type>;
+  static constexpr Missing missing = after_refusal ? Missing::nothing : first(both{});
 
   template <class... Axes>
   static auto list(Distinct<Axes...>) ->
       typename DistinctOf<Distinct<>, typename KindType<Axes, outcome<Axes>.kind.name, outcome<Axes>.kind.dim>::type...>::type;
-  using kinds = decltype(list(both{}));
+  using kinds = std::conditional_t<after_refusal, Distinct<Refused>, decltype(list(both{}))>;
 
   template <class... Ks>
   static PlacedAs<Ks...> as(Distinct<Ks...>);
@@ -327,6 +328,15 @@ auto mapped(const char* operation, const A& a, const F& f) {
   };
   [&]<class... Axes>(Distinct<Axes...>) { (check_axis(std::type_identity<Axes>{}), ...); }(typename Rule::both{});
   return placed_from(typename Rule::kinds{}, f(part_of_placed(x)), x, x);
+}
+
+/// What a call returns: y, or after a refusal what no other message follows from.
+template <Missing missing, class Y>
+auto unless(const Y& y) {
+  if constexpr (missing == Missing::nothing)
+    return y;
+  else
+    return refused(part_of_placed(y));
 }
 
 /// Called by functions of placed values: the only error that a program gets from them. `Where` is a type of the calling
