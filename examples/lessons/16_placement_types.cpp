@@ -1,5 +1,5 @@
-/// Lesson 16: placement types. Lesson 10 wrote tensor parallelism by hand: each rank has rows of fc2 and columns of fc3.
-/// Nothing stopped it from forgetting a sum, or from taking it twice: the program runs, the loss falls, and the
+/// Lesson 16: placement types. Lesson 10 wrote tensor parallelism by hand: each rank has rows of fc2, columns of fc3.
+/// Nothing kept it from forgetting a sum, or from taking it twice: the program runs, the loss falls, and the
 /// gradient is wrong. Here a value's type says what ranks hold of it, and the compiler knows the rules:
 ///
 ///   a plain value             the same on all ranks, and its gradient, too
@@ -7,8 +7,8 @@
 ///   Split<Axis, dim>          a part of axis `dim`
 ///   Partial<Axis>             a term of a sum that has not been taken
 ///
-/// `copy` makes a Copied of a plain value, and its backward is the sum of gradients. A product of Split columns by Split
-/// rows is Partial; `all_reduce` makes it plain. None of these compiles, and the error names the missing call:
+/// `copy` makes a Copied of a plain value; its backward is the sum of gradients. A product of Split columns by Split
+/// rows is Partial, and `all_reduce` makes it plain. None of these compiles, and the error names the missing call:
 ///
 ///   linear(x, fc2.weight)                       copy<Axis>(x) is missing: x gets one rank's gradient
 ///   linear(columns, fc3.weight) + bias          all_reduce<Axis>(x) is missing: each rank would add the bias

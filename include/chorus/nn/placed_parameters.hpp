@@ -13,7 +13,8 @@ namespace chorus::nn {
 /// Functions take it as a placement::Split. Without ranks it is a plain Parameter; files hold all of it.
 template <PlacementAxis Axis, int dim, Real T, int Rank, Device D = Cpu>
 class SplitParameter {
-  static_assert(std::is_same_v<Axis, axis::Tensor>, "SplitParameter: TensorParallel alone cuts parameters: axis::Tensor");
+  static_assert(std::is_same_v<Axis, axis::Tensor>,
+                "SplitParameter: TensorParallel alone cuts parameters: axis::Tensor");
   static constexpr int from_last = chorus::detail::from_the_last<dim, Rank>;
   static_assert(from_last >= -Rank && from_last < 0, "SplitParameter: the parameter has no such axis");
   static constexpr int from_first = from_last + Rank;
@@ -37,11 +38,13 @@ class SplitParameter {
   auto placed() const {
     const auto& group = Axis::group();
     const Index mine = parameter_.shape()[from_first];
-    check<UsageError>(group == nullptr ? mine == width_ : mine == group->part(width_, unit_).count, "SplitParameter: ",
-                      "this rank has ", mine, " of ", width_, " entries, which are not its part in this pass: list the "
+    check<UsageError>(group == nullptr ? mine == width_ : mine == group->part(width_, unit_).count,
+                      "SplitParameter: ", "this rank has ", mine, " of ", width_,
+                      " entries, which are not its part in this pass: list the "
                       "parameter with CHORUS_MODULE and call the net, not its module()");
     const ReadsParts parts;
-    return Placed<Variable<T, Rank, D>, placement::Split<Axis, from_last>>(parameter_.as_variable(), {{width_, unit_, group}});
+    return Placed<Variable<T, Rank, D>, placement::Split<Axis, from_last>>(parameter_.as_variable(),
+                                                                           {{width_, unit_, group}});
   }
   void visit(Visitor& visitor, std::string_view name) {
     if (parameter_) visitor.split_parameter(name, parameter_, {.axis = from_first, .unit = unit_});

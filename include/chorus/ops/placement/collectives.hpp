@@ -47,7 +47,7 @@ struct WithKind : DistinctOf<Distinct<>, K> {};
 template <class X, class... Ks, class Axis, class K>
 struct WithKind<Placed<X, Ks...>, Axis, K>
     : DistinctOf<Distinct<>, std::conditional_t<std::is_same_v<typename Ks::axis, Axis>, K, Ks>...,
-             std::conditional_t<(std::is_same_v<typename Ks::axis, Axis> || ...), void, K>> {};
+                 std::conditional_t<(std::is_same_v<typename Ks::axis, Axis> || ...), void, K>> {};
 
 // x with another part and another kind on one axis.
 template <class K, class Y, class X>
@@ -81,8 +81,8 @@ TensorGroupRef group_along() {
 
 }  // namespace detail
 
-/// x, the same on all ranks, where they start to compute different things with it: Copied. Its gradients are summed. Use
-/// one copy several times, and they are summed in one message.
+/// x, the same on all ranks, where they start to compute different things with it: Copied. Its gradients are summed.
+/// Use one copy several times, and they are summed in one message.
 template <PlacementAxis Axis, class X>
 requires(Operand<X> || detail::is_placed<X>) auto copy(const X& x) {
   constexpr auto kind = detail::kind_along<Axis, X>;
@@ -90,7 +90,8 @@ requires(Operand<X> || detail::is_placed<X>) auto copy(const X& x) {
                 "copy: x is a term of a sum that was not taken (Partial): all_reduce<placement::Copied<Axis>>(x)");
   static_assert(!kind.is(detail::Kind::split),
                 "copy: x is a part of a value (Split): all_gather<placement::Copied<Axis>>(x)");
-  static_assert(!kind.is(detail::Kind::copied), "copy: x is a copy already (Copied): its gradient would be summed twice");
+  static_assert(!kind.is(detail::Kind::copied),
+                "copy: x is a copy already (Copied): its gradient would be summed twice");
   if constexpr ((kind.is(detail::Kind::plain) || kind.is(detail::Kind::whole)) && !detail::is_refused<X>)
     return detail::placed_to<Axis, placement::Copied<Axis>>(
         enter_tensor_region(detail::part_of_placed(x), detail::group_along<Axis>()), x);
@@ -161,9 +162,8 @@ requires(Operand<X> || detail::is_placed<X>) auto reduce_scatter(const X& x, Ind
   } else {
     constexpr int axis = detail::from_the_last<dim, tensor_of<typename X::operand_type>::rank>;
     const auto group = detail::group_along<Axis>();
-    return detail::placed_as<placement::Split<Axis, axis>>(
-        reduce_scatter_axis(x.part(), axis, unit, group), x,
-        {{value_of(x.part()).size(axis), unit, group}});
+    return detail::placed_as<placement::Split<Axis, axis>>(reduce_scatter_axis(x.part(), axis, unit, group), x,
+                                                           {{value_of(x.part()).size(axis), unit, group}});
   }
 }
 
@@ -219,8 +219,7 @@ requires(Operand<X> || detail::is_placed<X>) auto all_to_all(const X& x, Index u
                       " of shape ", x.shape());
     const auto exchange = [&] {
       return detail::between_ranks(
-          "all_to_all",
-          [&](const auto& part) { return detail::exchanged<from, to>(part, mine, wanted, *mine.group); },
+          "all_to_all", [&](const auto& part) { return detail::exchanged<from, to>(part, mine, wanted, *mine.group); },
           [mine, wanted](const auto& dy) { return detail::exchanged<to, from>(dy, wanted, mine, *mine.group); },
           x.part());
     };
@@ -229,11 +228,11 @@ requires(Operand<X> || detail::is_placed<X>) auto all_to_all(const X& x, Index u
 }
 
 // Refused: a value may have several axes of ranks, and which one is meant belongs into the program.
-#define CHORUS_OF_PLACED(FUNCTION, CALL)                                                  \
-  template <class X, class... Ks, class... More>                                          \
-  auto FUNCTION(const Placed<X, Ks...>& x, const More&...) {                              \
-    static_assert(detail::never<X>, #FUNCTION ": which ranks? expected " CALL);           \
-    return detail::refused(x.part());                                                     \
+#define CHORUS_OF_PLACED(FUNCTION, CALL)                                        \
+  template <class X, class... Ks, class... More>                                \
+  auto FUNCTION(const Placed<X, Ks...>& x, const More&...) {                    \
+    static_assert(detail::never<X>, #FUNCTION ": which ranks? expected " CALL); \
+    return detail::refused(x.part());                                           \
   }
 CHORUS_OF_PLACED(all_reduce, "all_reduce<axis::Tensor>(x), or another axis")
 CHORUS_OF_PLACED(all_gather, "all_gather<axis::Tensor>(x), or another axis")

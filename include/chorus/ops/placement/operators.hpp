@@ -1,6 +1,7 @@
 #pragma once
 /// Functions and operators of placed values: see rules.hpp for what they accept.
 
+#include <array>
 #include <chorus/ops/activations.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/cast.hpp>
@@ -16,7 +17,6 @@
 #include <chorus/ops/reduction.hpp>
 #include <chorus/ops/shape.hpp>
 #include <chorus/ops/softmax.hpp>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -24,12 +24,12 @@
 
 namespace chorus {
 
-#define CHORUS_OF_PLACED(FUNCTION)                                                        \
-  template <class X, class... Ks, class... Numbers>                                       \
-  auto FUNCTION(const Placed<X, Ks...>& x, const Numbers&... numbers) {                   \
+#define CHORUS_OF_PLACED(FUNCTION)                                                                \
+  template <class X, class... Ks, class... Numbers>                                               \
+  auto FUNCTION(const Placed<X, Ks...>& x, const Numbers&... numbers) {                           \
     constexpr auto missing = detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing; \
-    detail::expect<missing>([] {});                                                       \
-    return detail::unless<missing>(x.with(FUNCTION(x.part(), numbers...)));               \
+    detail::expect<missing>([] {});                                                               \
+    return detail::unless<missing>(x.with(FUNCTION(x.part(), numbers...)));                       \
   }
 CHORUS_OF_PLACED(relu)
 CHORUS_OF_PLACED(relu6)
@@ -59,17 +59,17 @@ CHORUS_OF_PLACED(pow)
 CHORUS_OF_PLACED(clamp)
 #undef CHORUS_OF_PLACED
 
-#define CHORUS_OF_PLACED(OP, RULE)                                                                       \
-  template <class A, class B>                                                                            \
-  requires detail::SomePlaced<A, B>                                                                      \
-  auto operator OP(const A& a, const B& b) {                                                             \
-    constexpr auto missing = detail::Combined<detail::RULE, A, B>::missing;                              \
-    detail::expect<missing>([] {});                                                                      \
-    if constexpr (missing != detail::Missing::nothing)                                                   \
-      return detail::refused_of(a, b);                                                               \
-    else                                                                                                 \
-      return detail::combined<detail::RULE, detail::Beside::elements>(                                   \
-          #OP, a, b, [](const auto& x, const auto& y) { return x OP y; });                               \
+#define CHORUS_OF_PLACED(OP, RULE)                                          \
+  template <class A, class B>                                               \
+  requires detail::SomePlaced<A, B>                                         \
+  auto operator OP(const A& a, const B& b) {                                \
+    constexpr auto missing = detail::Combined<detail::RULE, A, B>::missing; \
+    detail::expect<missing>([] {});                                         \
+    if constexpr (missing != detail::Missing::nothing)                      \
+      return detail::refused_of(a, b);                                      \
+    else                                                                    \
+      return detail::combined<detail::RULE, detail::Beside::elements>(      \
+          #OP, a, b, [](const auto& x, const auto& y) { return x OP y; });  \
   }
 
 namespace detail {
@@ -259,7 +259,8 @@ auto dropout(const Placed<X, Ks...>& x, double p, bool training = true) {
   static_assert(splits <= 1, "dropout: two axes of ranks split x: all_gather<Axis>(x) is missing");
   if constexpr (splits == 1) {
     constexpr int dim = (0 + ... + detail::split_dim<Ks>);
-    static_assert(-dim < tensor_of<X>::rank, "dropout: ranks split the axis of samples: all_gather<Axis>(x) is missing");
+    static_assert(-dim < tensor_of<X>::rank,
+                  "dropout: ranks split the axis of samples: all_gather<Axis>(x) is missing");
     if (x.group() != nullptr && training && p > 0) {
       check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
       const auto& shape = value_of(x.part()).shape();
@@ -292,16 +293,14 @@ auto reshape(const Placed<X, Ks...>& x, std::array<Index, NewRank> shape) {
       constexpr int dim = detail::split_dim<K>;
       constexpr auto to = detail::at_dim<dim, NewRank>(), from = detail::at_dim<dim, tensor_of<X>::rank>();
       for (std::size_t i = 0; to + i < NewRank; ++i)
-        check<ShapeError>(shape[to + i] == whole[from + i],
-                          "reshape: split columns must stay the last axis: expected ", whole[from + i],
-                          " as its size, got ", shape);
+        check<ShapeError>(shape[to + i] == whole[from + i], "reshape: split columns must stay the last axis: expected ",
+                          whole[from + i], " as its size, got ", shape);
     }
   };
   (set_part(std::type_identity<Ks>{}), ...);
   const auto set_size = [&]<class K>(std::type_identity<K>) {
     if constexpr (detail::split_dim<K> != 0)
-      shape[detail::at_dim<detail::split_dim<K>, NewRank>()] =
-          detail::share_along<typename K::axis>(x).range().count;
+      shape[detail::at_dim<detail::split_dim<K>, NewRank>()] = detail::share_along<typename K::axis>(x).range().count;
   };
   (set_size(std::type_identity<Ks>{}), ...);
   return x.with(reshape(x.part(), shape));
@@ -334,14 +333,14 @@ auto transpose(const Placed<X, Ks...>& x) {
 }
 
 // Refused: which axis is meant must be known to the compiler, and is not in these calls.
-#define CHORUS_OF_PLACED(FUNCTION)                                                                               \
-  template <class X, class... Ks, class... More>                                                                 \
-  auto FUNCTION(const Placed<X, Ks...>& x, Index, const More&...) {                                              \
-    constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing;                    \
-    detail::expect<missing>([] {});                                                                              \
+#define CHORUS_OF_PLACED(FUNCTION)                                                                                 \
+  template <class X, class... Ks, class... More>                                                                   \
+  auto FUNCTION(const Placed<X, Ks...>& x, Index, const More&...) {                                                \
+    constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing;                      \
+    detail::expect<missing>([] {});                                                                                \
     static_assert(missing != detail::Missing::nothing || detail::is_refused<Placed<X, Ks...>> || detail::never<X>, \
-                  #FUNCTION ": expected an axis that the compiler knows: " #FUNCTION "<1>(x)");                  \
-    return detail::refused(x.part());                                                                            \
+                  #FUNCTION ": expected an axis that the compiler knows: " #FUNCTION "<1>(x)");                    \
+    return detail::refused(x.part());                                                                              \
   }
 CHORUS_OF_PLACED(sum)
 CHORUS_OF_PLACED(mean)
@@ -365,13 +364,13 @@ CHORUS_OF_PLACED(norm)
 CHORUS_OF_PLACED(var)
 #undef CHORUS_OF_PLACED
 
-#define CHORUS_OF_PLACED(FUNCTION)                                                 \
-  template <class A, class B, class... More>                                       \
-  requires detail::SomePlaced<A, B>                                                \
-  auto FUNCTION(const A& a, const B&, const More&...) {                            \
-    constexpr auto missing = detail::Combined<detail::loss_kinds, A, B>::missing;  \
-    detail::expect<missing>([] {});                                                \
-    return sum(detail::part_of_placed(detail::as_placed(a)));                      \
+#define CHORUS_OF_PLACED(FUNCTION)                                                \
+  template <class A, class B, class... More>                                      \
+  requires detail::SomePlaced<A, B>                                               \
+  auto FUNCTION(const A& a, const B&, const More&...) {                           \
+    constexpr auto missing = detail::Combined<detail::loss_kinds, A, B>::missing; \
+    detail::expect<missing>([] {});                                               \
+    return sum(detail::part_of_placed(detail::as_placed(a)));                     \
   }
 CHORUS_OF_PLACED(cross_entropy)
 CHORUS_OF_PLACED(cross_entropy_per_sample)

@@ -69,8 +69,7 @@ struct AxisShare {
 
   AxisPart range() const { return group ? group->part(width, unit) : AxisPart{0, width}; }
   friend bool operator==(const AxisShare& a, const AxisShare& b) {
-    return a.width == b.width && a.group == b.group &&
-           (a.group == nullptr || a.unit == b.unit || a.group->size() == 1);
+    return a.width == b.width && a.group == b.group && (a.group == nullptr || a.unit == b.unit || a.group->size() == 1);
   }
 };
 
@@ -139,8 +138,8 @@ class Placed : public detail::ShareOf<Kinds>... {
   Placed(X part, detail::ShareOf<Kinds>... shares)
       : detail::ShareOf<Kinds>(std::move(shares))..., part_(std::move(part)) {}
   /// A value that is split in multiples of `unit`. Throws ShapeError if the part does not have this rank's size.
-  Placed(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
-  requires(one_split && sizeof...(Kinds) == 1)
+  Placed(X part, Index width, Index unit = 1,
+         TensorGroupRef group = nullptr) requires(one_split && sizeof...(Kinds) == 1)
       : Placed(std::move(part), detail::ShareOf<Kinds>{{width, unit, std::move(group)}}...) {
     const auto& shape = value_of(part_).shape();
     check<ShapeError>(shape[detail::at_dim<dim, tensor_of<X>::rank>()] == range().count, "Columns: expected ",
@@ -175,14 +174,16 @@ class Placed : public detail::ShareOf<Kinds>... {
   // A whole value has these. They return something usable, so that the message is the only error.
   template <class... None>
   const auto& value() const {
-    static_assert(detail::never<None...> || detail::is_refused<Placed>,
-                  "value: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
+    static_assert(
+        detail::never<None...> || detail::is_refused<Placed>,
+        "value: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
     return value_of(part_);
   }
   template <class... None>
   double item() const {
-    static_assert(detail::never<None...> || detail::is_refused<Placed>,
-                  "item: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
+    static_assert(
+        detail::never<None...> || detail::is_refused<Placed>,
+        "item: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
     return 0;
   }
   template <class... Seed>
@@ -217,9 +218,7 @@ class Placed : public detail::ShareOf<Kinds>... {
 /// Calls x what it is not for the compiler: `assume<placement::Partial<axis::Tensor>>(x)`. For values that ranks
 /// computed without these types; nothing is checked.
 template <class Kind, Operand X>
-requires(detail::split_dim<Kind> == 0) auto assume(const X& x) {
-  return Placed<X, Kind>(x, detail::ShareOf<Kind>{});
-}
+requires(detail::split_dim<Kind> == 0) auto assume(const X& x) { return Placed<X, Kind>(x, detail::ShareOf<Kind>{}); }
 
 namespace detail {
 
@@ -230,7 +229,9 @@ inline constexpr bool is_placed<Placed<X, Kinds...>> = true;
 
 /// What rules apply to: a Placed, or a parameter of one (SplitParameter, Summed).
 template <class X>
-concept PlacedLike = is_placed<X> || requires(const X& x) { x.placed(); };
+concept PlacedLike = is_placed<X> || requires(const X& x) {
+  x.placed();
+};
 template <class X>
 concept PlacedOrPlain = PlacedLike<X> || Operand<X> || std::is_arithmetic_v<X>;
 template <class... Xs>
@@ -268,7 +269,7 @@ inline constexpr bool may_leave<std::tuple<Ys...>> = (may_leave<Ys> && ...);
 }  // namespace chorus
 
 /// Inside a policy's pass: its ranks are known in the pass alone.
-#define CHORUS_WHOLE_OUTPUT(POLICY, ...)                                                                         \
-  static_assert(::chorus::detail::may_leave<__VA_ARGS__>,                                                        \
-                POLICY ": the model returns a part of a value, a copy or a term of a sum: all_gather<Axis>(x) or " \
-                       "all_reduce<Axis>(x) is missing")
+#define CHORUS_WHOLE_OUTPUT(POLICY, ...)                                                                    \
+  static_assert(::chorus::detail::may_leave<__VA_ARGS__>, POLICY                                            \
+                ": the model returns a part of a value, a copy or a term of a sum: all_gather<Axis>(x) or " \
+                "all_reduce<Axis>(x) is missing")

@@ -29,12 +29,11 @@ auto rows_here(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Inde
     if (elsewhere.data()[i]) own[i] = 0;
   }
   const auto device = index.device();
-  const auto rows = embedding(
-      weight, Tensor<std::int64_t, Rank, D>::from(std::span<const std::int64_t>(own), index.shape(), device));
+  const auto rows =
+      embedding(weight, Tensor<std::int64_t, Rank, D>::from(std::span<const std::int64_t>(own), index.shape(), device));
   const auto nothing = tensor_of<decltype(rows)>::zeros(value_of(rows).shape(), device);
-  return Rows(where(
-      Tensor<bool, Rank + 1, D>::from(std::span<const bool>(elsewhere.data(), own.size()), shape, device), nothing,
-      rows));
+  return Rows(where(Tensor<bool, Rank + 1, D>::from(std::span<const bool>(elsewhere.data(), own.size()), shape, device),
+                    nothing, rows));
 }
 
 }  // namespace chorus::detail

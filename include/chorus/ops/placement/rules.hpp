@@ -52,8 +52,7 @@ constexpr Outcome product_kinds(Kind a, Kind b) {
     return multiply_kinds(a, b);
   const bool sums_a = a.is(Kind::split) && a.dim == -1, sums_b = b.is(Kind::split) && b.dim == -2;
   if (sums_a && sums_b) return Kind{Kind::partial};
-  if (a.is(Kind::split) && b.is(Kind::split))
-    return a.dim == b.dim && a.dim < -2 ? Outcome(a) : Missing::all_gather;
+  if (a.is(Kind::split) && b.is(Kind::split)) return a.dim == b.dim && a.dim < -2 ? Outcome(a) : Missing::all_gather;
   if (sums_a || sums_b) return Missing::take_part;
   if (a.is(Kind::whole) || b.is(Kind::whole)) return Missing::copy;
   return a.is(Kind::split) ? a : b;
@@ -76,9 +75,7 @@ constexpr Outcome norm_kinds(Kind x, Kind weight) {
   return meet(x, weight);
 }
 // A function that is not linear, of each element.
-constexpr Outcome nonlinear_kind(Kind x, Kind) {
-  return x.is(Kind::partial) ? Outcome(Missing::all_reduce) : x;
-}
+constexpr Outcome nonlinear_kind(Kind x, Kind) { return x.is(Kind::partial) ? Outcome(Missing::all_reduce) : x; }
 // A function that needs all of x, but may compute on each rank with the same x.
 constexpr Outcome alike_kind(Kind x, Kind) {
   return x.is(Kind::split) ? Outcome(Missing::all_gather) : nonlinear_kind(x, {});
@@ -202,8 +199,8 @@ struct Combined {
   using both = decltype(AxesOfBoth<typename PlacementOf<a_type>::axes>::with(typename PlacementOf<b_type>::axes{}));
 
   template <class Axis>
-  static constexpr Outcome outcome =
-      rule(PlacementOf<a_type>::template on<Axis>, PlacementOf<b_type>::template on<Axis>);
+  static constexpr Outcome outcome = rule(PlacementOf<a_type>::template on<Axis>,
+                                          PlacementOf<b_type>::template on<Axis>);
 
   template <class... Axes>
   static constexpr Missing first(Distinct<Axes...>) {
@@ -216,7 +213,8 @@ struct Combined {
 
   template <class... Axes>
   static auto list(Distinct<Axes...>) ->
-      typename DistinctOf<Distinct<>, typename KindType<Axes, outcome<Axes>.kind.name, outcome<Axes>.kind.dim>::type...>::type;
+      typename DistinctOf<Distinct<>,
+                          typename KindType<Axes, outcome<Axes>.kind.name, outcome<Axes>.kind.dim>::type...>::type;
   using kinds = std::conditional_t<after_refusal, Distinct<Refused>, decltype(list(both{}))>;
 
   template <class... Ks>
@@ -344,20 +342,24 @@ auto unless(const Y& y) {
 template <Missing missing, class Where>
 constexpr void expect(Where) {
   static_assert(missing != Missing::all_reduce,
-                "an operand is a term of a sum that was not taken (Partial): all_reduce<Axis>(x) or "
+                "placement: an operand is a term of a sum that was not taken (Partial): all_reduce<Axis>(x) or "
                 "reduce_scatter<Axis, dim>(x) is missing");
   static_assert(missing != Missing::all_gather,
-                "it mixes columns, which ranks split (Split): all_gather<Axis>(x) is missing, or a layer for split values");
+                "placement: it mixes columns, which ranks split (Split): all_gather<Axis>(x) is missing, or a layer "
+                "for split values");
   static_assert(missing != Missing::all_to_all,
-                "operands are split along different axes: all_to_all<Axis, dim>(x) is missing");
-  static_assert(missing != Missing::take_part,
-                "it mixes columns, which ranks split in one operand alone: take_part<Axis, dim>(x) of the other, or "
-                "all_gather<Axis>(x), is missing");
-  static_assert(missing != Missing::copy,
-                "a whole value meets what differs between ranks, so its gradient is a term of a sum: copy<Axis>(x) is "
-                "missing, or Summed for a parameter");
-  static_assert(missing != Missing::original,
-                "x is a copy, whose gradient is a term of a sum (Copied): pass it as it was before copy<Axis>(x)");
+                "placement: operands are split along different axes: all_to_all<Axis, dim>(x) is missing");
+  static_assert(
+      missing != Missing::take_part,
+      "placement: it mixes columns, which ranks split in one operand alone: take_part<Axis, dim>(x) of the other, or "
+      "all_gather<Axis>(x), is missing");
+  static_assert(
+      missing != Missing::copy,
+      "placement: a whole value meets what differs between ranks, so its gradient is a term of a sum: copy<Axis>(x) is "
+      "missing, or Summed for a parameter");
+  static_assert(
+      missing != Missing::original,
+      "placement: x is a copy, whose gradient is a term of a sum (Copied): pass it as it was before copy<Axis>(x)");
 }
 
 }  // namespace chorus::detail
