@@ -19,6 +19,10 @@ namespace ch = chorus;
 using ch::Cpu;
 using T = ch::axis::Tensor;
 using CopiedT = ch::placement::Copied<T>;
+/// A second axis of ranks, which these tests don't have.
+struct Sequence {
+  static ch::TensorGroupRef group() { return nullptr; }
+};
 template <int dim, int Rank>
 using Split = ch::nn::SplitParameter<T, dim, double, Rank>;
 template <int Rank>
@@ -290,6 +294,14 @@ inline const std::vector<Program>& programs() {
       {"https://github.com/vllm-project/tpu-inference/issues/3435",
        [](const Own& m, const X& x) {
          return loss_of(x + ch::all_reduce<T>(ch::linear(ch::linear(ch::copy<T>(x), m.up), m.down)));
+       }},
+      // The axis of the sequence is left out of a sum of gradients: the layer knows the other axis alone.
+      // says: linear: a whole value meets what differs between ranks
+      // wrong: return ch::linear(ch::take_part<Sequence, 1>(ch::copy<T>(x)), m.up);
+      {"https://github.com/ByteDance-Seed/VeOmni/issues/1115",
+       [](const Own& m, const X& x) {
+         const auto y = ch::linear(ch::take_part<Sequence, 1>(ch::copy<T>(x)), ch::copy<Sequence>(m.up));
+         return loss_of(ch::all_gather<T>(ch::all_gather<Sequence>(y * 2.0)));
        }},
       // The gradient of a sum over ranks, of which each rank takes its own loss.
       // says: backward: ranks hold different parts or terms of x

@@ -99,6 +99,11 @@ requires(Operand<X> || detail::is_placed<X>) auto copy(const X& x) {
     return detail::refused(detail::part_of_placed(x));
 }
 
+/// The same of a parameter: one that is Summed or split along another axis of ranks.
+template <PlacementAxis Axis, class X>
+requires requires(const X& x) { x.placed(); }
+auto copy(const X& x) { return copy<Axis>(x.placed()); }
+
 namespace detail {
 // A parameter beside x: a copy for each axis along which x is not a plain value.
 template <class P>
