@@ -50,6 +50,7 @@
 #include <chorus/nn/module_dict.hpp>
 #include <chorus/nn/more_activations.hpp>
 #include <chorus/nn/parallel_linear.hpp>
+#include <chorus/nn/placed_parameters.hpp>
 #include <chorus/nn/positions.hpp>
 #include <chorus/nn/recurrent.hpp>
 #include <chorus/nn/recurrent_cells.hpp>
@@ -83,6 +84,7 @@
 #include <chorus/ops/norm.hpp>
 #include <chorus/ops/order_statistics.hpp>
 #include <chorus/ops/padding_modes.hpp>
+#include <chorus/ops/placement.hpp>
 #include <chorus/ops/rearranging.hpp>
 #include <chorus/ops/recurrent.hpp>
 #include <chorus/ops/reduction_axes.hpp>

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """What the compiler says of mistakes in programs: one error of 15 lines at most, beside the names of the headers on the
-way to it, and in it a sentence that tells what to do.
+way to it, and in it a sentence that tells what to do. Programs with placement types come from
+unit/tensor_parallel/placement_programs.hpp, whose comments have a mistake beside each right program.
 
     compile_errors.py INCLUDE_DIRECTORY EIGEN_DIRECTORY COMPILER...
 """
+import pathlib
 import re
 import subprocess
 import sys
@@ -21,6 +23,7 @@ BEGIN = """
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
+#include <chorus/parallel/tensor_parallel.hpp>
 #include <iostream>
 #include <vector>
 namespace ch = chorus;
@@ -42,7 +45,10 @@ auto use(auto& net) { return ch::sum(net(ones<float, 2>({2, 4}))); }
 """
 LISTED = "policy: expected a model that lists its members by CHORUS_MODULE"
 COLUMNS = "int main() { ch::nn::ColumnParallelLinear<ch::Cpu> up{4, 6}; const auto x = up(ones<float, 2>({2, 4}));"
-MIXES = ": it mixes columns, which ranks split: use gather_columns(x), or a RowParallelLinear"
+MIXES = ": it mixes columns, which ranks split"
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+PLACED = re.findall(r"^ *// says: (.*)\n((?: *// wrong: .*\n)+)",
+                    (TESTS / "unit/tensor_parallel/placement_programs.hpp").read_text(), re.MULTILINE)
 BLOCKS = """
 template <int More>
 struct Block : Layer {
@@ -204,7 +210,18 @@ struct Returns : ch::nn::Module {
   auto forward(const auto& x) const { return Output{fc(x), ch::sum(fc(x))}; }
 };
 int main() { ch::sum(ch::DataParallel<Returns>{Returns{}, {}}(ones<float, 2>({2, 4})).y).backward(); }"""),
+    ("TensorParallel: the model returns a part of a value, a copy or a term of a sum", """
+struct Unfinished : ch::nn::Module {
+  ch::nn::Linear<ch::Cpu> fc{4, 4};
+  CHORUS_MODULE(Unfinished, fc)
+  auto forward(const auto& x) const { return ch::mean(ch::take_part<ch::axis::Tensor, 0>(fc(x))); }
+};
+auto go(ch::Run& run) { ch::TensorParallel<Unfinished> net{Unfinished{}, run}; net(ch::Tensor<float, 2>::ones({2, 4})); }"""),
 ]
+assert len(PLACED) >= 30
+PLACED_CASES = [(said, "using namespace bugs; auto program(const Own& m, const X& x) {\n" +
+                 re.sub(" *// wrong: ", "", lines) + "}") for said, lines in PLACED]
+CASES += PLACED_CASES
 
 
 
@@ -225,10 +242,14 @@ def blocks_of(said):
 def compiled(compiler, cases):
     """What the compiler says of all cases, each a file and a namespace of its own, and whether it takes them."""
     text = BEGIN
+    if any(case in PLACED_CASES for case in cases):
+        if "clang" in compiler:  # it compiles the right programs in the unit test
+            text += "#define CHORUS_TESTS_WRONG_PROGRAMS_ALONE\n"
+        text += "#include <unit/tensor_parallel/placement_programs.hpp>\n"
     for i, (_, program) in enumerate(cases):
         text += f'namespace case_{i} {{\n#line 1 "case_{i}"\n'
         text += program.replace("int main()", "void program()") + "\n}\n"
-    done = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-DEIGEN_NO_CUDA", "-DCHORUS_COMPILED=1", "-I", INCLUDE, "-isystem",
+    done = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-DEIGEN_NO_CUDA", "-DCHORUS_COMPILED=1", "-I", INCLUDE, "-I", str(TESTS), "-isystem",
                            EIGEN, *(["-ferror-limit=0"] if "clang" in compiler else []), "-x", "c++", "-"],
                           input=text, capture_output=True, text=True)
     return done.returncode == 0, done.stderr.replace("\u2018", "'").replace("\u2019", "'")
@@ -252,7 +273,10 @@ for name in COMPILERS:
         told = "\n".join(line for block in about for line in block)
         told = f"{name}, expected '{sentence}':\n{source}\n{told}"
         assert about, told
-        if "clang" not in name:  # which has words of its own
-            assert len(about) == 1 and sentence in "\n".join(about[0]), told
+        if "clang" not in name or wrong[number] in PLACED_CASES:  # it has words of its own for others
+            said = "\n".join(about[0])
+            place, _, rest = sentence.partition(": ")  # of placement types: two lines say them
+            named = re.search(rf"chorus::(operator)?{re.escape(place)}[<(]", said) is not None
+            assert len(about) == 1 and (sentence in said or named and rest in said), told
             lines = [line for line in about[0] if not re.match(r"In file included| +from ", line)]
             assert len(lines) <= MOST_LINES, f"{len(lines)} lines; {told}"

@@ -37,6 +37,7 @@ ROOMS = {
     "distributions": (["distributions.hpp"], []),
     "models": (["nn/models/*", "models.hpp"], ["gpt2_folder"]),
     "lora": (["nn/lora.hpp"], ["models"]),
+    "placed_parameters": (["nn/placed_parameters.hpp"], []),
     "gpt2_folder": (["io/gpt2_folder.hpp"], []),
     "pt": (["io/pt.hpp", "io/pickle.hpp"], []),
     "tokenizer": (["data/tokenizer*.hpp", "data/unicode_classes.hpp"], []),

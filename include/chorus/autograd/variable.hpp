@@ -123,9 +123,9 @@ concept AnyVariable = detail::is_variable<std::remove_cvref_t<X>> || requires(co
 template <class X>
 concept Operand = AnyTensor<X> || AnyVariable<X>;
 
-/// Columns of an operand that ranks share: see <chorus/ops/columns.hpp>.
-template <Operand X>
-class Columns;
+/// What this rank holds of a value that ranks share: see <chorus/ops/placement.hpp>.
+template <Operand X, class... Kinds>
+class Placed;
 /// Positions of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
 template <Operand X>
 class SequencePart;

@@ -91,8 +91,8 @@ struct Dropout : Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return dropout(x, p, training()); });
   }
-  template <class X>
-  auto operator()(const Columns<X>& x) const {
+  template <class X, class... Kinds>
+  auto operator()(const Placed<X, Kinds...>& x) const {
     return detail::watched(*this, [&] { return dropout(x, p, training()); });
   }
   std::string describe() const override { return cat("Dropout(", p, ")"); }

@@ -12,8 +12,8 @@
     auto operator()(const X& x) const {                           \
       return detail::watched(*this, [&] { return FUNCTION(x); }); \
     }                                                             \
-    template <class X>                                            \
-    auto operator()(const Columns<X>& x) const {                  \
+    template <class X, class... Kinds>                            \
+    auto operator()(const Placed<X, Kinds...>& x) const {         \
       return detail::watched(*this, [&] { return FUNCTION(x); }); \
     }                                                             \
     std::string describe() const override { return #LAYER; }      \

@@ -25,6 +25,10 @@ class LayerNorm : public Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
   }
+  template <class X, class... Kinds>
+  auto operator()(const Placed<X, Kinds...>& x) const {
+    return detail::watched(*this, [&] { return layer_norm_of_whole(x, weight, bias, eps_); });
+  }
   /// For sharded sequences; the gradients of weight and bias are summed over all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {

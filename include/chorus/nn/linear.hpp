@@ -28,8 +28,8 @@ class Linear : public Module {
   [[gnu::noinline]] auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return apply(x); });
   }
-  template <class X>
-  auto operator()(const Columns<X>& x) const {
+  template <class X, class... Kinds>
+  auto operator()(const Placed<X, Kinds...>& x) const {
     return linear(x, weight, bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override;

@@ -126,6 +126,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
     if (member) visitor.parameter(name, member);
   } else if constexpr (std::is_base_of_v<AnyBuffer, Member>) {
     if (member) visitor.buffer(name, member);
+  } else if constexpr (requires { member.visit(visitor, name); }) {  // it says what ranks have of it
+    member.visit(visitor, name);
   } else {
     static_assert(std::is_base_of_v<AnyBuffer, Member>,
                   "CHORUS_MODULE: expected layers, modules, parameters, buffers, and std::optional ones; for a list of "

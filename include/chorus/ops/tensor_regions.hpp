@@ -7,14 +7,13 @@
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/contiguous.hpp>
+#include <chorus/ops/placement/placed.hpp>
 #include <chorus/ops/shape.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>
 
 namespace chorus {
-
-using TensorGroupRef = std::shared_ptr<TensorGroup>;
 
 namespace detail {
 

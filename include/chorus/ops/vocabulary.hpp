@@ -23,26 +23,7 @@ auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& 
                           const TensorGroupRef& group = tensor_group()) {
   using Rows = decltype(leave_tensor_region(embedding(weight, index), group));
   if (group == nullptr) return Rows(embedding(weight, index));
-  const auto part = group->part(entries, 1);
-  auto own = contiguous(index).to_vector();
-  Shape<Rank + 1> shape{};
-  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
-  shape.back() = 1;
-  auto elsewhere = Tensor<bool, Rank + 1, Cpu>::empty(shape);
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    check<UsageError>(own[i] >= 0 && own[i] < entries, "embedding: index ", own[i], " is not in [0, ", entries, ")");
-    own[i] -= part.begin;
-    elsewhere.data()[i] = own[i] < 0 || own[i] >= part.count;
-    if (elsewhere.data()[i]) own[i] = 0;
-  }
-  const auto device = index.device();
-  const auto rows = embedding(
-      weight, Tensor<std::int64_t, Rank, D>::from(std::span<const std::int64_t>(own), index.shape(), device));
-  const auto nothing = tensor_of<decltype(rows)>::zeros(value_of(rows).shape(), device);
-  return leave_tensor_region(
-      Rows(where(Tensor<bool, Rank + 1, D>::from(std::span<const bool>(elsewhere.data(), own.size()), shape, device),
-                 nothing, rows)),
-      group);
+  return leave_tensor_region(Rows(detail::rows_here(weight, index, entries, group->part(entries, 1))), group);
 }
 
 namespace detail {

@@ -92,7 +92,7 @@ class NextLogits {
   }
   template <class Y>
   static auto tensor_of_logits(const Y& y) {
-    if constexpr (is_columns<Y>) {
+    if constexpr (is_placed<Y>) {
       return tensor_of_logits(gather_columns(y));
     } else {
       static_assert(Operand<Y> && tensor_of<Y>::rank == 3,

@@ -4,6 +4,7 @@
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/nn/deferred.hpp>
+#include <chorus/ops/placement/placed.hpp>
 #include <chorus/parallel/ddp/access.hpp>
 #include <chorus/parallel/elsewhere.hpp>
 #include <chorus/parallel/mesh/axes.hpp>
@@ -98,6 +99,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   auto operator()(const Inputs&... inputs) {
     if (program_of_all_ && grad_enabled() && !this->joining_) compare_programs();
     const TensorGroupScope group(layers.group());
+    CHORUS_WHOLE_OUTPUT("Mesh", decltype(Base::operator()(inputs...)));
     return Base::operator()(inputs...);
   }
 

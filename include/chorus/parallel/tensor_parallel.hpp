@@ -6,6 +6,7 @@
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/io/write_in_parts.hpp>
 #include <chorus/nn/deferred.hpp>
+#include <chorus/ops/placement/placed.hpp>
 #include <chorus/parallel/ddp/rank_device.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/parallel/elsewhere.hpp>
@@ -93,6 +94,7 @@ class TensorParallel : public WholeBatchPolicy<Model, Communicator> {
     const detail::WatchScope watch(this->communicator_.rank() == 0 ? this->watch_once() : nullptr);
     const trace::Span span(trace::Lane::forward, "forward", "forward");
     auto output = this->model_(this->on_model_device(inputs)...);
+    CHORUS_WHOLE_OUTPUT("TensorParallel", decltype(output));
     this->end_forward();
     return output;
   }

@@ -1,4 +1,5 @@
 // Features of training loops besides steps: scaled losses, parameter averages, schedules, ranks with fewer batches.
+#include <chorus/nn/placed_parameters.hpp>
 #include <chorus/optim/averaging.hpp>
 #include <chorus/optim/grad_scaler.hpp>
 #include <chorus/optim/schedules.hpp>
@@ -7,6 +8,28 @@
 #include <limits>
 
 #include "mesh.hpp"
+
+namespace test {
+
+// With a layer of its own, by placement types.
+struct PlacedModel : ch::nn::Module {
+  using Axis = ch::axis::Tensor;
+  ch::nn::Linear<ch::Cpu, double> embed{5, 6}, head{6, 3};
+  ch::nn::LayerNorm<ch::Cpu, double> norm{6};
+  ch::nn::SplitParameter<Axis, 0, double, 2> up{ch::nn::init::default_uniform<double, ch::Cpu, 2>({12, 6}, 6)};
+  ch::nn::SplitParameter<Axis, 0, double, 1> up_bias{ch::nn::init::default_uniform<double, ch::Cpu, 1>({12}, 6)};
+  ch::nn::SplitParameter<Axis, 1, double, 2> down{ch::nn::init::default_uniform<double, ch::Cpu, 2>({6, 12}, 12)};
+  ch::nn::Summed<Axis, double, 1> scale{ch::Tensor<double, 1>::ones({6})};
+  CHORUS_MODULE(PlacedModel, embed, head, norm, up, up_bias, down, scale)
+  auto forward(const auto& x) const {
+    const auto h = norm(ch::copy<Axis>(embed(x))) * scale;  // by a whole layer: it sums its gradients
+    const auto terms = ch::linear(ch::dropout(ch::gelu(ch::linear(h, up, up_bias)), 0.3, training()), down);
+    return head(ch::all_reduce<Axis>(terms));
+  }
+  auto forward(const auto& x, const auto& y) const { return ch::cross_entropy(forward(x), y); }
+};
+
+}  // namespace test
 
 namespace mesh_training_test {
 
@@ -96,6 +119,13 @@ TEST_CASE("mesh: ranks that run out of batches, in groups that share layers") {
   io::load(whole, path);
   std::remove(path.c_str());
   CHECK(distance(test::values(whole), test::values(single.module())) < 1e-9);
+}
+
+TEST_CASE("Mesh: layers of one's own, by placement types, beside shares of the batch", "[mesh]") {
+  const test::MeshRun run{.clips = true};
+  const auto expected = test::mesh_alone<test::PlacedModel>(run);
+  CHECK(test::distance(test::in_mesh<test::PlacedModel, Data<2>, Tensor<2>>(4, run), expected) < 1e-9);
+  CHECK(test::distance(test::in_mesh<test::PlacedModel, Shard<2>, Tensor<2>>(4, run), expected) < 1e-9);
 }
 
 }  // namespace mesh_training_test

@@ -43,8 +43,8 @@ class SharedLayers {
     const SplitParameters<D> split(model);
     if (communicator_.size() == 1) return model;
     check<UsageError>(!split.items().empty(), "TensorParallel: the model has no layer that can be split: expected ",
-                      "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention or ",
-                      "the layers of transformers");
+                      "ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, MultiheadAttention, ",
+                      "the layers of transformers or a SplitParameter");
     take_rank_0s<D>(model, communicator_);
     for (const auto& item : split.items()) cut<D>(item, group_);
     return model;
