@@ -65,15 +65,14 @@ inline constexpr int broadcast_rank = std::max({tensor_of<Inputs>::rank...});
 template <Operand... Inputs>
 struct RecordedBroadcast : RecordedFrom<broadcast_rank<Inputs...>, Inputs...> {};
 
-template <class F, Operand First, Operand... Rest>
+template <class F, Operand... Inputs>
 struct Map {
-  using T = typename tensor_of<First>::value_type;
-  using D = typename tensor_of<First>::device_type;
-  static constexpr std::size_t count = 1 + sizeof...(Rest), rank = broadcast_rank<First, Rest...>;
+  using T = typename FirstOf<Inputs...>::value_type;
+  using D = typename FirstOf<Inputs...>::device_type;
+  static constexpr std::size_t count = sizeof...(Inputs), rank = broadcast_rank<Inputs...>;
 
   /// `input`: the operands' values, contiguous.
-  static auto record(const char* operation, const F& f, const First& first, const Rest&... rest,
-                     const auto&... input) {
+  static auto record(const char* operation, const F& f, const Inputs&... operands, const tensor_of<Inputs>&... input) {
     check_defined(operation, input...);
     check_same_device(operation, input...);
     BroadcastLayout<rank, count> layout;
@@ -81,7 +80,7 @@ struct Map {
     std::size_t added = 0;
     (layout.add(operation, input.shape(), added++), ...);
     (layout.compare(input.shape()), ...);
-    const D device = value_of(first).device();
+    const D device = std::array<D, count>{input.device()...}[0];
     const std::array<const T*, count> inputs{input.data()...};
     auto out = Tensor<T, static_cast<int>(rank), D>::empty(layout.shape, device);
     if (count == 1 || layout.same) {
@@ -127,7 +126,7 @@ struct Map {
           }
           (add_again(j++, nodes), ...);
         },
-        first, rest...);
+        operands...);
   }
 };
 
