@@ -46,6 +46,15 @@ void operators(const ch::Shape<Rank>& shape) {
   }
 }
 
+// Derivatives of derivatives.
+template <std::size_t Rank>
+void recorded(const ch::Shape<Rank>& shape) {
+  const ch::GraphVariable<double, Rank> x(ch::Tensor<double, Rank>::zeros(shape), true);
+  const auto y = ch::sum((x * x + x - x / 2) * 2 + 1) + ch::mean(ch::square(ch::tanh(-x)));
+  const auto first = ch::grad(y, x, {.create_graph = true});
+  ch::sum(first * x).backward();
+}
+
 template <class Net, class Optimizer>
 void train(Net& net, Optimizer optimizer, const auto& x) {
   const auto labels = ch::Tensor<std::int64_t, 1>::zeros({x.size(0)});
@@ -66,6 +75,10 @@ void policies(ch::Run& run, const auto& x) {
   train(dp, ch::optim::Adam{dp.parameters(), {.lr = 0.1}}, x);
   ch::DistributedDataParallel<Model> ddp{Model{}, run};
   train(ddp, ch::optim::AdamW{ddp.parameters(), {.lr = 0.1}}, x);
+  ch::FullyShardedDataParallel<Model> fsdp{Model{}, run};
+  train(fsdp, ch::optim::Sgd{fsdp.parameters(), {.lr = 0.1}}, x);
+  ch::io::save(fsdp, "file");
+  ch::io::load(fsdp, "file");
   ch::io::save(ddp, "file");
   ch::io::load(ddp, "file");
 }
@@ -84,6 +97,9 @@ inline void all(ch::Run& run) {
   policies<Layers<float>>(run, ch::Tensor<float, 2>::zeros({2, 4}));
   policies<Layers<double>>(run, ch::Tensor<double, 2>::zeros({2, 4}));
   policies<Images>(run, ch::Tensor<float, 4>::zeros({2, 3, 6, 6}));
+  recorded<0>({});
+  recorded<1>({2});
+  recorded<2>({2, 2});
   const ch::Variable<float, 4> heads(ch::Tensor<float, 4>::zeros({2, 2, 2, 2}), true);
   ch::sum(ch::scaled_dot_product_attention(heads, heads, heads, true)).backward();
   const std::string text;

@@ -302,9 +302,7 @@ class Ref {
   Ref(Ref&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
   template <class Derived>
     requires std::is_base_of_v<N, Derived>
-  Ref(const Ref<Derived>& other) : node_(other.get()) {  // NOLINT: converts as pointers do
-    retain();
-  }
+  Ref(Ref<Derived> other) : node_(std::exchange(other.node_, nullptr)) {}  // NOLINT: converts as pointers do
   Ref& operator=(Ref other) noexcept {
     std::swap(node_, other.node_);
     return *this;
@@ -320,6 +318,8 @@ class Ref {
   friend bool operator==(const Ref&, const Ref&) = default;
 
  private:
+  template <class>
+  friend class Ref;
   void retain() {
     if (node_ != nullptr) node_->Node::owners_.fetch_add(1, std::memory_order_relaxed);
   }

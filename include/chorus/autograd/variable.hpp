@@ -1,6 +1,7 @@
 #pragma once
 /// Variable: a Tensor that records how it was computed, for differentiation.
 
+#include <array>
 #include <chorus/autograd/grad_node.hpp>
 #include <chorus/autograd/operation_watch.hpp>
 #include <chorus/autograd/tape.hpp>
@@ -9,8 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -173,88 +172,85 @@ N* unless_skipped(N* node) {
   return node != nullptr && !node->skipped() ? node : nullptr;
 }
 
-/// A backward function with a separate version for its last call.
-template <class Backward, class Grad, class... Inputs>
-concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
-
-template <class Backward, class Grad, class... Inputs>
-void go_back(Backward& backward, bool, const Grad& grad, Inputs... inputs) {
-  backward(grad, inputs...);
-}
-template <class Backward, class Grad, class... Inputs>
-  requires HasLast<Backward, Grad, Inputs...>
-void go_back(Backward& backward, bool keep, const Grad& grad, Inputs... inputs) {
-  if (keep)
-    backward(grad, inputs...);
-  else
-    backward.last(grad, inputs...);
-}
-
-/// An operation's node. `Inputs` are the types of the inputs' nodes.
-template <class Backward, class T, int Rank, class D, class... Inputs>
-class OperationNode : public GradNode<T, Rank, D> {
+/// The part of an operation's node that depends on the number of inputs, not on their types or on the operation:
+/// compilers make it once, and OperationNode for each operation.
+template <class T, int Rank, class D, std::size_t Count>
+class NodeOfInputs : public GradNode<T, Rank, D> {
  public:
-  OperationNode(const char* operation, const Tensor<T, Rank, D>& value, Backward backward, Ref<Inputs>... inputs)
-      : GradNode<T, Rank, D>(operation, value.shape(), value.device()),
-        saved_(std::in_place, std::move(backward)),
-        inputs_(std::move(inputs)...) {
+  NodeOfInputs(const char* operation, const Tensor<T, Rank, D>& value, std::array<Ref<Node>, Count> inputs)
+      : GradNode<T, Rank, D>(operation, value.shape(), value.device()), inputs_(std::move(inputs)) {
     if constexpr (Rank == 0) value_ = value;
-    std::apply(
-        [&](const auto& first, const auto&... rest) {
-          const bool loose = !first || (!rest || ...);
-          this->set_operands(loose, !first,
-                             loose || first->may_be_of_data() || (rest->may_be_of_data() || ...));
-        },
-        inputs_);
-  }
-
-  void backward(bool keep) override {
-    if (!this->has_grad()) return;
-    check<UsageError>(saved_.has_value(), "backward: the graph behind '", this->operation(),
-                      "' was freed by an earlier backward; pass retain_graph = true to that one");
-    const auto grad = this->take_grad();
-    const auto send = [&](auto*... inputs) {
-      if (!(inputs || ...)) return;  // `grad` over DataParallel's copies runs all operations
-      go_back(*saved_, keep, grad, inputs...);
-    };
-    std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
-    if (!keep) {
-      saved_.reset();
-      inputs_ = {};
+    bool loose = false, of_data = false;
+    for (const auto& input : inputs_) {
+      loose = loose || !input;
+      of_data = of_data || !input || input->may_be_of_data();
     }
+    this->set_operands(loose, !inputs_[0], of_data);
   }
 
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    std::apply([&](const auto&... inputs) { ((inputs ? visit(*inputs, context) : void()), ...); }, inputs_);
+  void for_each_input(void (*visit)(Node&, void*), void* context) const final {
+    for (const auto& input : inputs_)
+      if (input) visit(*input, context);
   }
-  double number() const override {
+  double number() const final {
     if constexpr (Rank == 0) return static_cast<double>(value_.item());
     return Node::number();
   }
 
+ protected:
+  Node* receiver(std::size_t i) const { return unless_skipped(inputs_[i].get()); }
+  void forget_inputs() { inputs_ = {}; }
+
  private:
-  std::optional<Backward> saved_;
-  std::tuple<Ref<Inputs>...> inputs_;
+  std::array<Ref<Node>, Count> inputs_;
   struct NoValue {};
   [[no_unique_address]] std::conditional_t<Rank == 0, Tensor<T, Rank, D>, NoValue> value_;
 };
 
-template <class... Inputs>
-auto make_operation(const char* operation, auto value, auto backward, Ref<Inputs>... inputs) {
-  using Value = decltype(value);
-  using Result = Variable<typename Value::value_type, Value::rank, typename Value::device_type>;
-  if (detects_anomalies()) [[unlikely]]
-    check_finite(operation, value);
-  if (!(static_cast<bool>(inputs) || ...)) return Result(std::move(value));
-  using Made = OperationNode<decltype(backward), typename Value::value_type, Value::rank, typename Value::device_type,
-                             Inputs...>;
-  Ref<typename Result::node_type> node(new Made(operation, value, std::move(backward), std::move(inputs)...));
-  return Result(std::move(value), std::move(node));
-}
+/// An operation's node. `Inputs` are the types of the inputs' nodes. If `Backward` has `last`, that is its last call.
+template <class Backward, class T, int Rank, class D, class... Inputs>
+class OperationNode : public NodeOfInputs<T, Rank, D, sizeof...(Inputs)> {
+ public:
+  OperationNode(const char* operation, const Tensor<T, Rank, D>& value, Backward backward,
+                std::array<Ref<Node>, sizeof...(Inputs)> inputs)
+      : NodeOfInputs<T, Rank, D, sizeof...(Inputs)>(operation, value, std::move(inputs)),
+        saved_(std::move(backward)) {}
+  ~OperationNode() override {
+    if (!freed_) saved_.~Backward();
+  }
 
-}  // namespace detail
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(!freed_, "backward: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    go_back(keep, std::index_sequence_for<Inputs...>());
+    if (!keep) {
+      saved_.~Backward();
+      freed_ = true;
+      this->forget_inputs();
+    }
+  }
 
-namespace detail {
+ private:
+  template <std::size_t... I>
+  void go_back(bool keep, std::index_sequence<I...>) {
+    const auto grad = this->take_grad();
+    if (!(this->receiver(I) || ...)) return;  // `grad` over DataParallel's copies runs all operations
+    if constexpr (requires { saved_.last(grad, static_cast<Inputs*>(nullptr)...); })
+      if (!keep) return saved_.last(grad, static_cast<Inputs*>(this->receiver(I))...);
+    saved_(grad, static_cast<Inputs*>(this->receiver(I))...);
+  }
+
+  union {  // not std::optional, of which compilers make 18 functions for each type
+    Backward saved_;
+  };
+  bool freed_ = false;
+};
+
+/// The type of an operand's node.
+template <class X>
+using node_type_of = std::remove_reference_t<decltype(*node_of(std::declval<const X&>()))>;
+
 template <class Operation>
 constexpr Node::Form form_of() {
   if constexpr (requires { requires Operation::bilinear; }) return Node::Form::product;
@@ -286,11 +282,10 @@ WatchedTensor watched_tensor(const Tensor<T, Rank, D>& x) {
   return {dtype<T>, x.data(), {shape.begin(), shape.end()}, {strides.begin(), strides.end()},
           std::make_shared<Tensor<T, Rank, D>>(x)};
 }
-template <class Operation, class Value, class... Inputs>
-[[gnu::cold, gnu::noinline]] void notify_watch(const Operation& operation, const Value& value,
+template <class Value, class... Inputs>
+[[gnu::cold, gnu::noinline]] void notify_watch(const char* name, const void* operation, const Value& value,
                                                const Inputs&... inputs) {
-  operation_watch->ended({operation_name(operation), &operation, {watched_tensor(value_of(inputs))...},
-                          watched_tensor(value)});
+  operation_watch->ended({name, operation, {watched_tensor(value_of(inputs))...}, watched_tensor(value)});
 }
 }  // namespace detail
 
@@ -304,18 +299,23 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
                 "operands: expected one kind of device; to_device(x, device) copies");
   ++detail::operations_ended;
+  const char* const name = detail::operation_name(operation);
   if (detail::operation_watch != nullptr) [[unlikely]]
-    detail::notify_watch(operation, value, inputs...);
+    detail::notify_watch(name, &operation, value, inputs...);
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {
     return record_graph(std::move(operation), std::move(value), std::move(backward), inputs...);
   } else {
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
-    auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
-                                         node_of(inputs)...);
-    if (result.node()) detail::record_form<Rank>(*result.node(), operation);
-    return result;
+    if (detail::detects_anomalies()) [[unlikely]]
+      detail::check_finite(name, value);
+    std::array<Ref<Node>, sizeof...(Inputs)> nodes{node_of(inputs)...};
+    if (nodes == decltype(nodes)()) return Variable<T, Rank, D>(std::move(value));
+    using Made = detail::OperationNode<Backward, T, Rank, D, detail::node_type_of<Inputs>...>;
+    Ref<GradNode<T, Rank, D>> node(new Made(name, value, std::move(backward), std::move(nodes)));
+    detail::record_form<Rank>(*node, operation);
+    return Variable<T, Rank, D>(std::move(value), std::move(node));
   }
 }
 

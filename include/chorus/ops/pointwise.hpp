@@ -9,7 +9,6 @@
 #include <chorus/kernels/functors.hpp>
 #include <chorus/kernels/pointwise.hpp>
 #include <span>
-#include <tuple>
 #include <type_traits>
 
 namespace chorus {
@@ -66,77 +65,74 @@ inline constexpr int broadcast_rank = std::max({tensor_of<Inputs>::rank...});
 template <Operand... Inputs>
 struct RecordedBroadcast : RecordedFrom<broadcast_rank<Inputs...>, Inputs...> {};
 
-template <class F, Operand First, Operand... Rest>
-typename RecordedBroadcast<First, Rest...>::type map(const char* operation, const F& f, const First& first,
-                                                     const Rest&... rest) {
-  using T = typename tensor_of<First>::value_type;
-  using D = typename tensor_of<First>::device_type;
-  constexpr int rank = broadcast_rank<First, Rest...>;
-  constexpr std::size_t count = 1 + sizeof...(Rest);
-  const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
-  std::apply([&](const auto&... input) { check_defined(operation, input...); }, inputs);
-  const D device = std::get<0>(inputs).device();
-  BroadcastLayout<static_cast<std::size_t>(rank), count> layout;
-  layout.shape.fill(1);
-  std::apply(
-      [&](const auto&... input) {
-        check_same_device(operation, input...);
-        std::size_t i = 0;
-        (layout.add(operation, input.shape(), i++), ...);
-        (layout.compare(input.shape()), ...);
-      },
-      inputs);
-  const auto pointers = [](const auto& tensors) {
-    return std::apply([](const auto&... tensor) { return std::array<const T*, count>{tensor.data()...}; }, tensors);
-  };
-  const auto saved = std::apply([](const auto&... input) { return std::tuple{Saved(input)...}; }, inputs);
-  auto out = Tensor<T, rank, D>::empty(layout.shape, device);
-  if (count == 1 || layout.same) {
-    kernels::pointwise_forward(device, f, out.numel(), pointers(inputs), out.data());
-  } else if constexpr (count > 1) {
-    kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
-                               out.data());
+template <class F, Operand... Inputs>
+struct Map {
+  using T = typename FirstOf<Inputs...>::value_type;
+  using D = typename FirstOf<Inputs...>::device_type;
+  static constexpr std::size_t count = sizeof...(Inputs), rank = broadcast_rank<Inputs...>;
+
+  /// `input`: the operands' values, contiguous.
+  static auto record(const char* operation, const F& f, const Inputs&... operands, const tensor_of<Inputs>&... input) {
+    check_defined(operation, input...);
+    check_same_device(operation, input...);
+    BroadcastLayout<rank, count> layout;
+    layout.shape.fill(1);
+    std::size_t added = 0;
+    (layout.add(operation, input.shape(), added++), ...);
+    (layout.compare(input.shape()), ...);
+    const D device = std::array<D, count>{input.device()...}[0];
+    const std::array<const T*, count> inputs{input.data()...};
+    auto out = Tensor<T, static_cast<int>(rank), D>::empty(layout.shape, device);
+    if (count == 1 || layout.same) {
+      kernels::pointwise_forward(device, f, out.numel(), inputs, out.data());
+    } else if constexpr (count > 1) {
+      kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), inputs, layout.spans(), out.data());
+    }
+    return chorus::record(
+        operations::Pointwise<F>{operation, f}, std::move(out),
+        [operation, f, layout, ... saved = Saved(input)](const auto& dy, auto... nodes) {
+          std::array<T*, count> grads{};
+          std::array<bool, count> accumulate{};
+          // Kernels need distinct outputs. An operand that occurs twice gets a temporary, which is added afterwards.
+          std::array<Storage<D>, count> again{};
+          const auto want = [&](std::size_t i, auto node) {
+            if (!node) return;
+            const auto target = node->target();
+            const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
+            if (std::find(grads.begin(), before, target.data()) != before)
+              again[i] = Storage<D>(dy.device(), target.grad.bytes());
+            grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
+            accumulate[i] = target.accumulate && !again[i];
+          };
+          const auto add_again = [&](std::size_t i, auto node) {
+            if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
+          };
+          std::size_t i = 0, j = 0, k = 0;
+          (want(i++, nodes), ...);
+          const std::array<bool, count> wanted{nodes != nullptr...};
+          const auto number_of = [&](const auto& operand) {
+            const std::size_t own = k++;
+            bool needed = !operations::Pointwise<F>::linear;
+            if constexpr (requires { requires F::bilinear; }) needed = wanted[1 - own];
+            return (needed ? operand.read(operation) : operand.tensor()).data();
+          };
+          const std::array<const T*, count> numbers{number_of(saved)...};
+          const T* gradient = dy.data();
+          if (count == 1 || layout.same) {
+            kernels::pointwise_backward(dy.device(), f, dy.numel(), numbers, gradient, grads, accumulate);
+          } else if constexpr (count > 1) {
+            kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), numbers, layout.spans(),
+                                        gradient, grads, layout.spans(), accumulate);
+          }
+          (add_again(j++, nodes), ...);
+        },
+        operands...);
   }
-  return record(
-      operations::Pointwise<F>{operation, f}, std::move(out),
-      [operation, f, saved, layout](const auto& dy, auto... nodes) {
-        std::array<T*, count> grads{};
-        std::array<bool, count> accumulate{};
-        // Kernels need distinct outputs. An operand that occurs twice gets a temporary, which is added afterwards.
-        std::array<Storage<D>, count> again{};
-        const auto want = [&](std::size_t i, auto node) {
-          if (!node) return;
-          const auto target = node->target();
-          const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
-          if (std::find(grads.begin(), before, target.data()) != before)
-            again[i] = Storage<D>(dy.device(), target.grad.bytes());
-          grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
-          accumulate[i] = target.accumulate && !again[i];
-        };
-        const auto add_again = [&](std::size_t i, auto node) {
-          if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
-        };
-        std::size_t i = 0, j = 0, k = 0;
-        (want(i++, nodes), ...);
-        const std::array<bool, count> wanted{nodes != nullptr...};
-        const auto number_of = [&](const auto& input) {
-          const std::size_t own = k++;
-          bool needed = !operations::Pointwise<F>::linear;
-          if constexpr (requires { requires F::bilinear; }) needed = wanted[1 - own];
-          return (needed ? input.read(operation) : input.tensor()).data();
-        };
-        const std::array<const T*, count> numbers =
-            std::apply([&](const auto&... input) { return std::array<const T*, count>{number_of(input)...}; }, saved);
-        const T* gradient = dy.data();
-        if (count == 1 || layout.same) {
-          kernels::pointwise_backward(dy.device(), f, dy.numel(), numbers, gradient, grads, accumulate);
-        } else if constexpr (count > 1) {
-          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), numbers, layout.spans(),
-                                      gradient, grads, layout.spans(), accumulate);
-        }
-        (add_again(j++, nodes), ...);
-      },
-      first, rest...);
+};
+
+template <class F, Operand... Inputs>
+typename RecordedBroadcast<Inputs...>::type map(const char* operation, const F& f, const Inputs&... inputs) {
+  return Map<F, Inputs...>::record(operation, f, inputs..., contiguous(value_of(inputs))...);
 }
 
 template <class F, Operand... Inputs>

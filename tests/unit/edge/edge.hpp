@@ -3,6 +3,7 @@
 /// NaN, one element, none. tests/edge_values.py wrote the values; what differs stands in differences.hpp.
 
 #include <algorithm>
+#include <any_function.hpp>
 #include <catch.hpp>
 #include <chorus/autograd/parameter.hpp>
 #include <chorus/core/error.hpp>
@@ -11,7 +12,6 @@
 #include <cstdint>
 #include <exception>
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -113,9 +113,12 @@ struct Found {
   }
 };
 
+/// What an operator makes of inputs in one type; the bool is whether gradients are zeros.
+using Outcomes = test::AnyFunction<Outcome(const std::vector<Array>&, bool)>;
+
 /// Holds what `outcome(inputs, zero)` says to the cases of an operator in one type.
 inline void hold_cases(Group& group, const std::string& operation, bool single, Rounding rounding, Found& found,
-                       const std::function<Outcome(const std::vector<Array>&, bool)>& outcome) {
+                       const Outcomes& outcome) {
   const std::string kind = single ? "f32" : "f64";
   for (const auto& entry : file()["cases"][group.name][operation][kind]) {
     ++group.cases;
@@ -196,14 +199,16 @@ Tensor<T, Rank> gradient_like(const Tensor<T, Rank>& y, bool zero) {
   return Tensor<T, Rank>::from(all, y.shape(), y.device());
 }
 
-template <class T, int... Ranks, class F>
-Outcome outcome_of(const F& f, const std::vector<Array>& arrays, bool zero) {
+/// What an operator of Variables of these ranks makes of the arrays.
+template <class T, int... Ranks, class Y>
+Outcome outcome_of(const test::AnyFunction<Y(const ch::Variable<T, Ranks, Device>&...)>& f,
+                   const std::vector<Array>& arrays, bool zero) {
   REQUIRE(arrays.size() == sizeof...(Ranks));
   const auto inputs = [&]<std::size_t... i>(std::index_sequence<i...>) {
     return std::tuple{variable<T, Ranks>(arrays[i])...};
   }
   (std::make_index_sequence<sizeof...(Ranks)>());
-  const auto y = std::apply(f, inputs);
+  const Y y = std::apply(f, inputs);
   const auto& value = ch::value_of(y);
   Outcome out{{{value.shape().begin(), value.shape().end()}, values_of(value)}, {}};
   if constexpr (requires { y.backward(value); }) {
@@ -214,19 +219,29 @@ Outcome outcome_of(const F& f, const std::vector<Array>& arrays, bool zero) {
   return out;
 }
 
-/// Holds `f`, called with Variables of these ranks, to all cases of an operator in float and double, and what differs
-/// to the list of that.
-template <int... Ranks, class F>
-void operator_is_right(Group& group, const std::string& operation, const F& f, Rounding rounding = Rounding::relative) {
+inline void operator_is_right(Group& group, const std::string& operation, Rounding rounding, const Outcomes& in_float,
+                              const Outcomes& in_double) {
   INFO(group.name << ": " << operation);
   REQUIRE(file()["cases"][group.name].contains(operation));
   REQUIRE(group.met.insert(operation).second);
   Found found;
-  hold_cases(group, operation, true, rounding, found,
-             [&](const auto& inputs, bool zero) { return outcome_of<float, Ranks...>(f, inputs, zero); });
-  hold_cases(group, operation, false, rounding, found,
-             [&](const auto& inputs, bool zero) { return outcome_of<double, Ranks...>(f, inputs, zero); });
+  hold_cases(group, operation, true, rounding, found, in_float);
+  hold_cases(group, operation, false, rounding, found, in_double);
   hold_differences(group, operation, found);
+}
+/// Holds `f`, called with Variables of these ranks, to all cases of an operator in float and double, and what differs
+/// to the list of that.
+template <int... Ranks, class F>
+void operator_is_right(Group& group, const std::string& operation, const F& f, Rounding rounding = Rounding::relative) {
+  const auto outcome = [&]<class T>(T, const std::vector<Array>& inputs, bool zero) {
+    using Y = decltype(f(std::declval<const ch::Variable<T, Ranks, Device>&>()...));
+    const test::AnyFunction<Y(const ch::Variable<T, Ranks, Device>&...)> untyped(f);
+    return outcome_of<T, Ranks...>(untyped, inputs, zero);
+  };
+  operator_is_right(
+      group, operation, rounding,
+      [&](const std::vector<Array>& inputs, bool zero) { return outcome(float{}, inputs, zero); },
+      [&](const std::vector<Array>& inputs, bool zero) { return outcome(double{}, inputs, zero); });
 }
 
 /// That the file has no operator which the group left out, and the list no operator that doesn't exist.

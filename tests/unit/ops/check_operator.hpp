@@ -2,6 +2,7 @@
 /// Checks in double that every differentiable operator must pass.
 
 #include <algorithm>
+#include <any_function.hpp>
 #include <catch.hpp>
 #include <chorus/autograd/gradient_check.hpp>
 #include <chorus/autograd/parameter.hpp>
@@ -64,10 +65,17 @@ inline double distance(const std::vector<double>& a, const std::vector<double>& 
   return worst;
 }
 
+/// An operator of Variables, or of Tensors, and its result's rank, without its own type.
+template <int Rank, int... Ranks>
+using Recorded = test::AnyFunction<Variable<Rank>(const Variable<Ranks>&...)>;
+template <int Rank, int... Ranks>
+using Unrecorded = test::AnyFunction<Tensor<Rank>(const Tensor<Ranks>&...)>;
+
 /// Gradients of `f`, weighted with fixed numbers, after `passes` forward and backward passes: of the inputs whose bit
 /// in `wanted` is set; empty for others.
-template <class F, int... Ranks>
-std::vector<std::vector<double>> gradients(const F& f, int passes, unsigned wanted, const Tensor<Ranks>&... inputs) {
+template <int Rank, int... Ranks>
+std::vector<std::vector<double>> gradients(const Recorded<Rank, Ranks...>& f, int passes, unsigned wanted,
+                                           const Tensor<Ranks>&... inputs) {
   const auto next = [&] { return std::exchange(wanted, wanted / 2) % 2 == 1; };
   const std::tuple<Variable<Ranks>...> leaves{Variable<Ranks>(inputs, next())...};
   for (int pass = 0; pass < passes; ++pass) {
@@ -78,11 +86,9 @@ std::vector<std::vector<double>> gradients(const F& f, int passes, unsigned want
                     leaves);
 }
 
-/// Checks of `f(inputs...)`: gradients equal numeric ones; views give the same as contiguous tensors; a second pass
-/// accumulates; an input's gradient does not depend on which others are wanted; plain Tensors and NoGrad give the same
-/// bits and record nothing. Without `SameBits` (linear layers of few rows) results may differ by rounding.
-template <bool SameBits = true, class F, int... Ranks>
-void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
+template <int Rank, int... Ranks>
+void check_operator(bool same_bits, const Recorded<Rank, Ranks...>& f, const Unrecorded<Rank, Ranks...>& unrecorded_f,
+                    const Tensor<Ranks>&... inputs) {
   CHECK(ch::gradient_error(f, inputs...) < 1e-6);
 
   constexpr unsigned all = (1u << sizeof...(inputs)) - 1;
@@ -105,12 +111,21 @@ void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
 
   const auto expected = values(f(Variable<Ranks>(inputs, true)...).value());
   const auto same = [&](const std::vector<double>& unrecorded) {
-    return SameBits ? unrecorded == expected : distance(unrecorded, expected) < 1e-12;
+    return same_bits ? unrecorded == expected : distance(unrecorded, expected) < 1e-12;
   };
-  CHECK(same(values(f(inputs...))));
-  CHECK(distance(values(f(scattered(inputs)...)), expected) < 1e-12);
+  CHECK(same(values(unrecorded_f(inputs...))));
+  CHECK(distance(values(unrecorded_f(scattered(inputs)...)), expected) < 1e-12);
   const ch::NoGrad no_grad;
   const auto y = f(Variable<Ranks>(inputs, true)...);
   CHECK_FALSE(y.requires_grad());
   CHECK(same(values(y.value())));
+}
+
+/// Checks of `f(inputs...)`: gradients equal numeric ones; views give the same as contiguous tensors; a second pass
+/// accumulates; an input's gradient does not depend on which others are wanted; plain Tensors and NoGrad give the same
+/// bits and record nothing. Without `SameBits` (linear layers of few rows) results may differ by rounding.
+template <bool SameBits = true, class F, int... Ranks>
+void check_operator(const F& f, const Tensor<Ranks>&... inputs) {
+  constexpr int rank = ch::tensor_of<decltype(f(std::declval<const Variable<Ranks>&>()...))>::rank;
+  check_operator(SameBits, Recorded<rank, Ranks...>(f), Unrecorded<rank, Ranks...>(f), inputs...);
 }

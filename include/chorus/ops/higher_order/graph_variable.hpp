@@ -7,6 +7,7 @@
 #include <chorus/autograd/saved.hpp>
 #include <chorus/ops/arithmetic.hpp>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
@@ -95,38 +96,57 @@ class GraphNode {
   ~GraphNode() = default;
 };
 
+/// A recorded operation's value and inputs.
+template <class Value, class... Xs>
+class GraphOperands {
+ public:
+  explicit GraphOperands(const Value& y, const Xs&... x) : value(y), inputs(x...), saved_(Saved(x.value())...) {}
+
+  /// Throws UsageError if an input has been written since.
+  void check_unwritten(const char* operation) const {
+    std::apply([&](const auto&... x) { (x.read(operation), ...); }, saved_);
+  }
+
+  const Value value;
+  const std::tuple<Xs...> inputs;
+
+ private:
+  std::tuple<Saved<typename Xs::tensor_type>...> saved_;
+};
+
 template <class Operation, class Backward, class T, int Rank, class D, class... Inputs>
 class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs...>, public GraphNode {
  public:
   GraphOperation(Operation operation, const Tensor<T, Rank, D>& value, Backward backward,
-                 typename GraphVariableOf<Inputs>::type... inputs)
+                 const typename GraphVariableOf<Inputs>::type&... inputs)
       : OperationNode<Backward, T, Rank, D, Inputs...>(operation_name(operation), value, std::move(backward),
-                                                       inputs.node()...),
-        numbers_(detail::Saved(inputs.value())...),
-        saved_(std::in_place, Saved{std::move(operation), value, {std::move(inputs)...}}) {}
+                                                       {inputs.node()...}),
+        operands_(std::in_place, value, inputs...),
+        operation_(std::move(operation)) {}
+  ~GraphOperation() override { forget(); }
 
   void backward(bool keep) override {
     OperationNode<Backward, T, Rank, D, Inputs...>::backward(keep);
-    if (!keep) saved_.reset();
+    if (!keep) forget();
   }
 
   void graph_backward(GraphGradients& gradients) override {
-    check<UsageError>(saved_.has_value(), "grad: the graph behind '", this->operation(),
+    check<UsageError>(operands_.has_value(), "grad: the graph behind '", this->operation(),
                       "' was freed by an earlier backward; pass retain_graph = true to that one");
     const auto dy = gradients.of(*this);
     if (!dy.value().defined()) return;
-    if constexpr (!requires { requires Operation::linear; })
-      std::apply([&](const auto&... x) { (x.read(this->operation()), ...); }, numbers_);
-    const GraphVariable<T, Rank, D> y(saved_->value, Ref<GradNode<T, Rank, D>>(this));
-    std::apply([&](const auto&... x) { send(gradients, dy, y, x...); }, saved_->inputs);
+    if constexpr (!requires { requires Operation::linear; }) operands_->check_unwritten(this->operation());
+    send(gradients, dy, GraphVariable<T, Rank, D>(operands_->value, Ref<GradNode<T, Rank, D>>(this)),
+         std::index_sequence_for<Inputs...>());
   }
 
  private:
-  template <class Value, class... Xs>
-  void send(GraphGradients& gradients, const Value& dy, const Value& y, const Xs&... x) const {
-    if constexpr (HasDerivatives<Operation, Value, Value, Xs...>) {
-      const auto rules = derivatives(saved_->operation, dy, y, x...);
-      std::apply([&](const auto&... rule) { (give(gradients, rule, x), ...); }, rules);
+  using Value = GraphVariable<T, Rank, D>;
+  template <std::size_t... I>
+  void send(GraphGradients& gradients, const Value& dy, const Value& y, std::index_sequence<I...>) const {
+    if constexpr (HasDerivatives<Operation, Value, Value, typename GraphVariableOf<Inputs>::type...>) {
+      const auto rules = derivatives(operation_, dy, y, std::get<I>(operands_->inputs)...);
+      (give(gradients, std::get<I>(rules), std::get<I>(operands_->inputs)), ...);
     } else {
       fail<UsageError>("grad: create_graph: '", this->operation(), "' has no derivative of this order");
     }
@@ -135,14 +155,16 @@ class GraphOperation final : public OperationNode<Backward, T, Rank, D, Inputs..
   static void give(GraphGradients& gradients, const Rule& rule, const X& input) {
     if (gradients.wants(input.node().get())) gradients.add(*input.node(), rule());
   }
+  void forget() {
+    if (!operands_) return;
+    operation_.~Operation();
+    operands_.reset();
+  }
 
-  struct Saved {
-    Operation operation;
-    Tensor<T, Rank, D> value;
-    std::tuple<typename GraphVariableOf<Inputs>::type...> inputs;
+  std::optional<GraphOperands<Tensor<T, Rank, D>, typename GraphVariableOf<Inputs>::type...>> operands_;
+  union {  // as in OperationNode; it is there while the operands are
+    Operation operation_;
   };
-  std::tuple<detail::Saved<typename GraphVariableOf<Inputs>::type::tensor_type>...> numbers_;  // checks for writes
-  std::optional<Saved> saved_;
 };
 
 template <Operand X>
