@@ -164,12 +164,91 @@ TEST_CASE("ranks are lost, one after the other, and two at once") {
   Job job(5);
   auto now = job.epoch(5);
   CHECK(now.number == 1);
-  job.end({now.pids[0]});
+  const auto first = now.pids;
+  job.end({first[0]});
   now = job.epoch(4);
-  job.end({now.pids[2], now.pids[3]});
-  now = job.epoch(2);
-  job.end({now.pids[0]});
-  now = job.epoch(1);
+  CHECK(now.pids == std::vector(first.begin() + 1, first.end()));  // by age
+  job.end({first[2], first[3]});
+  CHECK(job.epoch(2).pids == std::vector{first[1], first[4]});
+  job.end({first[1]});
+  CHECK(job.epoch(1).pids == std::vector{first[4]});
+}
+
+TEST_CASE("a stopped rank is lost after lost_after, whoever it is") {
+  const std::size_t stopped = GENERATE(0u, 1u, 2u);
+  Job job(3, {.lost_after = 400ms});
+  const auto first = job.epoch(3).pids;
+  const auto begin = Clock::now();
+  kill(first[stopped], SIGSTOP);
+  CHECK(job.epoch(2).at - milliseconds(begin) < 1'500);
+  CHECK(Clock::now() - begin > 350ms);
+  job.end({first[stopped]});
+}
+
+TEST_CASE("a job that is stopped as a whole loses nobody") {
+  Job job(3, {.lost_after = 200ms});
+  const auto first = job.epoch(3).pids;
+  for (const int pid : first) kill(pid, SIGSTOP);
+  std::this_thread::sleep_for(500ms);
+  for (const int pid : first) kill(pid, SIGCONT);
+  std::this_thread::sleep_for(500ms);
+  job.join();
+  const auto now = job.epoch(4);
+  CHECK(now.number == 2);
+  CHECK(std::equal(first.begin(), first.end(), now.pids.begin()));
+}
+
+TEST_CASE("newcomers are let in, also while ranks are lost, and one that dies at once is forgotten") {
+  Job job(2);
+  const auto first = job.epoch(2).pids;
+  job.join();
+  const auto three = job.epoch(3).pids;
+  CHECK(three[2] == job.pids[2]);
+  job.join();
+  std::this_thread::sleep_for(std::chrono::milliseconds(GENERATE(0, 2, 20)));
+  job.end({job.pids.back()});
+  job.join();
+  job.end({first[0]});
+  const auto now = job.epoch(3).pids;
+  CHECK(now == std::vector{first[1], three[2], job.pids.back()});
+}
+
+TEST_CASE("below the minimum the job ends by name; a newcomer finds nobody") {
+  Job job(3, {.at_least = 3});
+  job.end({job.epoch(3).pids[1]});
+  for (int i = 0; i < 2; ++i)
+    CHECK(job.line().starts_with("too few: elastic: 2 ranks are left, expected at least 3; the last loss: rank "));
+  for (const int pid : std::exchange(job.pids, {})) waitpid(pid, nullptr, 0);
+  job.join();
+  CHECK(job.line() ==
+        "error: elastic: no rank of the job is left at the doors that this process was given: the job has ended");
+}
+
+TEST_CASE("ranks and newcomers are killed at random moments, also in rounds, and nothing is left") {
+  const auto seed = static_cast<unsigned>(GENERATE(1, 2, 3));
+  std::mt19937 draw(seed);
+  Job job(4, {.lost_after = 2s});
+  auto now = job.epoch(4);
+  const int before = now.descriptors;
+  std::vector<double> waits;
+  for (int round = 0; round < 15; ++round) {
+    const auto victims = std::min<std::size_t>(1 + draw() % 3, job.pids.size() - 1);
+    const bool alone = victims == 1;
+    double killed = 0;
+    for (std::size_t i = 0; i < victims; ++i) {
+      if (i == 0) killed = milliseconds(Clock::now());
+      job.end({job.pids[draw() % job.pids.size()]});
+      std::this_thread::sleep_for(std::chrono::microseconds(draw() % 8'000));
+    }
+    INFO("seed " << seed << ", round " << round);
+    now = job.epoch(static_cast<int>(job.pids.size()));
+    if (alone) waits.push_back(now.at - killed);
+    while (job.pids.size() < 4) job.join();
+    now = job.epoch(4);
+  }
+  std::ranges::sort(waits);
+  WARN("ms from a kill to the last rank's first sum: " << Catch::StringMaker<std::vector<double>>::convert(waits));
+  CHECK(now.descriptors <= before + 6);
 }
 
 }  // namespace elastic_members_test
