@@ -8,6 +8,7 @@
 #include <chorus/core/error.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
 #include <chorus/parallel/elastic/members.hpp>
+#include <chorus/parallel/elastic/processes.hpp>
 #include <chorus/parallel/elastic/state.hpp>
 #include <chorus/parallel/elastic/void_engine.hpp>
 #include <cstddef>
@@ -97,11 +98,21 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   template <class Other>
   using rebind = Elastic<typename Net::template rebind<Other>>;
 
-  /// Begins or joins the job of `members`. Throws UsageError, on every rank, if models, options or seeds differ, and the
+  /// For `launch`: a job of processes. `run`'s rank, size and communicator follow those of the net.
+  template <detail::LaunchedRun Run>
+  Elastic(Model model, Run& run, const elastic::Options& how = {}, DistributedDataParallelOptions options = {},
+          Hook hook = {})
+      : Elastic(std::move(model), std::make_unique<elastic::Processes>(run.world(), how), std::move(options),
+                run.seed(), std::move(hook),
+                [&run](comm::AnyCommunicator ranks) { run.regroup(std::move(ranks)); }) {
+    run.check_options();
+  }
+  /// Begins or joins the job of `members`. `told`: is given each epoch's communicator. Throws UsageError, on every rank, if models, options or seeds differ, and the
   /// errors of Members::regroup.
   Elastic(Model model, std::unique_ptr<elastic::Members> members, DistributedDataParallelOptions options = {},
-          std::uint64_t seed = initial_seed(), Hook hook = {})
-      : options_(std::move(options)), seed_(seed), hook_(std::move(hook)), members_(std::move(members)) {
+          std::uint64_t seed = initial_seed(), Hook hook = {},
+          std::function<void(comm::AnyCommunicator)> told = {})
+      : told_(std::move(told)), options_(std::move(options)), seed_(seed), hook_(std::move(hook)), members_(std::move(members)) {
     check<UsageError>(options_.non_finite == NonFinite::propagate && !options_.static_graph &&
                           options_.parameters_and_buffers_to_ignore.empty(),
                       "Elastic: expected DistributedDataParallel's options non_finite, static_graph and "
@@ -298,23 +309,25 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   void regroup(std::string why) {
     leave_epoch();
     try {
-      for (;;) {
+      do {
         auto epoch = members_->regroup(why);
         try {
-          return enter_epoch(std::move(epoch));
+          enter_epoch(std::move(epoch));
+          why = engine_->why();
         } catch (const TimeoutError&) {
           throw;
         } catch (const CommError& lost) {
           why = lost.what();
         }
-      }
+        if (!why.empty()) leave_epoch();
+      } while (!why.empty());
     } catch (...) {
       if (aside_) enter({}, /*begins=*/false);  // for a last save
       throw;
     }
   }
   void leave_epoch() {
-    if (!net_) return;
+    if (!net_) return;  // it was not entered
     state_.restore(snapshot_.numbers, /*all=*/false);
     aside_.emplace(std::move(net_->module()));
     state_.set_model(*aside_);
@@ -343,10 +356,10 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     communicator_ = comm::AnyCommunicator(engine_);
     auto options = options_;
     options.init_sync = options.init_sync && begins;
-    auto model = std::move(*aside_);
-    aside_.reset();
-    net_.emplace(rewrap_(std::move(model)), communicator_, options, seed_, hook_);
+    const auto before = begins ? state_.copy(/*all=*/true) : std::vector<std::byte>();
+    net_.emplace(taken_back(), communicator_, options, seed_, hook_);
     state_.set_model(net_->module());
+    if (begins && engine_->lost()) state_.restore(before, /*all=*/true);  // rank 0's may have come in part
     net_->set_forward_passes(snapshot_.passes);
     net_->extend(std::make_unique<elastic::VoidPasses<D>>([this] { pass_ended(); }));
     ledger_ = net_->sampler(OneSample{}).options().ledger;
@@ -356,6 +369,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
       parameter.set_grad_sent(false);
       parameter.set_ledger(ledger_);  // a net of one rank has none by itself
     }
+    if (told_) told_(comm::AnyCommunicator(engine_));
     engine_->set_away(pass_ < done_.pass);
     void_ = knocked_ = false;
     counted_ = 0;
@@ -414,27 +428,29 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
 
   void set_aside(Model model) {
     if constexpr (std::is_same_v<Model, model_type>) {
-      rewrap_ = [](model_type inner) { return inner; };
       aside_.emplace(std::move(model));
     } else {
       shares_ = model.shares();
-      rewrap_ = [shares = shares_](model_type inner) {
-        if constexpr (std::is_convertible_v<model_type, Model>)
-          return Model(std::move(inner));
-        else
-          return Model(std::move(inner), shares);
-      };
       aside_.emplace(std::move(model.model()));
     }
     state_.set_model(*aside_);
   }
+  /// The model as the inner net takes it.
+  Model taken_back() {
+    auto inner = std::move(*aside_);
+    aside_.reset();
+    if constexpr (std::is_convertible_v<model_type, Model>)
+      return Model(std::move(inner));
+    else
+      return Model(std::move(inner), shares_);
+  }
 
+  const std::function<void(comm::AnyCommunicator)> told_;
   const DistributedDataParallelOptions options_;
   const std::uint64_t seed_;
   const Hook hook_;
   const int exceptions_before_ = std::uncaught_exceptions();
   std::unique_ptr<elastic::Members> members_;
-  std::function<Model(model_type)> rewrap_;
   int shares_ = 0;
   std::optional<model_type> aside_;  // between two epochs
   std::shared_ptr<elastic::VoidEngine> engine_;

@@ -39,20 +39,23 @@ class ElasticMembers final : public elastic::Members {
   ~ElasticMembers() override { job_->ended.insert(rank_.rank()); }
 
   AnyCommunicator regroup(std::string_view) override {
+    check<elastic::Evicted>(epoch == 0 || is_member(), "elastic: rank ", rank_.rank(),
+                            " was silent for too long: the others have gone on without it");
     const auto last = job_->epoch;
-    const double begun = rank_.time(), patience = std::chrono::duration<double>(job_->options.lost_after).count();
+    const double end = rank_.time() + std::chrono::duration<double>(job_->options.lost_after).count();
     job_->arrived.insert(rank_.rank());
-    while (job_->epoch == last || (epoch == 0 && !is_member())) {
+    while (job_->epoch == last || !is_member()) {
       check<CommError>(job_->failure.empty(), job_->failure);
-      if (job_->epoch != last && epoch > 0) break;
-      if (is_member() && all_here(rank_.time() > begun + patience)) next_epoch();
-      else rank_.pause(poll);
+      if (is_member() && all_here(rank_.time() > end))
+        next_epoch();
+      else
+        rank_.pause(1e-4);
     }
     epoch = job_->epoch;
-    if (!is_member()) elastic::evicted(rank_.rank());
     const auto& members = job_->members;
     const auto size = static_cast<int>(members.size());
-    elastic::check_enough(size, job_->options);
+    check<elastic::TooFewRanks>(size >= job_->options.at_least, "elastic: ", size, " of the ranks live, expected ",
+                                job_->options.at_least, " at least");
     const auto me = static_cast<int>(std::find(members.begin(), members.end(), rank_.rank()) - members.begin());
     return connect({.rank = me,
                     .size = size,
@@ -62,6 +65,7 @@ class ElasticMembers final : public elastic::Members {
   }
   bool knocked() override { return !job_->waiting.empty(); }
   void fail(std::string_view why) noexcept override {
+    if (rank_.has_died(rank_.rank())) return;  // a dead rank says nothing
     try {
       job_->failure = why;
     } catch (...) {
@@ -69,8 +73,6 @@ class ElasticMembers final : public elastic::Members {
   }
 
  private:
-  static constexpr double poll = 1e-4;
-
   bool is_member() const {
     return std::find(job_->members.begin(), job_->members.end(), rank_.rank()) != job_->members.end();
   }

@@ -103,26 +103,23 @@ class VoidEngine final : public comm::Engine, public std::enable_shared_from_thi
     const auto* const from = static_cast<const std::byte*>(call.in);
     return {from, from + bytes};
   }
-  /// The call's result if all ranks had `own`, this rank's input; zeros if that is unknown or large.
+  /// The result of a void call: gathered numbers and the largest or smallest are as if all ranks had `own`, this rank's
+  /// input, so that what ranks compare is equal; sums are 0, as of a batch without samples. Zeros if `own` is null.
   void fill(const comm::Call& call, const std::byte* own) const {
     if (call.out == nullptr || call.count == 0) return;
     auto* const out = static_cast<std::byte*>(call.out);
-    const auto& sum = call.reduction;
-    const auto bytes = call.count * sum.element, ranks = static_cast<std::size_t>(size);
+    const auto bytes = call.count * call.reduction.element, ranks = static_cast<std::size_t>(size);
     const bool gathers = call.op == comm::Op::all_gather;
-    if (own == nullptr || bytes * parts_in(call) > few_bytes) {
+    const bool sums = (call.op == comm::Op::all_reduce || call.op == comm::Op::reduce_scatter) &&
+                      call.reduction.op == comm::ReduceOp::sum;
+    if (own == nullptr || sums || bytes * parts_in(call) > few_bytes) {
       std::memset(out, 0, gathers ? bytes * ranks : bytes);
     } else if (gathers) {
       const std::vector<std::byte> mine(own, own + bytes);  // `own` may be its place in `out`
       for (std::size_t r = 0; r < ranks; ++r) std::memcpy(out + r * bytes, mine.data(), bytes);
-    } else if (call.op == comm::Op::all_reduce || call.op == comm::Op::reduce_scatter) {
+    } else {
       if (call.op == comm::Op::reduce_scatter) own += static_cast<std::size_t>(rank) * bytes;
-      std::vector<std::byte> mine(bytes);
-      sum.scaled(mine.data(), own, call.count, sum.scale);
-      std::memcpy(out, mine.data(), bytes);
-      for (std::size_t r = 1; r < ranks; ++r) sum.combine(out, out, mine.data(), call.count);
-    } else if (out != own) {
-      std::memcpy(out, own, bytes);
+      if (out != own) std::memcpy(out, own, bytes);
     }
   }
 
