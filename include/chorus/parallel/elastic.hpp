@@ -257,6 +257,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
       state_.restore(*pending_, /*all=*/true);
       pending_.reset();
       remember();
+      written_ = count_writes();
     }
     // Between the end of a pass and the beginning of the next one the state stays as it is.
     if (trains_ && done_ends_ && !engine_->is_away()) done_ = {pass_, first};
@@ -271,15 +272,19 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     }
     knocked_ = stepped && steps_ % steps_between_doors == 0 && !engine_->lost() && someone_knocks();
   }
+  /// Whether parameters have been written since the last call.
   bool has_stepped() {
-    std::uint64_t now = 0;
-    for (std::size_t i = 0; i < ledger_->optimizers(); ++i) {
-      now = Ledger::mixed(now, ledger_->steps(i).numbers);
+    for (std::size_t i = 0; i < ledger_->optimizers(); ++i)
       check<UsageError>(state_.keeps(ledger_->steps(i).optimizer),
                         "Elastic: an optimizer has stepped whose state is not kept: expected net.keep(optimizer) "
                         "before the loop");
-    }
-    return std::exchange(counted_, now) != now && now != 0;
+    const auto before = std::exchange(written_, count_writes());
+    return written_ != before;
+  }
+  std::uint64_t count_writes() const {
+    std::uint64_t all = 0;
+    for (const auto& entry : net_->flat_parameters().entries()) all += entry.parameter().version();
+    return all;
   }
   bool someone_knocks() {
     std::int32_t knocks = members_->knocked();
@@ -372,8 +377,8 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     if (told_) told_(comm::AnyCommunicator(engine_));
     engine_->set_away(pass_ < done_.pass);
     void_ = knocked_ = false;
-    counted_ = 0;
     if (!pending_) remember();
+    written_ = count_writes();
   }
   /// Ranks that differ from the one that is ahead throw UsageError; the others go on without them.
   void check_same(comm::AnyCommunicator& epoch, const std::vector<elastic::Standing>& all, int donor, bool begins) {
@@ -463,7 +468,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   Snapshot snapshot_;
   std::optional<std::vector<std::byte>> pending_;  // a newcomer's state
   std::int64_t pass_ = -1;  // that this rank's program is in
-  std::uint64_t counted_ = 0;
+  std::uint64_t written_ = 0;  // versions of all parameters
   bool trains_ = false, void_ = false, done_ends_ = false, knocked_ = false;
   std::shared_ptr<Guide> guide_ = std::make_shared<Guide>(*this);
   std::shared_ptr<void> alive_ = std::make_shared<int>();
