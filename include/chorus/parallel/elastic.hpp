@@ -218,6 +218,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   };
 
   static constexpr std::int64_t steps_between_doors = 8;
+  static constexpr int most_epochs_without_step = 16;
 
   // Before a batch, or at a pass's end.
   data::PassGuide::Place go_on(Index next, Index batches, bool begins) {
@@ -231,6 +232,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
       settle(next, batches, begins);
       if (engine_->lost()) {
         repeats_ += void_;
+        if (runs_on()) return here(next < batches ? next : done_.batch, batches);
         regroup(engine_->why());
       } else if (knocked_) {
         regroup({});
@@ -266,7 +268,9 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   void settle(Index next, Index batches, bool begins) {
     const bool stepped = has_stepped() && !void_;
     steps_ += stepped;
-    if (!void_ && (stepped || begins || next == batches)) {
+    if (!void_ && (stepped || (!accumulates_ && (begins || next == batches)))) {
+      accumulates_ = false;
+      if (stepped) epochs_without_step_ = 0;
       done_ = {pass_, next};
       remember();
     }
@@ -286,6 +290,13 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     for (const auto& entry : net_->flat_parameters().entries()) all += entry.parameter().version();
     return all;
   }
+  /// A void step of several batches goes on until the program has called its optimizer: if it counts batches, it counts
+  /// whole steps twice.
+  bool runs_on() {
+    if (!accumulates_ || ledger_->optimizers() > 0 || done_.pass != pass_) return false;
+    check<UsageError>(++runs_on_ < 1000, "Elastic: expected a step of the optimizer, got 1000 batches without one");
+    return true;
+  }
   bool someone_knocks() {
     std::int32_t knocks = members_->knocked();
     communicator_.all_reduce(std::span(&knocks, 1), comm::ReduceOp::max, {});
@@ -302,6 +313,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     }
   }
   void pass_ended() {
+    accumulates_ = true;
     if (!engine_->is_void()) return;
     drop_gradients();
     if constexpr (Net::adds_up_in_pass)  // earlier gradients come back after this moment
@@ -315,6 +327,8 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     leave_epoch();
     try {
       do {
+        check<CommError>(++epochs_without_step_ <= most_epochs_without_step, "Elastic: ", most_epochs_without_step,
+                         " epochs in a row have ended before a step was done; the last one: ", why);
         auto epoch = members_->regroup(why);
         try {
           enter_epoch(std::move(epoch));
@@ -376,7 +390,8 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     }
     if (told_) told_(comm::AnyCommunicator(engine_));
     engine_->set_away(pass_ < done_.pass);
-    void_ = knocked_ = false;
+    void_ = knocked_ = accumulates_ = false;
+    runs_on_ = 0;
     if (!pending_) remember();
     written_ = count_writes();
   }
@@ -469,6 +484,8 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   std::optional<std::vector<std::byte>> pending_;  // a newcomer's state
   std::int64_t pass_ = -1;  // that this rank's program is in
   std::uint64_t written_ = 0;  // versions of all parameters
+  int epochs_without_step_ = 0, runs_on_ = 0;
+  bool accumulates_ = false;  // there were passes since the last step
   bool trains_ = false, void_ = false, done_ends_ = false, knocked_ = false;
   std::shared_ptr<Guide> guide_ = std::make_shared<Guide>(*this);
   std::shared_ptr<void> alive_ = std::make_shared<int>();
