@@ -35,6 +35,7 @@ struct Position {
 /// What ranks tell each other when they meet.
 struct Standing {
   Position done;
+  std::int64_t began = 0;  ///< the epoch in which it came
   std::int64_t steps = 0;
   std::uint64_t seed = 0;
 };
@@ -335,6 +336,8 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
           why = engine_->why();
         } catch (const TimeoutError&) {
           throw;
+        } catch (const elastic::Evicted&) {
+          throw;
         } catch (const CommError& lost) {
           why = lost.what();
         }
@@ -357,12 +360,15 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   }
   void enter_epoch(comm::AnyCommunicator epoch) {
     std::vector<elastic::Standing> all(static_cast<std::size_t>(epoch.size()));
-    const elastic::Standing own{done_, steps_, seed_};
+    if (began_ == 0) began_ = members_->epoch;
+    const elastic::Standing own{done_, began_, steps_, seed_};
     epoch.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
                      std::span(reinterpret_cast<std::uint8_t*>(all.data()), sizeof own * all.size()), {});
     const auto ahead = std::max_element(all.begin(), all.end(),
                                         [](const auto& a, const auto& b) { return a.done < b.done; });
     const bool begins = ahead->done.pass < 0;
+    check<elastic::Evicted>(!begins || std::any_of(all.begin(), all.end(), [](const auto& r) { return r.began == 1; }),
+                            "Elastic: the ranks that had the state of the run ended before this one had got it");
     const int donor = static_cast<int>(ahead - all.begin());
     check_same(epoch, all, donor, begins);
     if (!begins) share_state(epoch, all, donor);
@@ -479,7 +485,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
   elastic::State<D> state_;
   std::shared_ptr<Ledger> ledger_;
   Position done_;  // up to here the state has the steps of the run
-  std::int64_t steps_ = 0, repeats_ = 0;
+  std::int64_t began_ = 0, steps_ = 0, repeats_ = 0;
   Snapshot snapshot_;
   std::optional<std::vector<std::byte>> pending_;  // a newcomer's state
   std::int64_t pass_ = -1;  // that this rank's program is in
