@@ -426,10 +426,10 @@ class Processes final : public Members {
       Card card;
       card.set_address(door);
       auto line = call(card, Hello::joins, Clock::now() + options_.lost_after);
-      if (!line) continue;
-      answered = true;
+      if (!line || card.id == card_.id) continue;  // a lost rank's port may be this process's now, or a newcomer's
       const auto view = hear(line, card, std::nullopt);
-      if (!view) continue;
+      answered = answered || !view || view->count > 0;
+      if (!view || view->count == 0) continue;
       if (view->verdict == View::formed && view->rank_of(card_.id) >= 0) {
         chair_line_ = std::move(line);
         return adopt(*view), true;
