@@ -205,7 +205,7 @@ class Supervisor {
     if (epoch > newest_) newest_ = epoch, newest_doors_ = doors;
     std::string line = format("rank %d (pid %d) was killed by %s; the others ", number(rank), rank.pid,
                               signal_name(WTERMSIG(rank.wait_status)).c_str());
-    line += others ? "go on" : "have ended, exit status 0";
+    line += others ? "continue" : "have ended, exit status 0";
     if (others && group_.replacements > 0) {
       const auto now = Clock::now();
       if (epoch == 0) killed_early_.push_back(now);

@@ -25,7 +25,7 @@ TEST_CASE("a job that outlives a killed rank goes on, and another process takes 
   CHECK(program.finish() == 0);
   INFO(program.text());
   CHECK(has(program, cat("chorus: rank ", victim, " (pid ", before.at(victim),
-                         ") was killed by SIGKILL; the others go on, and another process takes its place\n")));
+                         ") was killed by SIGKILL; the others continue, and another process takes its place\n")));
   CHECK(count(program.text(), "chorus:") == 1);
   CHECK(count(program.text(), "done") == 3);
   CHECK(has(program, "done 2 of 3\n"));
