@@ -140,6 +140,7 @@ int main(int argc, char** argv) {
     group.tee = streams_in("--tee", tee, group.ranks);
     if (!signals.empty()) group.signals = signals_in(signals);
     take_nodes(machines, nodes);
+    group.replacements = group.max_restarts;
     group.nodes = machines.most;
     const bool found_out = backend == "c10d" && machines.most > 1 && node_rank->count() == 0;
     ch::check<ch::UsageError>(found_out || machines.least == machines.most, "--nnodes ", ch::printable(nodes),

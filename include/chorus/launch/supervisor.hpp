@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -52,6 +54,10 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 /// after `grace` SIGKILL; the group's signals to this process are passed on in the same way. SIGUSR1 and SIGUSR2, if
 /// they are not among those, are passed on and end nothing. Output goes to `console`; nothing here waits for its
 /// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
+///
+/// A rank whose job outlives it (see SupervisorLink::lives) may be killed by a signal, or lose the others: then these
+/// go on. In the place of a killed one another process is started, while ranks are left to let it in: at most one in
+/// 200 ms, `group.replacements` a minute, and 10 a minute after ones that were killed before they were let in.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
@@ -74,10 +80,13 @@ class Supervisor {
   /// Call it once. Throws Error if a process cannot be started.
   GroupOutcome run() {
     start_all();
-    while (running_ > 0 || undecided()) {
-      const int signal = signals_.wait(deadline_);
+    while (running_ > 0 || undecided() || vacant() != nullptr) {
+      Rank* const place = vacant();
+      const int signal = signals_.wait(place != nullptr ? place->vacant : deadline_);
       if (signal == SIGCHLD) {
         reap();
+      } else if (signal == 0 && place != nullptr) {
+        replace(*place);
       } else if (signal == SignalPipe::woken) {
         form_anew();
       } else if (signal != 0) {
@@ -95,6 +104,8 @@ class Supervisor {
         break;
       }
     }
+    for (const Rank& rank : ranks_)
+      if (outcome_.status == 0 && rank.wait_status != 0) say_report(rank);
     while (const int signal = signals_.wait(Clock::now())) {
       if (signal != SIGCHLD && signal != SignalPipe::woken && ends_job(signal)) note(signal);
     }
@@ -117,6 +128,9 @@ class Supervisor {
     int wait_status = 0;
     Fd reports;         ///< the rank's report when it fails
     RankReport report;  ///< the same, after it has ended
+    RankOutput::Streams streams{};
+    bool replaces = false;                      ///< a lost rank
+    std::optional<Clock::time_point> vacant{};  ///< when another process may take its place
   };
 
   static std::vector<int> all_signals(std::vector<int> signals) {
@@ -152,21 +166,84 @@ class Supervisor {
       if (group_.listen_fd < 0) port = socket.local().port();
       listener_ = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }
+    port_ = port;
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
-    const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, port, nothing.get());
+    nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    doors_ = Fd(memfd_create("doors", MFD_CLOEXEC), "doors");
+    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, output_.add(rank), "");
     output_.start();
   }
 
-  void start(int local_rank, int port, int nothing) {
+  void start(int local_rank, RankOutput::Streams streams, const std::string& doors) {
     Pipe reports;
-    const auto streams = output_.add(local_rank);
-    const RankDescriptors given{reports.write_end.get(), listener_.get(), nothing, streams.out.get(),
-                                streams.err.get()};
-    const auto variables = rank_environment(group_, local_rank, port, token_, given);
+    const RankDescriptors given{reports.write_end.get(), listener_.get(),   nothing_.get(),
+                                streams.out.get(),       streams.err.get(), doors_.get()};
+    const auto variables = rank_environment(group_, local_rank, port_, token_, given, doors);
     const pid_t pid = start_rank(group_, local_rank, variables, given);
-    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end), {}};
+    ranks_[static_cast<std::size_t>(local_rank)] = {
+        pid, true, 0, std::move(reports.read_end), {}, std::move(streams), !doors.empty(), {}};
     ++running_;
+  }
+
+  /// The doors of the newest epoch that this rank has reported; an epoch of 0 if it has reported none.
+  std::pair<long, std::string> doors_of(const Rank& rank) const {
+    char text[doors_bytes] = {};
+    [[maybe_unused]] const auto n = pread(doors_.get(), text, sizeof text - 1, (&rank - ranks_.data()) * doors_bytes);
+    char* doors = text;
+    const long epoch = std::strtol(text, &doors, 10);
+    return {epoch, *doors == ' ' ? doors + 1 : ""};
+  }
+  bool outlived(const Rank& rank) const { return rank.replaces || doors_of(rank).first > 0; }
+
+  /// Whether the job goes on without a rank that has ended badly. A killed one's place becomes vacant.
+  [[gnu::cold]] bool goes_on(Rank& rank) {
+    if (!outlived(rank) || !(WIFSIGNALED(rank.wait_status) || lost_peers(rank))) return false;
+    const bool others = running_ > 0 || group_.nodes > 1;
+    if (!others && !std::ranges::any_of(ranks_, [](const Rank& one) { return one.wait_status == 0; })) return false;
+    if (lost_peers(rank)) return true;
+    const auto [epoch, doors] = doors_of(rank);
+    if (epoch > newest_) newest_ = epoch, newest_doors_ = doors;
+    std::string line = format("rank %d (pid %d) was killed by %s; the others ", number(rank), rank.pid,
+                              signal_name(WTERMSIG(rank.wait_status)).c_str());
+    line += others ? "continue" : "have ended, exit status 0";
+    if (others && group_.replacements > 0) {
+      const auto now = Clock::now();
+      if (epoch == 0) killed_early_.push_back(now);
+      auto start = replaced_.empty() ? now : std::max(now, replaced_.back() + Milliseconds(200));
+      const auto limit = [&](const std::vector<Clock::time_point>& times, std::size_t most) {
+        if (times.size() >= most) start = std::max(start, times[times.size() - most] + std::chrono::minutes(1));
+      };
+      limit(replaced_, static_cast<std::size_t>(group_.replacements));
+      limit(killed_early_, 10);
+      rank.vacant = start;
+      line += ", and another process takes its place";
+      if (start > now + std::chrono::seconds(1))
+        line += format(" in %g s",
+                       std::chrono::duration<double>(std::chrono::ceil<std::chrono::seconds>(start - now)).count());
+    }
+    console_.say(line);
+    return true;
+  }
+  /// The place that is to be taken next.
+  Rank* vacant() {
+    Rank* next = nullptr;
+    for (Rank& rank : ranks_)
+      if (rank.vacant && (!next || *rank.vacant < *next->vacant)) next = &rank;
+    return stage_ == Stage::watching && !suspect_ && (running_ > 0 || group_.nodes > 1) ? next : nullptr;
+  }
+  [[gnu::cold]] void replace(Rank& place) {
+    for (const Rank& rank : ranks_)
+      if (auto [epoch, doors] = doors_of(rank); rank.running && epoch > newest_)
+        newest_ = epoch, newest_doors_ = std::move(doors);
+    const auto local_rank = static_cast<int>(&place - ranks_.data());
+    [[maybe_unused]] const auto n = pwrite(doors_.get(), "", 1, local_rank * doors_bytes);
+    place.vacant.reset();
+    replaced_.push_back(Clock::now());
+    try {
+      start(local_rank, std::move(place.streams), newest_doors_);
+    } catch (const Error& error) {
+      console_.say(error.what());
+    }
   }
 
   [[gnu::cold]] void reap() {
@@ -177,7 +254,8 @@ class Supervisor {
       rank.report = read_report(rank);
       if (rank.wait_status == 0) doubt(rank);
       if (&rank == &ranks_.front()) close_listener();
-      if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
+      if (stage_ == Stage::watching && rank.wait_status != 0 && !goes_on(rank)) suspect(rank);
+      if (!rank.vacant) rank.streams = {};  // its reader sees the end
     }
     // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
@@ -314,7 +392,12 @@ class Supervisor {
   RankOutput output_;
   std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
-  int running_ = 0;
+  Fd nothing_;   ///< stdin of all ranks but 0
+  Fd doors_;     ///< a file in memory, with `doors_bytes` for each rank
+  int port_ = 0, running_ = 0;
+  long newest_ = 0;  ///< epoch of an elastic job
+  std::string newest_doors_;
+  std::vector<Clock::time_point> replaced_, killed_early_;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
   std::string token_;              ///< a secret of this job only; empty if the starter has set one

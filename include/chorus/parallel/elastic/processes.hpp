@@ -426,10 +426,10 @@ class Processes final : public Members {
       Card card;
       card.set_address(door);
       auto line = call(card, Hello::joins, Clock::now() + options_.lost_after);
-      if (!line) continue;
-      answered = true;
+      if (!line || card.id == card_.id) continue;  // a lost rank's port may be this process's now, or a newcomer's
       const auto view = hear(line, card, std::nullopt);
-      if (!view) continue;
+      answered = answered || !view || view->count > 0;
+      if (!view || view->count == 0) continue;
       if (view->verdict == View::formed && view->rank_of(card_.id) >= 0) {
         chair_line_ = std::move(line);
         return adopt(*view), true;
@@ -487,8 +487,8 @@ class Processes final : public Members {
       }
       if (asked.empty()) return conclude();
       if (Clock::now() >= deadline) {
-        const auto late = cat("elastic: rank ", missing, " lives, but did not come to the others within ",
-                              world_.timeout.count(), " ms; they met because of: ", why_);
+        const auto late = cat("elastic: rank ", missing, " lives, but did not arrive within ", world_.timeout.count(),
+                              " ms; they met because of: ", why_);
         answer_all(View::late, late);
         throw TimeoutError(late);
       }
@@ -562,8 +562,8 @@ class Processes final : public Members {
     }
     const int may_live = view_.count - proven;
     if (2 * here < may_live || (2 * here == may_live && !leads)) {
-      const auto why =
-          cat("elastic: ", here, " of ", may_live, " ranks that may live are here: the others may go on without them");
+      const auto why = cat("elastic: ", here, " of ", may_live,
+                           " ranks that may live are here: the others may continue without them");
       answer_all(View::failed, why);
       throw CommError(why);
     }
