@@ -334,8 +334,6 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
         try {
           enter_epoch(std::move(epoch));
           why = engine_->why();
-        } catch (const TimeoutError&) {
-          throw;
         } catch (const elastic::Evicted&) {
           throw;
         } catch (const CommError& lost) {

@@ -44,12 +44,15 @@ class ElasticMembers final : public elastic::Members {
     const auto last = job_->epoch;
     const double end = rank_.time() + std::chrono::duration<double>(job_->options.lost_after).count();
     job_->arrived.insert(rank_.rank());
+    double look_after = 1e-4;
     while (job_->epoch == last || !is_member()) {
       check<CommError>(job_->failure.empty(), job_->failure);
+      check<elastic::Evicted>(std::ranges::any_of(job_->members, [&](int rank) { return lives(rank); }),
+                              "Elastic: the ranks that had the state of the run ended before this one had got it");
       if (is_member() && all_here(rank_.time() > end))
         next_epoch();
       else
-        rank_.pause(1e-4);
+        rank_.pause(std::exchange(look_after, std::min(2 * look_after, 0.5)));
     }
     epoch = job_->epoch;
     const auto& members = job_->members;
