@@ -42,13 +42,16 @@ class ElasticMembers final : public elastic::Members {
     check<elastic::Evicted>(epoch == 0 || is_member(), "elastic: rank ", rank_.rank(),
                             " was silent for too long: the others have gone on without it");
     const auto last = job_->epoch;
-    const double end = rank_.time() + std::chrono::duration<double>(job_->options.lost_after).count();
+    const double begun = rank_.time(),
+                 end = begun + std::chrono::duration<double>(job_->options.lost_after).count();
     job_->arrived.insert(rank_.rank());
     double look_after = 1e-4;
     while (job_->epoch == last || !is_member()) {
       check<CommError>(job_->failure.empty(), job_->failure);
       check<elastic::Evicted>(std::ranges::any_of(job_->members, [&](int rank) { return lives(rank); }),
                               "Elastic: the ranks that had the state of the run ended before this one had got it");
+      check<TimeoutError>(is_member() || rank_.time() < end + 10 * (end - begun), "elastic: a newcomer, waiting for rank ",
+                          job_->members.front(), ", which lets nobody in");
       if (is_member() && all_here(rank_.time() > end))
         next_epoch();
       else
