@@ -174,11 +174,11 @@ void survive(cs::SimulatedRank& rank, Steps& done) {
       rank.compute(1e-3);
       if (net.is_void()) continue;
       done.resize(std::max(done.size(), step + 1));
-      done[step] = hash_of(net.parameters());
+      done[step] = hash_of(ch::nn::named_parameters<ch::Cpu>(net.module()));  // their order in memory changes
     }
   }
   done.resize(static_cast<std::size_t>(net.steps()));
-  done.push_back(hash_of(net.parameters()));
+  done.push_back(hash_of(ch::nn::named_parameters<ch::Cpu>(net.module())));
 }
 
 using Program = std::function<void(cs::SimulatedRank&, Steps&)>;
