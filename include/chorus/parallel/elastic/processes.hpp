@@ -28,6 +28,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -39,14 +40,11 @@ namespace chorus::elastic {
 namespace detail {
 
 /// The doors at which this process knocks, if its launcher has started it in the place of a lost one: HOST:PORT, with
-/// spaces between them, in CHORUS_ELASTIC_DOORS. Read and removed in the first call.
-inline const std::string& doors_from_environment() {
-  static const std::string doors = [] {
-    const char* text = chorus::detail::env("CHORUS_ELASTIC_DOORS");
-    std::string found = text == nullptr ? "" : text;
-    unsetenv("CHORUS_ELASTIC_DOORS");
-    return found;
-  }();
+/// spaces between them, in CHORUS_ELASTIC_DOORS. Removed when read: processes that this one starts are of another job.
+inline std::string doors_from_environment() {
+  const char* text = chorus::detail::env("CHORUS_ELASTIC_DOORS");
+  std::string doors = text == nullptr ? "" : text;
+  unsetenv("CHORUS_ELASTIC_DOORS");
   return doors;
 }
 
@@ -95,17 +93,15 @@ class Processes final : public Members {
   /// spaces between them, for a process that joins a job; the launcher gives them to one that it starts in a lost
   /// one's place. Throws UsageError for options out of range.
   explicit Processes(const comm::World& world, const Options& options = {},
-                     std::string_view doors = detail::doors_from_environment())
+                     const std::string& doors = detail::doors_from_environment())
       : world_(world),
         options_(options),
         slice_(std::max<int>(1, static_cast<int>(options.lost_after.count()) / detail::Pulse::slices)) {
     comm::check_timeout("elastic: lost_after", options.lost_after);
     check<UsageError>(options.at_least >= 1 && options.at_least <= comm::max_ranks, "elastic: at_least is ",
                       options.at_least, ", expected 1 to ", comm::max_ranks);
-    for (std::size_t end = 0; !doors.empty(); doors.remove_prefix(std::min(end + 1, doors.size()))) {
-      end = std::min(doors.find(' '), doors.size());
-      if (end > 0) doors_.push_back(detail::door_of(doors.substr(0, end)));
-    }
+    std::istringstream words(doors);
+    for (std::string door; words >> door;) doors_.push_back(detail::door_of(door));
     auto near = world_;
     if (!doors_.empty()) {
       near.rank = 1;
@@ -126,7 +122,10 @@ class Processes final : public Members {
       throw;
     }
   }
-  ~Processes() override { stop(); }
+  ~Processes() override {
+    if (epoch > 0) SupervisorLink::of_process().lives(epoch, view_.rank_of(card_.id), "");
+    stop();
+  }
 
   comm::AnyCommunicator regroup(std::string_view why) override {
     {
@@ -398,7 +397,7 @@ class Processes final : public Members {
       const std::lock_guard lock(mutex_);
       engine_ = communicator.handle();
     }
-    SupervisorLink::of_process().lives(epoch, doors());
+    SupervisorLink::of_process().lives(epoch, communicator.rank(), doors());
     return communicator;
   }
 
