@@ -28,7 +28,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -100,8 +99,10 @@ class Processes final : public Members {
     comm::check_timeout("elastic: lost_after", options.lost_after);
     check<UsageError>(options.at_least >= 1 && options.at_least <= comm::max_ranks, "elastic: at_least is ",
                       options.at_least, ", expected 1 to ", comm::max_ranks);
-    std::istringstream words(doors);
-    for (std::string door; words >> door;) doors_.push_back(detail::door_of(door));
+    for (std::size_t at = 0, end = 0; at < doors.size(); at = end + 1) {
+      end = std::min(doors.find(' ', at), doors.size());
+      if (end > at) doors_.push_back(detail::door_of(std::string_view(doors).substr(at, end - at)));
+    }
     auto near = world_;
     if (!doors_.empty()) {
       near.rank = 1;
