@@ -33,8 +33,29 @@ double milliseconds(Clock::time_point time) {
 /// What one rank does differently.
 struct Oddity {
   int rank = -1;
-  enum { none, hangs, fails, far } what = none;  ///< far: it is on another machine
+  enum { none, hangs, fails, far, half_way } what = none;  ///< far: on another machine; half_way: see below
 };
+
+/// Rank 0 of three, by hand: as the chair of the first round it sends the new View to rank 2 alone, and ends.
+void end_half_way(const ch::comm::World& world) {
+  const auto door = test::free_port(), meeting = test::free_port();
+  el::detail::Card card{.id = 77, .pid = getpid()};
+  card.set_address(door.local());
+  auto all = ch::comm::connect(world);
+  el::detail::View view{.epoch = 2, .key = 5, .count = 3, .port = meeting.local().port()};
+  std::vector<std::uint8_t> mine(sizeof card), cards(3 * sizeof card);
+  std::memcpy(mine.data(), &card, mine.size());
+  all.all_gather(std::span<const std::uint8_t>(mine), std::span(cards));
+  std::memcpy(view.cards.data(), cards.data(), cards.size());
+  all.abort("the round");
+  ch::comm::Acceptor acceptor(door, sizeof(el::detail::Hello), card.id);
+  std::vector<ch::comm::Accepted> came;
+  while (came.size() < 2) came.push_back(acceptor.next(Clock::now() + 10s));
+  for (const auto& one : came)
+    if (one.hello_as<el::detail::Hello>().id == view.cards[2].id)
+      one.socket.send_all(ch::comm::bytes_of(view), Clock::now() + 1s);
+  std::this_thread::sleep_for(50ms);  // rank 2 waits at the meeting
+}
 
 /// Processes that each run the loop below, and the lines that they print.
 class Job {
@@ -74,6 +95,7 @@ class Job {
   /// Adds up ones for ever. The steps of all ranks are one number, which a newcomer takes from the others.
   void run(const ch::comm::World& world, const std::string& at) {
     std::string why;
+    if (world.rank == odd_.rank && odd_.what == Oddity::half_way) return end_half_way(world);
     try {
       el::Processes members(world, options_, at);
       long step = 0;
@@ -216,6 +238,13 @@ TEST_CASE("half of the ranks may continue if the first one is among them, as far
   } else {
     CHECK(job.line() == "error: elastic: 1 of 2 ranks that may live are here: the others may continue without them");
   }
+}
+
+TEST_CASE("an epoch that only one rank has heard of is not counted twice") {
+  Job job(3, {}, 5s, {0, Oddity::half_way});
+  const auto now = job.epoch(2);
+  CHECK(now.number == 3);
+  CHECK(now.pids == std::vector{job.pids[1], job.pids[2]});
 }
 
 TEST_CASE("a rank that lives and does not come is named at the deadline") {
