@@ -99,6 +99,7 @@
 #include <chorus/optim/radam.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/update_bn.hpp>
+#include <chorus/parallel/elastic/processes.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/generate.hpp>

@@ -10,6 +10,7 @@
 #include <chorus/launch/launch.hpp>
 #include <chorus/parallel/elastic/processes.hpp>
 #include <chrono>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -39,23 +40,26 @@ static void stay(ch::Run& run) {
   std::this_thread::sleep_for(std::chrono::seconds(30));
 }
 
-// Takes 200 steps together, whoever is lost. The number of steps is all state: a newcomer gets it from the others.
+// Steps that outlive ranks, until 20 after a loss or a joining has left `--size` of them. The number of steps is all
+// state: a newcomer gets it from the others.
 static void outlive(ch::Run& run) {
+  const int size = run.option("size", 0);
   ch::elastic::Processes members(run.world(), {.lost_after = std::chrono::seconds(2)});
   std::string why;
-  for (long step = 0; step < 200;) {
+  for (long step = 0, last = LONG_MAX; step < last;) {
     run.regroup(members.regroup(why));
     std::printf("ready %d %d\n", run.rank(), getpid());
     try {
       std::array newest{step};
       run.communicator().all_reduce(std::span(newest), ch::comm::ReduceOp::max);
       step = newest[0];
-      for (bool knocked = false; step < 200 && !knocked; ++step) {
+      if (members.epoch > 1 && run.world_size() == size) last = step + 20;
+      for (bool knocked = false; step < last && !knocked; ++step) {
         std::array sum{1L, members.knocked() ? 1L : 0L};
         run.communicator().all_reduce(std::span(sum));
         ch::check<ch::Error>(sum[0] == run.world_size(), "a sum is ", sum[0]);
         knocked = sum[1] > 0;
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
     } catch (const ch::CommError& error) {
       why = error.what();

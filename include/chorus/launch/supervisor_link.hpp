@@ -8,15 +8,16 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chorus/core/config.hpp>
-#include <chorus/core/say.hpp>
-#include <chorus/launch/message.hpp>
-#include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+
+#include <chorus/core/config.hpp>
+#include <chorus/core/say.hpp>
+#include <chorus/launch/message.hpp>
+#include <chorus/launch/world_from_environment.hpp>
 
 namespace chorus {
 
@@ -87,11 +88,12 @@ class SupervisorLink {
     if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
   }
 
-  /// Tells the supervisor, which then starts another process in the place of a rank that is killed, at which doors (see
-  /// elastic::Processes) living ranks let newcomers in: HOST:PORT, with spaces between them.
-  void lives(std::int64_t epoch, std::string_view doors) const {
+  /// Tells the supervisor that the job outlives its ranks. If this one is killed, another process is started in its
+  /// place. `doors`: where living ranks let newcomers in (see elastic::Processes), HOST:PORT with spaces between them;
+  /// empty: from here on the job does not outlive this rank. `rank`: its number in this epoch.
+  void lives(std::int64_t epoch, int rank, std::string_view doors) const {
     if (doors_fd_ < 0) return;
-    const std::string text = detail::format("%lld ", static_cast<long long>(epoch)).append(doors).append(1, '\0');
+    const std::string text = detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors).append(1, '\0');
     [[maybe_unused]] const auto written = pwrite(doors_fd_, text.data(), text.size(), doors_at_);
   }
 

@@ -19,7 +19,7 @@ TEST_CASE("a rank that is killed is named, and nobody stays behind") {
 
 TEST_CASE("a job that outlives a killed rank goes on, and another process takes its place") {
   const int victim = GENERATE(0, 2);
-  Program program({probe(), "--do", "outlive", "--devices", "3"});
+  Program program({probe(), "--do", "outlive", "--size", "3", "--devices", "3"});
   const auto before = program.ready(3);
   kill(before.at(victim), SIGKILL);
   CHECK(program.finish() == 0);

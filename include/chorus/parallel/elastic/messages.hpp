@@ -40,6 +40,7 @@ static_assert(comm::is_message<Card, 56>);
 struct Hello {
   enum Kind : std::int32_t {
     comes,  ///< to the round; its View follows
+    asks,   ///< whether it is still one of the ranks
     joins,  ///< wants to be let in
     fails   ///< by an error of its own: FixedText<1024> follows
   };
@@ -48,16 +49,17 @@ struct Hello {
   Kind kind = comes;
   std::int32_t port = 0;  ///< of its own door
   std::uint64_t id = 0, machine = 0;
+  std::int64_t epoch = 0;  ///< its newest
   std::int32_t pid = 0, reserved = 0;
   comm::Mac proof{};
 };
-static_assert(comm::is_message<Hello, 88>);
+static_assert(comm::is_message<Hello, 96>);
 
 /// An epoch, or the reason why there is none.
 struct View {
   enum Verdict : std::int32_t {
     formed,
-    elsewhere,  ///< the chair of `cards` lets newcomers in, not this process
+    elsewhere,  ///< these are the ranks, whose chair lets newcomers in; not this process
     evicted,
     too_few,
     late,

@@ -39,14 +39,11 @@ namespace chorus::elastic {
 namespace detail {
 
 /// The doors at which this process knocks, if its launcher has started it in the place of a lost one: HOST:PORT, with
-/// spaces between them, in CHORUS_ELASTIC_DOORS. Read and removed in the first call.
-inline const std::string& doors_from_environment() {
-  static const std::string doors = [] {
-    const char* text = chorus::detail::env("CHORUS_ELASTIC_DOORS");
-    std::string found = text == nullptr ? "" : text;
-    unsetenv("CHORUS_ELASTIC_DOORS");
-    return found;
-  }();
+/// spaces between them, in CHORUS_ELASTIC_DOORS. Removed when read: processes that this one starts are of another job.
+inline std::string doors_from_environment() {
+  const char* text = chorus::detail::env("CHORUS_ELASTIC_DOORS");
+  std::string doors = text == nullptr ? "" : text;
+  unsetenv("CHORUS_ELASTIC_DOORS");
   return doors;
 }
 
@@ -95,16 +92,16 @@ class Processes final : public Members {
   /// spaces between them, for a process that joins a job; the launcher gives them to one that it starts in a lost
   /// one's place. Throws UsageError for options out of range.
   explicit Processes(const comm::World& world, const Options& options = {},
-                     std::string_view doors = detail::doors_from_environment())
+                     const std::string& doors = detail::doors_from_environment())
       : world_(world),
         options_(options),
         slice_(std::max<int>(1, static_cast<int>(options.lost_after.count()) / detail::Pulse::slices)) {
     comm::check_timeout("elastic: lost_after", options.lost_after);
     check<UsageError>(options.at_least >= 1 && options.at_least <= comm::max_ranks, "elastic: at_least is ",
                       options.at_least, ", expected 1 to ", comm::max_ranks);
-    for (std::size_t end = 0; !doors.empty(); doors.remove_prefix(std::min(end + 1, doors.size()))) {
-      end = std::min(doors.find(' '), doors.size());
-      if (end > 0) doors_.push_back(detail::door_of(doors.substr(0, end)));
+    for (std::size_t at = 0, end = 0; at < doors.size(); at = end + 1) {
+      end = std::min(doors.find(' ', at), doors.size());
+      if (end > at) doors_.push_back(detail::door_of(std::string_view(doors).substr(at, end - at)));
     }
     auto near = world_;
     if (!doors_.empty()) {
@@ -115,7 +112,8 @@ class Processes final : public Members {
     door_ = comm::Socket::listen(comm::detail::own_address(near).with_port(0));
     encrypted_ = comm::detail::check_token(world.token, door_.local());
     card_.id = comm::random_key();
-    card_.machine = comm::detail::machine_id();
+    const char* name = chorus::detail::env("CHORUS_HOST_ID");  // as for HybridTransport
+    card_.machine = name != nullptr ? comm::detail::fnv_1a(name) : comm::detail::machine_id();
     card_.pid = getpid();
     card_.set_address(door_.local());
     at_door_ = chorus::detail::start_thread("elastic", [this] { serve(); });
@@ -126,7 +124,10 @@ class Processes final : public Members {
       throw;
     }
   }
-  ~Processes() override { stop(); }
+  ~Processes() override {
+    if (epoch > 0) SupervisorLink::of_process().lives(epoch, view_.rank_of(card_.id), "");
+    stop();
+  }
 
   comm::AnyCommunicator regroup(std::string_view why) override {
     {
@@ -136,12 +137,11 @@ class Processes final : public Members {
     why_ = why;
     const bool first = view_.count == 0;
     if (first && doors_.empty()) return begin();
-    const auto deadline = Clock::now() + world_.timeout;
+    auto deadline = Clock::now() + world_.timeout;
     while (true) {
       check_failed();
       chair_line_ = comm::Socket();
       came_.clear();
-      suspects_ = false;
       const auto chair = first_alive();
       const bool formed = view_.count == 0       ? knock(deadline)
                           : chair.id == card_.id ? preside(deadline)
@@ -231,10 +231,11 @@ class Processes final : public Members {
     if (hello.magic != detail::magic || !comm::detail::proves(hello, accepted.nonce, world_.token)) return;
     const bool joins = hello.kind == Hello::joins;
     std::unique_lock lock(mutex_);
-    if (joins && first_of(view_, gone_).id != card_.id) {
+    const bool evicted = hello.epoch > 0 && hello.epoch <= view_.epoch && view_.rank_of(hello.id) < 0;
+    if (evicted || hello.kind == Hello::asks || (joins && first_of(view_, gone_).id != card_.id)) {
       const View view = view_;
       lock.unlock();
-      return answer(accepted.socket, hello, view, View::elsewhere);
+      return answer(accepted.socket, hello, view, evicted ? View::evicted : View::elsewhere, taken_for_lost(view));
     }
     arrived_.push_back({std::move(accepted.socket), hello});
     if (joins && view_.count < comm::max_ranks) knocked_ = true;
@@ -290,10 +291,11 @@ class Processes final : public Members {
     std::shared_ptr<comm::Engine> engine;
     {
       const std::lock_guard lock(mutex_);
+      if (view_.count > 0 && view_.rank_of(card.id) < 0) return true;  // of an earlier epoch
       gone_[card.id] = proven;
+      suspects_ = suspects_ || !proven;
       if (!proven) engine = engine_.lock();
     }
-    if (!proven) suspects_ = true;
     if (engine)
       engine->abort(cat("process ", card.pid, " gave no sign of life for ", options_.lost_after.count(), " ms"));
     return true;
@@ -304,7 +306,12 @@ class Processes final : public Members {
     const std::lock_guard lock(mutex_);
     view_ = view;
     gone_.clear();
+    suspects_ = false;
     epoch = view.epoch;
+  }
+
+  static std::string taken_for_lost(const View& view) {
+    return cat("elastic: this process was taken for lost: the others are in epoch ", view.epoch, " without it");
   }
 
   // ---- messages
@@ -319,12 +326,18 @@ class Processes final : public Members {
     if (to.id != 0 && challenge.magic != to.id) return {};
     to.id = challenge.magic;
     comm::detail::follow(challenge, line, encrypted_, world_.token, "elastic", door);
-    Hello hello{.kind = kind, .port = door_.local().port(), .id = card_.id, .machine = card_.machine, .pid = card_.pid};
+    Hello hello{.kind = kind,
+                .port = door_.local().port(),
+                .id = card_.id,
+                .machine = card_.machine,
+                .epoch = view_.epoch,
+                .pid = card_.pid};
     comm::fill_random(hello.nonce);
     hello.proof = comm::detail::proof_of(hello, challenge.nonce, world_.token);
     nonce_ = hello.nonce;
     return line.send_all(comm::bytes_of(hello), deadline) ? std::move(line) : comm::Socket();
   }
+
   /// Sends a View to one that has come, or the reason why there is none.
   void answer(const comm::Socket& line, const Hello& hello, View view, View::Verdict verdict,
               std::string_view why = {}) {
@@ -398,7 +411,7 @@ class Processes final : public Members {
       const std::lock_guard lock(mutex_);
       engine_ = communicator.handle();
     }
-    SupervisorLink::of_process().lives(epoch, doors());
+    SupervisorLink::of_process().lives(epoch, communicator.rank(), doors());
     return communicator;
   }
 
@@ -418,8 +431,8 @@ class Processes final : public Members {
     return begun(comm::connect(world));
   }
 
-  /// A newcomer: returns true once it has been let in.
-  bool knock(comm::Deadline deadline) {
+  /// A newcomer: returns true once it has been let in. It waits as long as the chair lives; that moves `deadline`.
+  bool knock(comm::Deadline& deadline) {
     bool answered = false;
     const auto doors = std::exchange(doors_, {});
     for (const auto& door : doors) {
@@ -427,7 +440,9 @@ class Processes final : public Members {
       card.set_address(door);
       auto line = call(card, Hello::joins, Clock::now() + options_.lost_after);
       if (!line || card.id == card_.id) continue;  // a lost rank's port may be this process's now, or a newcomer's
+      const auto begin = Clock::now();
       const auto view = hear(line, card, std::nullopt);
+      deadline += Clock::now() - begin;
       answered = answered || !view || view->count > 0;
       if (!view || view->count == 0) continue;
       if (view->verdict == View::formed && view->rank_of(card_.id) >= 0) {
@@ -440,7 +455,7 @@ class Processes final : public Members {
     check<CommError>(answered,
                      "elastic: no rank of the job is left at the doors that this process was given: the job has ended");
     check<TimeoutError>(Clock::now() < deadline, "elastic: no rank has let this process in within ",
-                        world_.timeout.count(), " ms");
+                        world_.timeout.count(), " ms: check that it has the job's CHORUS_TOKEN");
     if (doors_.empty()) doors_ = doors;
     return false;
   }
@@ -454,6 +469,12 @@ class Processes final : public Members {
     if (!view || view->verdict != View::formed || view->rank_of(card_.id) < 0) return examine(chair), false;
     chair_line_ = std::move(line);
     return adopt(*view), true;
+  }
+
+  /// A rank lives and does not come: throws Evicted if it knows a later epoch without this process.
+  void ask(Card card) {
+    const auto line = call(card, Hello::asks, Clock::now() + std::chrono::milliseconds(slice_));
+    if (line) hear(line, card, std::nullopt);
   }
 
   /// Waits for a sign of life.
@@ -495,7 +516,7 @@ class Processes final : public Members {
       for (const auto& [id, one] : came_) events.push_back({one.line.fd(), POLLRDHUP, 0});
       const int n = poll(events.data(), events.size(), slice_);
       for (std::size_t i = 0; n >= 0 && i < asked.size(); ++i)
-        lose(asked[i]->card(), asked[i]->look(events[i + 1].revents, n == 0));
+        if (!lose(asked[i]->card(), asked[i]->look(events[i + 1].revents, n == 0)) && n == 0) ask(asked[i]->card());
     }
   }
 
@@ -533,15 +554,13 @@ class Processes final : public Members {
         if (!one.line.receive_all(comm::bytes_of(theirs), Clock::now() + options_.lost_after) || !theirs.sound())
           continue;
         if (theirs.epoch > view_.epoch) {
-          check<Evicted>(theirs.rank_of(card_.id) >= 0, "elastic: the others are in epoch ", theirs.epoch,
-                         ", without this process, which they took for lost in epoch ", view_.epoch);
+          check<Evicted>(theirs.rank_of(card_.id) >= 0, taken_for_lost(theirs));
           adopt(theirs);
         }
       }
       const bool stranger = view_.rank_of(hello.id) < 0 || (theirs.epoch == view_.epoch && theirs.key != view_.key);
       if (stranger)
-        answer(one.line, hello, view_, View::evicted,
-               cat("elastic: this process was taken for lost; the others are in epoch ", view_.epoch, " without it"));
+        answer(one.line, hello, view_, View::evicted, taken_for_lost(view_));
       else
         came_[hello.id] = std::move(one);
     }
