@@ -97,7 +97,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--standalone", standalone, "a job of this machine alone, on a free port of loopback")
       ->envname("PET_STANDALONE");
-  app.add_option("--max-restarts,--max_restarts", group.max_restarts, "number of restarts of all ranks after failures")
+  app.add_option("--max-restarts,--max_restarts", group.max_restarts,
+                 "number of restarts of all ranks after failures; in an elastic job: of killed ranks a minute")
       ->transform(in_range(0, INT_MAX))
       ->envname("PET_MAX_RESTARTS")
       ->capture_default_str();
@@ -140,6 +141,7 @@ int main(int argc, char** argv) {
     group.tee = streams_in("--tee", tee, group.ranks);
     if (!signals.empty()) group.signals = signals_in(signals);
     take_nodes(machines, nodes);
+    group.replacements = group.max_restarts;
     group.nodes = machines.most;
     const bool found_out = backend == "c10d" && machines.most > 1 && node_rank->count() == 0;
     ch::check<ch::UsageError>(found_out || machines.least == machines.most, "--nnodes ", ch::printable(nodes),

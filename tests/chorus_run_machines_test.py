@@ -225,6 +225,20 @@ def machines_that_come_later():
     say("machines that come later: ok")
 
 
+def jobs_that_outlive_ranks():
+    """Another process takes a killed rank's place; if a machine's launcher is killed, the other machine's ranks continue."""
+    job = Job(2, "--nproc-per-node", 2, "--max-restarts", 1, PROBE, "--do", "outlive", "--size", 2, machines=2)
+    first, second = job.launchers
+    lost = int(next(line for line in iter(first.stdout.readline, "") if line.startswith("ready")).split()[2])
+    os.kill(lost, signal.SIGKILL)
+    until(lambda: len(children(first.pid)) == 2 and lost not in children(first.pid), "nobody in the lost one's place")
+    second.kill()
+    (status, out, err), other = job.ends()
+    expect(status == 0 and out.count("of 2\n") == 2 and other[0] == -signal.SIGKILL, status, out, err, other)
+    expect(f"(pid {lost}) was killed by SIGKILL; the others continue, and another process takes its place\n" in err, err)
+    say("jobs that outlive ranks: ok")
+
+
 def what_goes_wrong():
     begin = time.monotonic()
     job = Job(3, "true", machines=2, conf="join_timeout=1")
@@ -282,4 +296,5 @@ machines_number_themselves()
 restarts_are_the_jobs()
 a_number_that_changes()
 machines_that_come_later()
+jobs_that_outlive_ranks()
 what_goes_wrong()

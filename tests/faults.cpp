@@ -6,6 +6,7 @@
 
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/trace.hpp>
+#include <chorus/data/loader.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/chain.hpp>
@@ -17,6 +18,7 @@
 #include <chorus/optim/adam.hpp>
 #include <chorus/optim/sgd.hpp>
 #include <chorus/parallel/distributed_data_parallel.hpp>
+#include <chorus/parallel/elastic.hpp>
 #include <chorus/parallel/expert.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/hooks/compress.hpp>
@@ -30,6 +32,7 @@
 #include <chorus/parallel/sequence_parallel.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/same_bits.hpp>
+#include <chorus/simulate/elastic_members.hpp>
 #include <chorus/simulate/simulate.hpp>
 #include <chorus/simulate/trace_file.hpp>
 #include <chrono>
@@ -164,6 +167,45 @@ void train(N& net, cs::SimulatedRank& rank, Steps& done, const Parts& parts) {
   }
 }
 
+/// Samples by their index.
+struct Samples {
+  ch::Index size() const { return 60; }
+  std::pair<std::array<double, 5>, std::array<double, 3>> get(ch::Index i) const {
+    const auto x = numbers(1, 5, static_cast<std::uint32_t>(i)), y = numbers(1, 3, static_cast<std::uint32_t>(i) + 100);
+    const auto *a = x.data(), *b = y.data();
+    return {{a[0], a[1], a[2], a[3], a[4]}, {b[0], b[1], b[2]}};
+  }
+};
+std::shared_ptr<cs::ElasticJob> elastic_job;  // of the present run; all ranks but the last one begin it
+
+/// Steps that are made once, whoever is lost: by their number, 0 where another rank has made it.
+void survive(cs::SimulatedRank& rank, Steps& done) {
+  if (rank.rank() == rank.size() - 1) rank.pause(4e-3);
+  ch::Elastic<ch::DistributedDataParallel<ch::SameBits<Net, 8>>> net{
+      Net{}, std::make_unique<cs::ElasticMembers>(rank, elastic_job), {}, 3};
+  const Samples data;
+  ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
+  net.keep(optimizer);
+  ch::data::DataLoader loader{data, net.sampler(data), {.batch = 16, .workers = 0}};
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    loader.set_epoch(epoch);
+    for (auto& [x, y] : loader) {
+      const auto step = static_cast<std::size_t>(net.steps());
+      const StepMark mark{rank, static_cast<int>(step), rank.clock()};
+      rank.next_step();
+      optimizer.zero_grad();
+      ch::mse_loss(net(x), y).backward();
+      optimizer.step();
+      rank.compute(1e-3);
+      if (net.is_void()) continue;
+      done.resize(std::max(done.size(), step + 1));
+      done[step] = hash_of(ch::nn::named_parameters<ch::Cpu>(net.module()));  // their order in memory changes
+    }
+  }
+  done.resize(static_cast<std::size_t>(net.steps()));
+  done.push_back(hash_of(ch::nn::named_parameters<ch::Cpu>(net.module())));
+}
+
 using Program = std::function<void(cs::SimulatedRank&, Steps&)>;
 
 template <template <class...> class Policy, class Model = Net, class... More>
@@ -192,6 +234,7 @@ const std::map<std::string, Program>& policies() {
          const auto begin = [&](std::size_t i) { return static_cast<std::size_t>(ch::share_begin(8, n, i)); };
          train(net, rank, done, {8, begin(r), begin(r + 1)});
        }},
+      {"elastic", survive},
       {"ddp_compress", run<ch::DistributedDataParallel, Plain, ch::Compress<ch::bf16>>},
       {"ddp_power_sgd", run<ch::DistributedDataParallel, Plain, ch::PowerSgd>},
       {"local_sgd", run_local<ch::AverageParameters>},
@@ -252,6 +295,7 @@ struct Outcome {
 Outcome simulated(const Program& program, int ranks, const cs::FaultPlan& plan, bool keep_spans = false) {
   Outcome out;
   out.done.resize(static_cast<std::size_t>(ranks));
+  elastic_job = std::make_shared<cs::ElasticJob>(ranks - 1, ch::elastic::Options{.lost_after = std::chrono::seconds(60)});
   out.times = cs::simulate({.ranks = ranks, .keep_spans = keep_spans, .faults = plan}, [&](cs::SimulatedRank& rank) {
     ch::manual_seed(1);
     program(rank, out.done[static_cast<std::size_t>(rank.rank())]);
@@ -270,17 +314,28 @@ std::string message_of(const std::exception_ptr& error) {
 }
 /// The rank that an error names as the cause; -1: none.
 int named_by(const std::string& error) {
-  static const std::regex cause("rank (\\d+) has died|waiting for rank (\\d+)|the connection to rank (\\d+) is lost");
+  static const std::regex cause("rank (\\d+) has died|waiting for rank (\\d+)|the connection to rank (\\d+) is lost|rank (\\d+) was silent");
   int named = -1;
   for (std::sregex_iterator match(error.begin(), error.end(), cause), end; match != end; ++match)
-    for (std::size_t group = 1; group <= 3; ++group)
+    for (std::size_t group = 1; group <= 4; ++group)
       if ((*match)[group].matched) named = std::stoi((*match)[group]);
   return named;
 }
 
-/// What is wrong with a run; empty: nothing. `waits`: how many deadlines may pass: a rank with several groups may begin to wait in one when others, in another
-/// one, have already given up.
-std::string violation(const Outcome& run, const Outcome& undisturbed, int waits) {
+/// What a policy allows.
+struct Allowed {
+  /// How many deadlines may pass. A rank with several groups may begin to wait in one when others, in another one, have
+  /// already given up; elastic ranks meet again and again.
+  int waits = 1;
+  bool alike = false;  ///< all ranks hold the same, and one may take another's state
+};
+Allowed allowed_by(const std::string& policy) {
+  if (policy == "elastic") return {.waits = 100, .alike = true};
+  return {.waits = policy.starts_with("mesh") ? 3 : policy == "pipeline" ? 2 : 1};
+}
+
+/// What is wrong with a run; empty: nothing.
+std::string violation(const Outcome& run, const Outcome& undisturbed, const Allowed& how) {
   std::set<int> guilty;
   double first = 1e9, stops = 0;
   bool harmless = true;
@@ -296,13 +351,13 @@ std::string violation(const Outcome& run, const Outcome& undisturbed, int waits)
   harmless = harmless && stops < timeout;
   for (std::size_t r = 0; r < run.done.size(); ++r) {
     const auto& rank = run.times.ranks[r];
-    const auto& right = undisturbed.done[r];
+    const auto& right = undisturbed.done[how.alike ? 0 : r];
     if (rank.killed) {
       if (!guilty.contains(static_cast<int>(r))) return ch::cat("rank ", r, " was killed without a fault");
       continue;
     }
     for (std::size_t step = 0; step < run.done[r].size(); ++step)
-      if (run.done[r][step] != right[step]) return ch::cat("rank ", r, " has other bits after step ", step);
+      if (run.done[r][step] != 0 && run.done[r][step] != right[step]) return ch::cat("rank ", r, " has other bits after step ", step);
     if (!rank.error) {
       if (run.done[r].size() != right.size()) return ch::cat("rank ", r, " ended early, without an error");
       continue;
@@ -310,8 +365,10 @@ std::string violation(const Outcome& run, const Outcome& undisturbed, int waits)
     const auto said = message_of(rank.error);
     const double end = cs::seconds(rank.end);
     if (harmless) return ch::cat("rank ", r, " failed without a reason: ", said);
+    // A newcomer that had no state yet when the others ended can only end, too.
+    if (how.alike && r + 1 == run.done.size() && said.starts_with("Elastic: the ranks with the state")) continue;
     if (!guilty.contains(named_by(said))) return ch::cat("rank ", r, " names an innocent rank, or none: ", said);
-    if (end > first + stops + waits * timeout + 1) return ch::cat("rank ", r, " failed late, at ", end, " s: ", said);
+    if (end > first + stops + how.waits * timeout + 1) return ch::cat("rank ", r, " failed late, at ", end, " s: ", said);
   }
   return {};
 }
@@ -328,8 +385,6 @@ std::size_t bytes_now() {
   return all;
 }
 
-/// By the groups that a rank is in: all ranks, and those along each axis.
-int waits_of(const std::string& policy) { return policy.starts_with("mesh") ? 3 : policy == "pipeline" ? 2 : 1; }
 
 /// The place for faults in a run without any.
 cs::FaultRoom room_of(const Outcome& run) {
@@ -343,6 +398,8 @@ cs::FaultRoom room_of(const Outcome& run) {
     for (const auto& [to, all] : sent) bytes += all, ++links;
   }
   room.bytes = bytes / std::max<std::uint64_t>(links, 1) + 1;
+  // Elastic ranks meet in groups of their own, whose calls are not kept.
+  if (bytes == 0) room.calls = 150, room.bytes = 20'000;
   return room;
 }
 
@@ -359,7 +416,7 @@ int check_seeds(const std::string& policy, int ranks, std::uint64_t first, std::
     const int threads = threads_now();
     const auto bytes = bytes_now();
     const auto run = simulated(program, ranks, plan);
-    auto wrong = violation(run, undisturbed, waits_of(policy));
+    auto wrong = violation(run, undisturbed, allowed_by(policy));
     if (wrong.empty() && threads_now() != threads) wrong = "a thread is left";
     if (wrong.empty() && bytes_now() != bytes) wrong = "memory is left";
     if (wrong.empty() && seed % 100 == 0) {
@@ -403,7 +460,7 @@ int replay(const std::string& policy, int ranks, std::uint64_t seed, const std::
                              : "ended");
   }
   if (!trace.empty()) std::ofstream(trace) << cs::trace_text(run.times, ranks, policy, "");
-  const auto wrong = violation(run, undisturbed, waits_of(policy));
+  const auto wrong = violation(run, undisturbed, allowed_by(policy));
   std::printf("%s\n", wrong.empty() ? "no violation" : wrong.c_str());
   return !wrong.empty();
 }

@@ -104,6 +104,7 @@
 #include <chorus/optim/radam.hpp>
 #include <chorus/optim/rmsprop.hpp>
 #include <chorus/optim/update_bn.hpp>
+#include <chorus/parallel/elastic.hpp>
 #include <chorus/parallel/expert.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
@@ -139,6 +140,7 @@
 #include <chorus/quantization.hpp>
 #include <chorus/same_bits.hpp>
 #include <chorus/simulate.hpp>
+#include <chorus/simulate/elastic_members.hpp>
 #include <chorus/simulate/meshed.hpp>
 #include <chorus/simulate/pipelined.hpp>
 #include <chorus/simulate/recorded.hpp>

@@ -8,7 +8,9 @@
 #include <chorus/comm/store.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/launch/launch.hpp>
+#include <chorus/parallel/elastic/processes.hpp>
 #include <chrono>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -38,6 +40,34 @@ static void stay(ch::Run& run) {
   std::this_thread::sleep_for(std::chrono::seconds(30));
 }
 
+// Steps that outlive ranks, until 20 after a loss or a joining has left `--size` of them. The number of steps is all
+// state: a newcomer gets it from the others.
+static void outlive(ch::Run& run) {
+  const int size = run.option("size", 0);
+  ch::elastic::Processes members(run.world(), {.lost_after = std::chrono::seconds(2)});
+  std::string why;
+  for (long step = 0, last = LONG_MAX; step < last;) {
+    run.regroup(members.regroup(why));
+    std::printf("ready %d %d\n", run.rank(), getpid());
+    try {
+      std::array newest{step};
+      run.communicator().all_reduce(std::span(newest), ch::comm::ReduceOp::max);
+      step = newest[0];
+      if (members.epoch > 1 && run.world_size() == size) last = step + 20;
+      for (bool knocked = false; step < last && !knocked; ++step) {
+        std::array sum{1L, members.knocked() ? 1L : 0L};
+        run.communicator().all_reduce(std::span(sum));
+        ch::check<ch::Error>(sum[0] == run.world_size(), "a sum is ", sum[0]);
+        knocked = sum[1] > 0;
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    } catch (const ch::CommError& error) {
+      why = error.what();
+    }
+  }
+  std::printf("done %d of %d\n", run.rank(), run.world_size());
+}
+
 static int body(ch::Run& run) {
   const std::string what = run.option("do");
   const bool chosen = run.rank() == run.option("rank", 1);
@@ -63,6 +93,8 @@ static int body(ch::Run& run) {
     for (int core = 0; core < CPU_SETSIZE; ++core)
       if (CPU_ISSET(core, &cores)) text += " " + std::to_string(core);
     std::puts(text.c_str());
+  } else if (what == "outlive") {
+    outlive(run);
   } else if (what == "stay") {
     stay(run);
   } else if (what == "stubborn") {

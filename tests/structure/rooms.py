@@ -25,6 +25,7 @@ ROOMS = {
     "all_to_all": (["comm/algorithms/all_to_all.hpp"], ["experts"]),
     "generate": (["parallel/generate.hpp"], []),
     "own_policy": (["parallel/own_policy.hpp"], []),
+    "elastic": (["parallel/elastic/*", "parallel/elastic.hpp"], ["simulate"]),
     "testing": (["testing/*"], []),
     "launch_any": (["parallel/launch_any.hpp"], []),
     "local_sgd": (["parallel/local_sgd.hpp", "parallel/local_steps.hpp"], ["hooks"]),

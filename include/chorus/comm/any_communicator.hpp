@@ -125,6 +125,8 @@ class AnyCommunicator {
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }
+  /// For a thread that aborts the group, if it is still there.
+  std::weak_ptr<Engine> handle() const { return engine_; }
 
  private:
   template <class T>

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -59,6 +60,8 @@ struct World {
   Algorithm all_reduce = Algorithm::automatic;
   /// The default backend of `connect`: groups of `split` use the job's.
   Backend backend = Backend::automatic;
+  /// If set: asked every 50 ms while the ranks meet; once it is true, `connect` throws CommError.
+  std::function<bool()> called_off = {};
 };
 
 using Clock = std::chrono::steady_clock;

@@ -29,13 +29,24 @@ struct LoaderPass {
   bool in_loop = false;              // the iterator was compared with the end
   bool reads_ahead = false;
   bool aside = false;  // inside of another pass of the loader
+  Index next = 0, batches = 0, ahead = 0;
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
-  void advance() {
+  /// The pass begins with that batch.
+  void begin(Index first) {
+    next = first;
+    advance(true);
+  }
+  void advance(bool begins = false) {
     current.reset();  // frees its memory for the next batch
     trace::Span span(trace::Lane::loader, "loader", "next batch");
+    bool reads = begins;
+    if (auto* const guide = sampler.options().guide.get(); guide != nullptr && !aside && next <= batches)
+      reads = follow(*guide, begins);
+    if (reads) running.emplace(next, batches, plan->workers, ahead, [this](Index b) { return make(b); });
     if (running) current = running->next();
+    next = current ? next + 1 : batches + 1;
     if (span && current)
       span.describe(trace::place(), "next batch",
                     cat("\"samples\":", current->samples, ",\"batch\":", current->global_size));
@@ -43,6 +54,17 @@ struct LoaderPass {
       running.reset();
     else if (Ledger* const ledger = sampler.options().ledger.get(); ledger != nullptr && !aside)
       ledger->set_batch(sampler.epoch(), current->number);
+  }
+  /// Whether it moves the pass, or begins it.
+  bool follow(PassGuide& guide, bool begins) {
+    const auto place = guide.go_on(next, batches, begins);
+    const auto& share = sampler.options();
+    const bool moves = place.rank != share.rank || place.world_size != share.world_size;
+    if (!begins && !moves && place.batch == next) return false;
+    running.reset();
+    next = place.batch;
+    if (moves) sampler.set_rank(place.rank, place.world_size);
+    return true;
   }
   Made make(Index b) const {
     return {plan->make(sampler, b), b, static_cast<Index>(sampler.share(b, plan->batch).size()),
@@ -101,14 +123,13 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   if (!inside) epoch_ = newest_;
   LoaderPass<B>* const pass = newest_.get();
   pass->aside = inside;
-  const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
+  pass->batches = batches_;
+  pass->ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
   if (goes_on) {
     pass->skip = skip_;
     at_skip_ = newest_;
   }
-  pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
-                        [pass](Index b) { return pass->make(b); });
-  pass->advance();
+  pass->begin(goes_on ? *skip_ : 0);
   if (!pass->current) Iterator(newest_).goes_on();  // nothing is left to read
   return Iterator(newest_);
 }

@@ -13,6 +13,19 @@
 
 namespace chorus::data {
 
+/// Decides before each batch where a loader's pass goes on: for a net whose ranks change while it trains.
+class PassGuide {
+ public:
+  virtual ~PassGuide() = default;
+  struct Place {
+    Index batch;
+    int rank, world_size;
+  };
+  /// Batch `next` of `batches` is due; at the end of the pass next == batches. `begins`: nothing of the pass has been
+  /// read. Returns the batch that is read instead, and this rank's share of it and of later ones.
+  virtual Place go_on(Index next, Index batches, bool begins) = 0;
+};
+
 /// Options of Sampler: the rank's share and the order.
 struct SamplerOptions {
   int rank = 0;
@@ -25,6 +38,7 @@ struct SamplerOptions {
   int shares = 0;
   /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
+  std::shared_ptr<PassGuide> guide = {};  ///< asked by loaders
 };
 
 /// The order of an epoch and each rank's share of it. It depends only on seed and epoch, so that global batches are the
@@ -44,6 +58,9 @@ class Sampler {
 
   /// Sets the epoch of the order; by default every epoch has the order of epoch 0. All ranks must set the same.
   void set_epoch(Index epoch);
+
+  /// Takes another rank's share. Throws UsageError as the constructor.
+  void set_rank(int rank, int world_size);
 
   Index dataset_size() const { return size_; }
   Index epoch() const { return epoch_; }
@@ -80,6 +97,7 @@ class Sampler {
   void draw_by(Index length, bool repeats, Draw draw);
 
  private:
+  void check_options() const;
   void check_batch(Index batch) const;
 
   /// Where the share of `rank` begins, and the previous one ends, in a global batch of `count` samples.

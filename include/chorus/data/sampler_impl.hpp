@@ -16,8 +16,13 @@
 namespace chorus::data {
 
 CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
-    : size_(dataset_size), length_(dataset_size), options_(options) {
+    : size_(dataset_size), length_(dataset_size), options_(std::move(options)) {
   check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
+  check_options();
+  make_order();
+}
+
+CHORUS_INLINE void Sampler::check_options() const {
   check<UsageError>(options_.world_size >= 1, "Sampler: expected a world size of at least 1, got ",
                     options_.world_size);
   check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
@@ -29,7 +34,12 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
   check<UsageError>(
       shares == 0 || !options_.padding,
       "Sampler: padding is for shares by rank, and not supported for a batch that is cut into other shares");
-  make_order();
+}
+
+CHORUS_INLINE void Sampler::set_rank(int rank, int world_size) {
+  options_.rank = rank;
+  options_.world_size = world_size;
+  check_options();
 }
 
 CHORUS_INLINE void Sampler::set_epoch(Index epoch) {

@@ -344,6 +344,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
       group.argv = argv;
       group.grace = *options.grace;
       group.launch = next.text();
+      group.replacements = INT_MAX;
       const int status = run_job(std::move(group));
       if (listener.ranks_have_ended != nullptr) listener.ranks_have_ended(options.trace, next.devices);
       if (status == 0) check_output();

@@ -33,6 +33,7 @@ struct RankGroup {
   int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
   int restart = 0, max_restarts = 0;      ///< for the ranks' environment
   std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
+  int replacements = 0;                   ///< of killed ranks a minute, in a job that outlives them
   int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
@@ -54,11 +55,13 @@ struct RankDescriptors {
   int listener;     ///< rank 0's: the ranks meet at this socket
   int input;        ///< stdin of all other ranks
   int output, err;  ///< stdout and stderr; -1: the supervisor's
+  int doors;        ///< see SupervisorLink::lives
 };
 
 /// The variables of local rank `local_rank` that differ from the supervisor's.
 [[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
-                                                               const std::string& token, const RankDescriptors& given) {
+                                                               const std::string& token, const RankDescriptors& given,
+                                                               const std::string& doors) {
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
       format("RANK=%d", rank),
@@ -78,8 +81,10 @@ struct RankDescriptors {
       "TORCHELASTIC_USE_AGENT_STORE=False",
       format("CHORUS_SUPERVISOR_PID=%d", getpid()),
       format("CHORUS_REPORT_FD=%d", given.report),
+      format("CHORUS_DOORS_FD=%d", given.doors),
+      "CHORUS_ELASTIC_DOORS=" + doors,
       "CHORUS_LAUNCH=" + group.launch,
-      rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
+      rank == 0 && given.listener >= 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
   };
   if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);
   if (group.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
@@ -93,6 +98,7 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
   if (getppid() != supervisor) _exit(128 + SIGKILL);
   fcntl(given.report, F_SETFD, 0);
+  fcntl(given.doors, F_SETFD, 0);
   if (is_main) fcntl(given.listener, F_SETFD, 0);
   if (!is_main) dup2(given.input, STDIN_FILENO);
   if (given.output >= 0) dup2(given.output, STDOUT_FILENO);

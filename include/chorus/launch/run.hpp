@@ -155,6 +155,9 @@ class Run {
     if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
     return *static_cast<Store*>(store_.get());
   }
+  /// For policies whose ranks change: from here on this is `communicator()`, and `rank()` and `world_size()` are its. A
+  /// store of the earlier ranks is dropped.
+  void regroup(comm::AnyCommunicator communicator);
   /// Tells the connected ranks, if any, that this one fails, and why.
   void abort(std::string_view why) noexcept;
 

@@ -192,6 +192,7 @@ CHORUS_INLINE Run::Run(Arguments arguments, LaunchOptions options, comm::World w
   options_.complete();
   world_.timeout = *options_.timeout;
   world_.all_reduce = *options_.all_reduce;
+  world_.backend = *options_.backend;
 }
 
 CHORUS_INLINE std::string Run::option(const char* name) {
@@ -205,11 +206,18 @@ CHORUS_INLINE std::string Run::option(const char* name, const char* fallback) {
 
 CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   if (!communicator_) {
-    world_.backend = *options_.backend;
     communicator_.emplace(comm::connect(world_));
     world_.listen_fd = -1;  // connect has closed or kept it
   }
   return *communicator_;
+}
+
+CHORUS_INLINE void Run::regroup(comm::AnyCommunicator communicator) {
+  world_.rank = communicator.rank();
+  world_.size = communicator.size();
+  world_.listen_fd = -1;  // the first communicator's meeting has closed or kept it
+  store_.reset();
+  communicator_ = std::move(communicator);
 }
 
 CHORUS_INLINE void Run::abort(std::string_view why) noexcept {

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -52,6 +54,10 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 /// after `grace` SIGKILL; the group's signals to this process are passed on in the same way. SIGUSR1 and SIGUSR2, if
 /// they are not among those, are passed on and end nothing. Output goes to `console`; nothing here waits for its
 /// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
+///
+/// A rank whose job outlives it (see SupervisorLink::lives) may be killed by a signal, or lose the others: then these
+/// continue. In the place of a killed one another process is started, while ranks are left to let it in: at most one in
+/// 200 ms, `group.replacements` a minute, and 10 a minute after ones that were killed before they were let in.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
@@ -74,10 +80,13 @@ class Supervisor {
   /// Call it once. Throws Error if a process cannot be started.
   GroupOutcome run() {
     start_all();
-    while (running_ > 0 || undecided()) {
-      const int signal = signals_.wait(deadline_);
+    while (running_ > 0 || undecided() || vacant() != nullptr) {
+      Rank* const place = vacant();
+      const int signal = signals_.wait(place != nullptr ? place->vacant : deadline_);
       if (signal == SIGCHLD) {
         reap();
+      } else if (signal == 0 && place != nullptr) {
+        replace(*place);
       } else if (signal == SignalPipe::woken) {
         form_anew();
       } else if (signal != 0) {
@@ -117,6 +126,11 @@ class Supervisor {
     int wait_status = 0;
     Fd reports;         ///< the rank's report when it fails
     RankReport report;  ///< the same, after it has ended
+    RankOutput::Streams streams;
+    bool replaces = false;                    ///< whether it has taken a lost one's place
+    bool told = false;                        ///< whether its loss has been reported
+    long led = 0;                             ///< the epoch whose rank 0 was lost here
+    std::optional<Clock::time_point> vacant;  ///< when another process may take its place
   };
 
   static std::vector<int> all_signals(std::vector<int> signals) {
@@ -152,21 +166,111 @@ class Supervisor {
       if (group_.listen_fd < 0) port = socket.local().port();
       listener_ = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }
+    port_ = port;
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
-    const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, port, nothing.get());
+    nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    doors_ = Fd(memfd_create("doors", MFD_CLOEXEC), "doors");
+    for (int rank = 0; rank < group_.ranks; ++rank) {
+      ranks_[static_cast<std::size_t>(rank)].streams = output_.add(rank);
+      start(rank, "");
+    }
     output_.start();
   }
 
-  void start(int local_rank, int port, int nothing) {
+  /// `doors`: for a process that takes a lost one's place.
+  void start(int local_rank, const std::string& doors) {
     Pipe reports;
-    const auto streams = output_.add(local_rank);
-    const RankDescriptors given{reports.write_end.get(), listener_.get(), nothing, streams.out.get(),
-                                streams.err.get()};
-    const auto variables = rank_environment(group_, local_rank, port, token_, given);
-    const pid_t pid = start_rank(group_, local_rank, variables, given);
-    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end), {}};
+    Rank& rank = ranks_[static_cast<std::size_t>(local_rank)];
+    const RankDescriptors given{.report = reports.write_end.get(),
+                                .listener = listener_.get(),
+                                .input = nothing_.get(),
+                                .output = rank.streams.out.get(),
+                                .err = rank.streams.err.get(),
+                                .doors = doors_.get()};
+    rank.pid = start_rank(group_, local_rank, rank_environment(group_, local_rank, port_, token_, given, doors), given);
+    rank.running = true;
+    rank.wait_status = 0;
+    rank.reports = std::move(reports.read_end);
+    rank.report = {};
+    rank.replaces = !doors.empty();
+    rank.told = false;
     ++running_;
+  }
+
+  /// The last report of a rank, see SupervisorLink::lives.
+  struct Life {
+    long epoch = 0, rank = 0;
+    std::string doors;
+  };
+  Life life_of(const Rank& rank) const {
+    char text[doors_bytes] = {};
+    [[maybe_unused]] const auto n = pread(doors_.get(), text, sizeof text - 1, (&rank - ranks_.data()) * doors_bytes);
+    char* rest = text;
+    const long epoch = std::strtol(rest, &rest, 10), place = std::strtol(rest, &rest, 10);
+    return {epoch, place, *rest == ' ' ? rest + 1 : ""};
+  }
+
+  /// Whether the others may continue without a rank that has ended badly. A killed one's place becomes vacant.
+  bool goes_on(Rank& rank) {
+    const auto life = life_of(rank);
+    if (life.doors.empty() && !(rank.replaces && life.epoch == 0)) return false;
+    if (!WIFSIGNALED(rank.wait_status) && !lost_peers(rank)) return false;
+    if (life.epoch > 0 && life.rank == 0) rank.led = life.epoch;
+    if (WIFSIGNALED(rank.wait_status)) rank.vacant = Clock::now() + patience(rank.wait_status);
+    if (WIFSIGNALED(rank.wait_status) && life.epoch == 0) killed_early_.push_back(Clock::now());
+    return true;
+  }
+  /// The place that is to be taken next, while there are ranks that can let a process in.
+  Rank* vacant() {
+    Rank* next = nullptr;
+    for (Rank& rank : ranks_)
+      if (rank.vacant && (!next || *rank.vacant < *next->vacant)) next = &rank;
+    return stage_ == Stage::watching && !suspect_ && (running_ > 0 || group_.nodes > 1) ? next : nullptr;
+  }
+  /// Says that the rank is lost; at the next call, which may be at once, starts another process.
+  [[gnu::cold]] void replace(Rank& place) {
+    const auto now = Clock::now();
+    if (!std::exchange(place.told, true)) {
+      auto start = replaced_.empty() ? now : std::max(now, replaced_.back() + Milliseconds(200));
+      const auto limit = [&](const std::vector<Clock::time_point>& times, int most) {
+        const auto kept = static_cast<std::size_t>(most);
+        if (times.size() >= kept) start = std::max(start, times[times.size() - kept] + std::chrono::minutes(1));
+      };
+      std::string line = format("rank %d (pid %d) was killed by %s; the others continue", number(place), place.pid,
+                                signal_name(WTERMSIG(place.wait_status)).c_str());
+      place.vacant.reset();
+      if (group_.replacements > 0) {
+        limit(replaced_, group_.replacements);
+        limit(killed_early_, 10);
+        place.vacant = start;
+        line += ", and another process takes its place";
+        const auto wait = std::chrono::ceil<std::chrono::seconds>(start - now).count();
+        if (wait > 1) line += format(" in %d s", static_cast<int>(wait));
+      }
+      return console_.say(line);
+    }
+    place.vacant.reset();
+    const auto local_rank = static_cast<int>(&place - ranks_.data());
+    [[maybe_unused]] const auto n = pwrite(doors_.get(), "", 1, local_rank * doors_bytes);
+    replaced_.push_back(now);
+    try {
+      start(local_rank, newest_.doors);
+    } catch (const Error& error) {
+      console_.say(error.what());
+    }
+  }
+
+  /// All have ended. If it went on without some, it has ended well unless all are lost, or the newest epoch's rank 0,
+  /// which saves.
+  void conclude() {
+    const bool some = std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.wait_status == 0; });
+    for (const Rank& rank : ranks_)
+      if (rank.wait_status != 0 && (!some || (rank.led != 0 && rank.led == newest_.epoch))) suspect(rank);
+    for (const Rank& rank : ranks_) {
+      if (rank.wait_status == 0 || suspect_ || rank.told) continue;
+      say_report(rank);
+      console_.say(format("rank %d (pid %d) was lost; the others had ended, exit status 0", number(rank), rank.pid));
+    }
   }
 
   [[gnu::cold]] void reap() {
@@ -175,10 +279,14 @@ class Supervisor {
       rank.running = false;
       --running_;
       rank.report = read_report(rank);
+      for (const Rank& one : ranks_)
+        if (auto life = life_of(one); life.epoch > newest_.epoch) newest_ = std::move(life);
       if (rank.wait_status == 0) doubt(rank);
       if (&rank == &ranks_.front()) close_listener();
-      if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
+      if (stage_ == Stage::watching && rank.wait_status != 0 && !goes_on(rank)) suspect(rank);
+      if (!rank.vacant) rank.streams = {};  // its reader sees the end
     }
+    if (running_ == 0 && stage_ == Stage::watching && !suspect_ && vacant() == nullptr) conclude();
     // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
     if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
@@ -314,7 +422,11 @@ class Supervisor {
   RankOutput output_;
   std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
-  int running_ = 0;
+  Fd nothing_;   ///< stdin of all ranks but 0
+  Fd doors_;     ///< a file in memory, with `doors_bytes` for each rank
+  int port_ = 0, running_ = 0;
+  Life newest_;  ///< the newest report of all ranks
+  std::vector<Clock::time_point> replaced_, killed_early_;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
   std::string token_;              ///< a secret of this job only; empty if the starter has set one

@@ -26,6 +26,9 @@ inline constexpr int lost_peer_status = 76;
 
 namespace detail {
 
+/// What each rank has of the supervisor's file for SupervisorLink::lives.
+inline constexpr int doors_bytes = 4096;
+
 /// A rank's report. The pipe holds a `+` if the rank has reached `launch`, then, when it fails, a time stamp before the
 /// reason: it identifies the first of several ranks that lost others, independent of the order in which processes end.
 struct RankReport {
@@ -85,10 +88,20 @@ class SupervisorLink {
     if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
   }
 
+  /// Tells the supervisor that the job outlives its ranks. If this one is killed, another process is started in its
+  /// place. `doors`: where living ranks let newcomers in (see elastic::Processes), HOST:PORT with spaces between them;
+  /// empty: from here on the job does not outlive this rank. `rank`: its number in this epoch.
+  void lives(std::int64_t epoch, int rank, std::string_view doors) const {
+    if (doors_fd_ < 0) return;
+    const std::string text = detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors).append(1, '\0');
+    [[maybe_unused]] const auto written = pwrite(doors_fd_, text.data(), text.size(), doors_at_);
+  }
+
  private:
   SupervisorLink() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
+    const auto doors_fd = detail::env_number("CHORUS_DOORS_FD", 3, detail::most_ranks);
     if (!supervisor || !report_fd) return;
     // The parent may be a script that the supervisor has started: it ends with the supervisor, and this rank with it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -100,13 +113,19 @@ class SupervisorLink {
     // Processes that this one starts are not ranks of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
+    unsetenv("CHORUS_DOORS_FD");
     struct stat facts {};  // a script in between may have closed it and reused its number
     if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
     fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
     report_fd_ = *report_fd;
+    if (!doors_fd || fcntl(*doors_fd, F_GET_SEALS) < 0) return;  // not the supervisor's file
+    fcntl(*doors_fd, F_SETFD, FD_CLOEXEC);
+    doors_fd_ = *doors_fd;
+    doors_at_ = detail::doors_bytes * detail::env_number("LOCAL_RANK", 0, detail::most_ranks).value_or(0);
   }
 
-  int report_fd_ = -1;
+  int report_fd_ = -1, doors_fd_ = -1;
+  off_t doors_at_ = 0;
   mutable bool reported_ = false;
 };
 

@@ -7,6 +7,7 @@ inline constexpr const char* launch_variables =
     "Other environment variables:\n"
     "  CHORUS_BIND=0           ranks run on any core, not on their share of the cores\n"
     "  CHORUS_TOKEN            the secret that processes of several machines share\n"
+    "  CHORUS_ELASTIC_DOORS    HOST:PORT of living ranks, with spaces between them: the process joins their job\n"
     "  CHORUS_TLS              0: no encryption between machines; 1: encryption on loopback, too\n"
     "  CHORUS_HOST_ID          name of the machine; ranks with different names talk like different machines\n"
     "  CHORUS_FLIGHT_RECORDER  file, or stderr, for the newest calls of each rank after a failure\n"

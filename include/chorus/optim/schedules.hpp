@@ -46,6 +46,14 @@ class Schedule {
     epoch_ = epoch;
   }
 
+  // For checkpoints, as the learning rate is kept by itself.
+  static constexpr std::string_view kept_as = "schedule";
+  std::array<double, 1> kept() const { return {static_cast<double>(epoch_)}; }
+  static bool can_keep(const std::array<double, 1>& kept) {
+    return kept[0] >= 0 && kept[0] < 1e9 && kept[0] == std::floor(kept[0]);
+  }
+  void keep(const std::array<double, 1>& kept) { epoch_ = static_cast<int>(kept[0]); }
+
  private:
   void set(double rate) { optimizer_.resume_lr(rate * optimizer_.reduction()); }
   // Moves from one rate of the formula to the next.

@@ -61,7 +61,7 @@ class DeviceShares {
     const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
     tree_.begin(run, used);
     in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
-      Observer<Complete> observer(*this, i, complete);
+      Observer<Complete> observer(*this, i, i + 1 == roots.size(), complete);
       run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
       if (run.count() == 0) return;
       tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
@@ -72,7 +72,8 @@ class DeviceShares {
   /// For share number `i`.
   template <class Complete>
   struct Observer final : LeafObserver {
-    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
+    Observer(DeviceShares& device, std::size_t share, bool is_last, const Complete& f)
+        : shares(device), i(share), last(is_last), complete(f) {}
     void gradient_is_final(Node& leaf) override {
       if (shares.side_by_side_)
         shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
@@ -83,10 +84,11 @@ class DeviceShares {
     void take(Node& leaf, const void* gradient) {
       const bool counts = !shares.tree_.sums().empty();
       if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
-      if (!counts || shares.tree_.is_last(i)) complete(leaf);
+      if (counts ? shares.tree_.is_last(i) : last) complete(leaf);
     }
     DeviceShares& shares;
     std::size_t i;
+    bool last;
     const Complete& complete;
   };
 

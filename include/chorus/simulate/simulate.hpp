@@ -141,6 +141,10 @@ class SimulatedRank {
   void compute(double usual, const char* what = "compute") {
     engine_->clock() = later(engine_->clock(), computing_.time(time_of(what, usual), rank(), step_));
   }
+  /// This rank does nothing for that long; others get on.
+  void pause(double seconds) { engine_->pause(time_of("pause", seconds)); }
+  /// Whether a plan of faults has killed that rank.
+  bool has_died(int rank) const { return network_.faults && network_.faults->is_dead(rank); }
   /// The rank's next step begins, with a jitter of its own.
   void next_step() { ++step_; }
   /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.

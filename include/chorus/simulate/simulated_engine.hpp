@@ -94,6 +94,13 @@ class SimulatedEngine final : public Engine, public Progress, public std::enable
     if (!is) clock() += std::chrono::microseconds(1);
     return is;
   }
+  /// This program does nothing for that long.
+  void pause(Time time) {
+    clock() = comm::simulated::later(clock(), time);
+    tasks_.wake(program_, clock());
+    tasks_.block();
+    if (is_dead()) throw Killed{};
+  }
   /// From a task of the simulation.
   void abort(std::string_view why) noexcept override { link.abort(std::string(why)); }
   std::string_view name() const override { return "simulated"; }

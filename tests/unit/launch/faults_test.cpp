@@ -17,6 +17,33 @@ TEST_CASE("a rank that is killed is named, and nobody stays behind") {
   require_gone(pids);
 }
 
+TEST_CASE("a job that outlives a killed rank goes on, and another process takes its place") {
+  const int victim = GENERATE(0, 2);
+  Program program({probe(), "--do", "outlive", "--size", "3", "--devices", "3"});
+  const auto before = program.ready(3);
+  kill(before.at(victim), SIGKILL);
+  CHECK(program.finish() == 0);
+  INFO(program.text());
+  CHECK(has(program, cat("chorus: rank ", victim, " (pid ", before.at(victim),
+                         ") was killed by SIGKILL; the others continue, and another process takes its place\n")));
+  CHECK(count(program.text(), "chorus:") == 1);
+  CHECK(count(program.text(), "done") == 3);
+  CHECK(has(program, "done 2 of 3\n"));
+  require_gone(before);
+  require_gone(program.ready(3));
+}
+
+TEST_CASE("a job that outlives killed ranks ends with the last of them") {
+  Program program({probe(), "--do", "outlive", "--devices", "2"});
+  const auto pids = program.ready(2);
+  for (const auto& [rank, pid] : pids) kill(pid, SIGSTOP);
+  for (const auto& [rank, pid] : pids) kill(pid, SIGKILL);
+  const int status = program.finish();  // another process may have started, which found nobody
+  INFO(program.text());
+  CHECK((status == 128 + SIGKILL || status == 76));
+  require_gone(pids);
+}
+
 TEST_CASE("a rank that fails is named with its reason and gives its status") {
   struct Case {
     std::string what;

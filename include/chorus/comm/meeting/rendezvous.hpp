@@ -29,6 +29,8 @@ namespace detail {
 
 inline constexpr const char* no_shared_memory = "shared memory needs all ranks on one machine under one user";
 
+inline constexpr const char* called_off = "a rank was lost before all ranks had connected";
+
 /// How long a rank may take to reconnect before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
@@ -87,6 +89,10 @@ class Host {
   /// Whether all ranks are still here. Throws CommError for a rank that is gone.
   [[gnu::cold]] bool complete() {
     bool all = true;
+    if (world_.called_off && world_.called_off()) {
+      refuse_all(cat(where_, ": ", called_off));
+      fail<CommError>(where_, ": ", called_off);
+    }
     for (int rank = 1; rank < world_.size; ++rank) {
       auto& [socket, hello, back_by] = at(rank);
       if (socket && socket.hung_up()) {
@@ -250,6 +256,7 @@ class Host {
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
       fail<TimeoutError>(where, ": rank 0 did not answer within ", world.timeout.count(), " ms: ", trouble);
+    check<CommError>(!world.called_off || !world.called_off(), where, ": ", called_off);
     host = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
     if (!host) trouble = std::strerror(errno);
     if (!host && met && Clock::now() >= *met + time_to_return)

@@ -136,6 +136,7 @@ class MeshCall {
     for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " exited before all ranks had connected");
+    check<CommError>(!world.called_off || !world.called_off(), "rank ", world.rank, ": ", detail::called_off);
     if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();
       break;

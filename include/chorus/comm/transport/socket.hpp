@@ -203,7 +203,10 @@ class Socket {
 
   /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
   /// bytes. Throws as Tls does.
-  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  void encrypt(Tls::Side side, const std::string& token) {
+    no_delay();  // the messages of the handshake are short
+    tls_ = std::make_unique<Tls>(fd_, side, token);
+  }
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
