@@ -59,6 +59,7 @@
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_VARIABLE_HPP
 /// Variable: a Tensor that records how it was computed, for differentiation.
 
+#include <array>
 // <chorus/autograd/grad_node.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_NODE_HPP
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_GRAD_NODE_HPP
@@ -69,7 +70,6 @@
 #define CHORUS_SINGLE_CHORUS_AUTOGRAD_NODE_HPP
 /// Node: the record of an operation. The nodes behind a loss are the tape that backward walks.
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -528,9 +528,7 @@ class Ref {
   Ref(Ref&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
   template <class Derived>
     requires std::is_base_of_v<N, Derived>
-  Ref(const Ref<Derived>& other) : node_(other.get()) {  // NOLINT: converts as pointers do
-    retain();
-  }
+  Ref(Ref<Derived> other) : node_(std::exchange(other.node_, nullptr)) {}  // NOLINT: converts as pointers do
   Ref& operator=(Ref other) noexcept {
     std::swap(node_, other.node_);
     return *this;
@@ -546,6 +544,8 @@ class Ref {
   friend bool operator==(const Ref&, const Ref&) = default;
 
  private:
+  template <class>
+  friend class Ref;
   void retain() {
     if (node_ != nullptr) node_->Node::owners_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -8765,9 +8765,6 @@ Tensor<T, Rank, D> narrow_of(const Tensor<float, Rank, D>& wide) {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_WIDE_LATER_HPP
 
-#include <optional>
-#include <tuple>
-
 namespace chorus {
 
 /// A Tensor and the node behind it. Copies share both.
@@ -8877,9 +8874,9 @@ concept AnyVariable = detail::is_variable<std::remove_cvref_t<X>> || requires(co
 template <class X>
 concept Operand = AnyTensor<X> || AnyVariable<X>;
 
-/// Columns of an operand that ranks share: see <chorus/ops/columns.hpp>.
-template <Operand X>
-class Columns;
+/// What this rank holds of a value that ranks share: see <chorus/ops/placement.hpp>.
+template <Operand X, class... Kinds>
+class Placed;
 /// Positions of a sequence that ranks share: see <chorus/ops/sequence_part.hpp>.
 template <Operand X>
 class SequencePart;
@@ -8927,88 +8924,85 @@ N* unless_skipped(N* node) {
   return node != nullptr && !node->skipped() ? node : nullptr;
 }
 
-/// A backward function with a separate version for its last call.
-template <class Backward, class Grad, class... Inputs>
-concept HasLast = requires(Backward& backward, const Grad& grad, Inputs... inputs) { backward.last(grad, inputs...); };
-
-template <class Backward, class Grad, class... Inputs>
-void go_back(Backward& backward, bool, const Grad& grad, Inputs... inputs) {
-  backward(grad, inputs...);
-}
-template <class Backward, class Grad, class... Inputs>
-  requires HasLast<Backward, Grad, Inputs...>
-void go_back(Backward& backward, bool keep, const Grad& grad, Inputs... inputs) {
-  if (keep)
-    backward(grad, inputs...);
-  else
-    backward.last(grad, inputs...);
-}
-
-/// An operation's node. `Inputs` are the types of the inputs' nodes.
-template <class Backward, class T, int Rank, class D, class... Inputs>
-class OperationNode : public GradNode<T, Rank, D> {
+/// The part of an operation's node that depends on the number of inputs, not on their types or on the operation:
+/// compilers make it once, and OperationNode for each operation.
+template <class T, int Rank, class D, std::size_t Count>
+class NodeOfInputs : public GradNode<T, Rank, D> {
  public:
-  OperationNode(const char* operation, const Tensor<T, Rank, D>& value, Backward backward, Ref<Inputs>... inputs)
-      : GradNode<T, Rank, D>(operation, value.shape(), value.device()),
-        saved_(std::in_place, std::move(backward)),
-        inputs_(std::move(inputs)...) {
+  NodeOfInputs(const char* operation, const Tensor<T, Rank, D>& value, std::array<Ref<Node>, Count> inputs)
+      : GradNode<T, Rank, D>(operation, value.shape(), value.device()), inputs_(std::move(inputs)) {
     if constexpr (Rank == 0) value_ = value;
-    std::apply(
-        [&](const auto& first, const auto&... rest) {
-          const bool loose = !first || (!rest || ...);
-          this->set_operands(loose, !first,
-                             loose || first->may_be_of_data() || (rest->may_be_of_data() || ...));
-        },
-        inputs_);
-  }
-
-  void backward(bool keep) override {
-    if (!this->has_grad()) return;
-    check<UsageError>(saved_.has_value(), "backward: the graph behind '", this->operation(),
-                      "' was freed by an earlier backward; pass retain_graph = true to that one");
-    const auto grad = this->take_grad();
-    const auto send = [&](auto*... inputs) {
-      if (!(inputs || ...)) return;  // `grad` over DataParallel's copies runs all operations
-      go_back(*saved_, keep, grad, inputs...);
-    };
-    std::apply([&](const auto&... inputs) { send(unless_skipped(inputs.get())...); }, inputs_);
-    if (!keep) {
-      saved_.reset();
-      inputs_ = {};
+    bool loose = false, of_data = false;
+    for (const auto& input : inputs_) {
+      loose = loose || !input;
+      of_data = of_data || !input || input->may_be_of_data();
     }
+    this->set_operands(loose, !inputs_[0], of_data);
   }
 
-  void for_each_input(void (*visit)(Node&, void*), void* context) const override {
-    std::apply([&](const auto&... inputs) { ((inputs ? visit(*inputs, context) : void()), ...); }, inputs_);
+  void for_each_input(void (*visit)(Node&, void*), void* context) const final {
+    for (const auto& input : inputs_)
+      if (input) visit(*input, context);
   }
-  double number() const override {
+  double number() const final {
     if constexpr (Rank == 0) return static_cast<double>(value_.item());
     return Node::number();
   }
 
+ protected:
+  Node* receiver(std::size_t i) const { return unless_skipped(inputs_[i].get()); }
+  void forget_inputs() { inputs_ = {}; }
+
  private:
-  std::optional<Backward> saved_;
-  std::tuple<Ref<Inputs>...> inputs_;
+  std::array<Ref<Node>, Count> inputs_;
   struct NoValue {};
   [[no_unique_address]] std::conditional_t<Rank == 0, Tensor<T, Rank, D>, NoValue> value_;
 };
 
-template <class... Inputs>
-auto make_operation(const char* operation, auto value, auto backward, Ref<Inputs>... inputs) {
-  using Value = decltype(value);
-  using Result = Variable<typename Value::value_type, Value::rank, typename Value::device_type>;
-  if (detects_anomalies()) [[unlikely]]
-    check_finite(operation, value);
-  if (!(static_cast<bool>(inputs) || ...)) return Result(std::move(value));
-  using Made = OperationNode<decltype(backward), typename Value::value_type, Value::rank, typename Value::device_type,
-                             Inputs...>;
-  Ref<typename Result::node_type> node(new Made(operation, value, std::move(backward), std::move(inputs)...));
-  return Result(std::move(value), std::move(node));
-}
+/// An operation's node. `Inputs` are the types of the inputs' nodes. If `Backward` has `last`, that is its last call.
+template <class Backward, class T, int Rank, class D, class... Inputs>
+class OperationNode : public NodeOfInputs<T, Rank, D, sizeof...(Inputs)> {
+ public:
+  OperationNode(const char* operation, const Tensor<T, Rank, D>& value, Backward backward,
+                std::array<Ref<Node>, sizeof...(Inputs)> inputs)
+      : NodeOfInputs<T, Rank, D, sizeof...(Inputs)>(operation, value, std::move(inputs)),
+        saved_(std::move(backward)) {}
+  ~OperationNode() override {
+    if (!freed_) saved_.~Backward();
+  }
 
-}  // namespace detail
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(!freed_, "backward: the graph behind '", this->operation(),
+                      "' was freed by an earlier backward; pass retain_graph = true to that one");
+    go_back(keep, std::index_sequence_for<Inputs...>());
+    if (!keep) {
+      saved_.~Backward();
+      freed_ = true;
+      this->forget_inputs();
+    }
+  }
 
-namespace detail {
+ private:
+  template <std::size_t... I>
+  void go_back(bool keep, std::index_sequence<I...>) {
+    const auto grad = this->take_grad();
+    if (!(this->receiver(I) || ...)) return;  // `grad` over DataParallel's copies runs all operations
+    if constexpr (requires { saved_.last(grad, static_cast<Inputs*>(nullptr)...); })
+      if (!keep) return saved_.last(grad, static_cast<Inputs*>(this->receiver(I))...);
+    saved_(grad, static_cast<Inputs*>(this->receiver(I))...);
+  }
+
+  union {  // not std::optional, of which compilers make 18 functions for each type
+    Backward saved_;
+  };
+  bool freed_ = false;
+};
+
+/// The type of an operand's node.
+template <class X>
+using node_type_of = std::remove_reference_t<decltype(*node_of(std::declval<const X&>()))>;
+
 template <class Operation>
 constexpr Node::Form form_of() {
   if constexpr (requires { requires Operation::bilinear; }) return Node::Form::product;
@@ -9040,11 +9034,10 @@ WatchedTensor watched_tensor(const Tensor<T, Rank, D>& x) {
   return {dtype<T>, x.data(), {shape.begin(), shape.end()}, {strides.begin(), strides.end()},
           std::make_shared<Tensor<T, Rank, D>>(x)};
 }
-template <class Operation, class Value, class... Inputs>
-[[gnu::cold, gnu::noinline]] void notify_watch(const Operation& operation, const Value& value,
+template <class Value, class... Inputs>
+[[gnu::cold, gnu::noinline]] void notify_watch(const char* name, const void* operation, const Value& value,
                                                const Inputs&... inputs) {
-  operation_watch->ended({operation_name(operation), &operation, {watched_tensor(value_of(inputs))...},
-                          watched_tensor(value)});
+  operation_watch->ended({name, operation, {watched_tensor(value_of(inputs))...}, watched_tensor(value)});
 }
 }  // namespace detail
 
@@ -9058,18 +9051,23 @@ auto record(Operation operation, Tensor<T, Rank, D> value, Backward backward, co
   static_assert((std::is_same_v<typename tensor_of<Inputs>::device_type, D> && ...),
                 "operands: expected one kind of device; to_device(x, device) copies");
   ++detail::operations_ended;
+  const char* const name = detail::operation_name(operation);
   if (detail::operation_watch != nullptr) [[unlikely]]
-    detail::notify_watch(operation, value, inputs...);
+    detail::notify_watch(name, &operation, value, inputs...);
   if constexpr ((AnyTensor<Inputs> && ...)) {
     return value;
   } else if constexpr ((detail::is_graph_variable<Inputs> || ...)) {
     return record_graph(std::move(operation), std::move(value), std::move(backward), inputs...);
   } else {
     if (!grad_enabled()) return Variable<T, Rank, D>(std::move(value));
-    auto result = detail::make_operation(detail::operation_name(operation), std::move(value), std::move(backward),
-                                         node_of(inputs)...);
-    if (result.node()) detail::record_form<Rank>(*result.node(), operation);
-    return result;
+    if (detail::detects_anomalies()) [[unlikely]]
+      detail::check_finite(name, value);
+    std::array<Ref<Node>, sizeof...(Inputs)> nodes{node_of(inputs)...};
+    if (nodes == decltype(nodes)()) return Variable<T, Rank, D>(std::move(value));
+    using Made = detail::OperationNode<Backward, T, Rank, D, detail::node_type_of<Inputs>...>;
+    Ref<GradNode<T, Rank, D>> node(new Made(name, value, std::move(backward), std::move(nodes)));
+    detail::record_form<Rank>(*node, operation);
+    return Variable<T, Rank, D>(std::move(value), std::move(node));
   }
 }
 
@@ -9298,6 +9296,8 @@ inline Storage<Cpu> untouched_memory(std::size_t bytes) { return untouched_pages
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_TENSOR_PAGED_MEMORY_HPP
+
+#include <optional>
 
 namespace chorus {
 
@@ -10931,6 +10931,8 @@ CHORUS_INLINE void Cifar10::read_batch(const std::string& path, std::vector<std:
 #define CHORUS_SINGLE_CHORUS_DATA_FIELDS_HPP
 /// Access to the members of a pair, a tuple or a plain struct.
 
+#include <tuple>
+
 namespace chorus::data::detail {
 
 template <class X>
@@ -11236,6 +11238,19 @@ constexpr bool collates_whole() {
 
 namespace chorus::data {
 
+/// Decides before each batch where a loader's pass goes on: for a net whose ranks change while it trains.
+class PassGuide {
+ public:
+  virtual ~PassGuide() = default;
+  struct Place {
+    Index batch;
+    int rank, world_size;
+  };
+  /// Batch `next` of `batches` is due; at the end of the pass next == batches. `begins`: nothing of the pass has been
+  /// read. Returns the batch that is read instead, and this rank's share of it and of later ones.
+  virtual Place go_on(Index next, Index batches, bool begins) = 0;
+};
+
 /// Options of Sampler: the rank's share and the order.
 struct SamplerOptions {
   int rank = 0;
@@ -11248,6 +11263,7 @@ struct SamplerOptions {
   int shares = 0;
   /// For a net of several ranks, which compare the batches of their passes.
   std::shared_ptr<Ledger> ledger = {};
+  std::shared_ptr<PassGuide> guide = {};  ///< asked by loaders
 };
 
 /// The order of an epoch and each rank's share of it. It depends only on seed and epoch, so that global batches are the
@@ -11267,6 +11283,9 @@ class Sampler {
 
   /// Sets the epoch of the order; by default every epoch has the order of epoch 0. All ranks must set the same.
   void set_epoch(Index epoch);
+
+  /// Takes another rank's share. Throws UsageError as the constructor.
+  void set_rank(int rank, int world_size);
 
   Index dataset_size() const { return size_; }
   Index epoch() const { return epoch_; }
@@ -11303,6 +11322,7 @@ class Sampler {
   void draw_by(Index length, bool repeats, Draw draw);
 
  private:
+  void check_options() const;
   void check_batch(Index batch) const;
 
   /// Where the share of `rank` begins, and the previous one ends, in a global batch of `count` samples.
@@ -11711,8 +11731,13 @@ void is_below(Cuda device, Index count, const T* p, T* out) {
 namespace chorus::data {
 
 CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
-    : size_(dataset_size), length_(dataset_size), options_(options) {
+    : size_(dataset_size), length_(dataset_size), options_(std::move(options)) {
   check<UsageError>(size_ >= 0, "Sampler: expected a dataset of at least 0 samples, got ", size_);
+  check_options();
+  make_order();
+}
+
+CHORUS_INLINE void Sampler::check_options() const {
   check<UsageError>(options_.world_size >= 1, "Sampler: expected a world size of at least 1, got ",
                     options_.world_size);
   check<UsageError>(options_.rank >= 0 && options_.rank < options_.world_size, "Sampler: rank ", options_.rank,
@@ -11724,7 +11749,12 @@ CHORUS_INLINE Sampler::Sampler(Index dataset_size, SamplerOptions options)
   check<UsageError>(
       shares == 0 || !options_.padding,
       "Sampler: padding is for shares by rank, and not supported for a batch that is cut into other shares");
-  make_order();
+}
+
+CHORUS_INLINE void Sampler::set_rank(int rank, int world_size) {
+  options_.rank = rank;
+  options_.world_size = world_size;
+  check_options();
 }
 
 CHORUS_INLINE void Sampler::set_epoch(Index epoch) {
@@ -12209,13 +12239,24 @@ struct LoaderPass {
   bool in_loop = false;              // the iterator was compared with the end
   bool reads_ahead = false;
   bool aside = false;  // inside of another pass of the loader
+  Index next = 0, batches = 0, ahead = 0;
   std::optional<Made> current = {};
   std::optional<Prefetch<Made>> running = {};  // last: its threads read the members above
 
-  void advance() {
+  /// The pass begins with that batch.
+  void begin(Index first) {
+    next = first;
+    advance(true);
+  }
+  void advance(bool begins = false) {
     current.reset();  // frees its memory for the next batch
     trace::Span span(trace::Lane::loader, "loader", "next batch");
+    bool reads = begins;
+    if (auto* const guide = sampler.options().guide.get(); guide != nullptr && !aside && next <= batches)
+      reads = follow(*guide, begins);
+    if (reads) running.emplace(next, batches, plan->workers, ahead, [this](Index b) { return make(b); });
     if (running) current = running->next();
+    next = current ? next + 1 : batches + 1;
     if (span && current)
       span.describe(trace::place(), "next batch",
                     cat("\"samples\":", current->samples, ",\"batch\":", current->global_size));
@@ -12223,6 +12264,17 @@ struct LoaderPass {
       running.reset();
     else if (Ledger* const ledger = sampler.options().ledger.get(); ledger != nullptr && !aside)
       ledger->set_batch(sampler.epoch(), current->number);
+  }
+  /// Whether it moves the pass, or begins it.
+  bool follow(PassGuide& guide, bool begins) {
+    const auto place = guide.go_on(next, batches, begins);
+    const auto& share = sampler.options();
+    const bool moves = place.rank != share.rank || place.world_size != share.world_size;
+    if (!begins && !moves && place.batch == next) return false;
+    running.reset();
+    next = place.batch;
+    if (moves) sampler.set_rank(place.rank, place.world_size);
+    return true;
   }
   Made make(Index b) const {
     return {plan->make(sampler, b), b, static_cast<Index>(sampler.share(b, plan->batch).size()),
@@ -12281,14 +12333,13 @@ typename Loader<B>::Iterator Loader<B>::begin() {
   if (!inside) epoch_ = newest_;
   LoaderPass<B>* const pass = newest_.get();
   pass->aside = inside;
-  const Index ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
+  pass->batches = batches_;
+  pass->ahead = Index{plan_->prefetch} * std::max(plan_->workers, 1);
   if (goes_on) {
     pass->skip = skip_;
     at_skip_ = newest_;
   }
-  pass->running.emplace(goes_on ? *skip_ : 0, batches_, plan_->workers, ahead,
-                        [pass](Index b) { return pass->make(b); });
-  pass->advance();
+  pass->begin(goes_on ? *skip_ : 0);
   if (!pass->current) Iterator(newest_).goes_on();  // nothing is left to read
   return Iterator(newest_);
 }
@@ -13285,6 +13336,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
     if (member) visitor.parameter(name, member);
   } else if constexpr (std::is_base_of_v<AnyBuffer, Member>) {
     if (member) visitor.buffer(name, member);
+  } else if constexpr (requires { member.visit(visitor, name); }) {  // it says what ranks have of it
+    member.visit(visitor, name);
   } else {
     static_assert(std::is_base_of_v<AnyBuffer, Member>,
                   "CHORUS_MODULE: expected layers, modules, parameters, buffers, and std::optional ones; for a list of "
@@ -13501,8 +13554,8 @@ void save(Model& model, const std::string& path, const Metadata& metadata = deta
 }
 
 /// The same for a policy's model: one call on all ranks, under every policy. Rank 0 writes. If each rank has parts of
-/// the parameters, all write their parts into the one file. If one rank throws, the others throw, too, here or in their
-/// next collective call.
+/// the parameters, all write their parts into the one file; under LocalSgd they average first. If one rank throws, the
+/// others throw, too, here or in their next collective call.
 template <class Net>
 requires requires(Net& net) {
   typename Net::policy_type;
@@ -13512,6 +13565,7 @@ void save(Net& net, const std::string& path, const Metadata& metadata = detail::
   if constexpr (requires { net.writes_part(true, true); }) {
     detail::save_in_parts(net, path, metadata);
   } else {
+    if constexpr (requires { net.synchronise(); }) net.synchronise();  // LocalSgd: ranks' models differ
     if constexpr (requires { net.communicator().rank(); })
       if (net.communicator().rank() != 0) return;
     save(net.module(), path, metadata);
@@ -14740,6 +14794,7 @@ struct CollectiveOptions {
   trace::Traffic traffic = trace::Traffic::control;  ///< the kind under which the bytes are counted
   int bucket = -1;                                   ///< the number of a gradient bucket, for messages
   int unit = -1;                                     ///< the number of a unit of parameters, likewise
+  const char* part_of = nullptr;                     ///< the name of a collective made of several calls, likewise
 };
 
 /// A group of ranks. Every rank calls the same collectives, in the same order, with the same counts and scalar types.
@@ -14891,6 +14946,8 @@ struct World {
   Algorithm all_reduce = Algorithm::automatic;
   /// The default backend of `connect`: groups of `split` use the job's.
   Backend backend = Backend::automatic;
+  /// If set: asked every 50 ms while the ranks meet; once it is true, `connect` throws CommError.
+  std::function<bool()> called_off = {};
 };
 
 using Clock = std::chrono::steady_clock;
@@ -14958,6 +15015,7 @@ struct Call {
   bool receives = false;     ///< a message: recv, not send
   int bucket = -1;           ///< the number of a gradient bucket, for messages
   int unit = -1;             ///< the number of a unit of parameters, likewise
+  const char* part_of = nullptr;  ///< the name of a collective made of several calls, likewise
 
   /// The lane of a trace.
   trace::Lane lane() const { return unit >= 0 ? trace::Lane::gathers : trace::Lane::communication; }
@@ -15299,6 +15357,8 @@ class AnyCommunicator {
   void abort(std::string_view why) noexcept { engine_->abort(why); }
 
   Engine& engine() const { return *engine_; }
+  /// For a thread that aborts the group, if it is still there.
+  std::weak_ptr<Engine> handle() const { return engine_; }
 
  private:
   template <class T>
@@ -15313,6 +15373,7 @@ class AnyCommunicator {
     check_move(op, peer, options);
     Call call{op, {.dtype = dtype<T>, .element = sizeof(T)}, options.traffic, count, in, out, peer};
     call.unit = options.unit;
+    call.part_of = options.part_of;
     return call;
   }
 
@@ -16701,12 +16762,14 @@ struct NamedCall {
   int unit = -1;
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
+  const char* part_of = nullptr;  ///< a collective made of several calls
   const char* name = nullptr;  ///< instead of the envelope
   bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
   Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (part_of != nullptr) out += cat(part_of, ": ");
     if (name != nullptr)
       out += grouped ? cat(name, " #", envelope.sequence) : name;
     else
@@ -16966,6 +17029,7 @@ struct TracedCall {
            : call.bucket >= 0         ? cat(op, ", bucket ", call.bucket)
            : call.unit >= 0           ? cat(op, ", unit ", call.unit)
                                       : std::string(op);
+    if (call.part_of != nullptr) name += cat(", ", call.part_of);
     chorus::detail::JsonObject fields;
     fields.field("op", op).field("sequence", envelope.sequence).field("traffic", trace::name(traffic));
     fields.field("bytes", bytes).field("count", envelope.count);
@@ -17075,7 +17139,8 @@ class QueuedEngine : public Engine {
                      .bucket = call.bucket,
                      .unit = call.unit,
                      .peer = call.peer,
-                     .receives = call.receives});
+                     .receives = call.receives,
+                     .part_of = call.part_of});
     return envelope;
   }
 
@@ -18729,7 +18794,10 @@ class Socket {
 
   /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
   /// bytes. Throws as Tls does.
-  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  void encrypt(Tls::Side side, const std::string& token) {
+    no_delay();  // the messages of the handshake are short
+    tls_ = std::make_unique<Tls>(fd_, side, token);
+  }
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
@@ -19108,6 +19176,8 @@ namespace detail {
 
 inline constexpr const char* no_shared_memory = "shared memory needs all ranks on one machine under one user";
 
+inline constexpr const char* called_off = "a rank was lost before all ranks had connected";
+
 /// How long a rank may take to reconnect before it counts as gone.
 inline constexpr std::chrono::seconds time_to_return{1};
 
@@ -19166,6 +19236,10 @@ class Host {
   /// Whether all ranks are still here. Throws CommError for a rank that is gone.
   [[gnu::cold]] bool complete() {
     bool all = true;
+    if (world_.called_off && world_.called_off()) {
+      refuse_all(cat(where_, ": ", called_off));
+      fail<CommError>(where_, ": ", called_off);
+    }
     for (int rank = 1; rank < world_.size; ++rank) {
       auto& [socket, hello, back_by] = at(rank);
       if (socket && socket.hung_up()) {
@@ -19329,6 +19403,7 @@ class Host {
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
     if (Clock::now() >= deadline)
       fail<TimeoutError>(where, ": rank 0 did not answer within ", world.timeout.count(), " ms: ", trouble);
+    check<CommError>(!world.called_off || !world.called_off(), where, ": ", called_off);
     host = Socket::connect(address, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
     if (!host) trouble = std::strerror(errno);
     if (!host && met && Clock::now() >= *met + time_to_return)
@@ -20030,6 +20105,7 @@ class MeshCall {
     for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
       check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
                        " exited before all ranks had connected");
+    check<CommError>(!world.called_off || !world.called_off(), "rank ", world.rank, ": ", detail::called_off);
     if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();
       break;
@@ -20566,6 +20642,9 @@ class Run {
     if (!store_) store_ = std::make_shared<Store>(Store::of(world_, communicator()));
     return *static_cast<Store*>(store_.get());
   }
+  /// For policies whose ranks change: from here on this is `communicator()`, and `rank()` and `world_size()` are its. A
+  /// store of the earlier ranks is dropped.
+  void regroup(comm::AnyCommunicator communicator);
   /// Tells the connected ranks, if any, that this one fails, and why.
   void abort(std::string_view why) noexcept;
 
@@ -20938,6 +21017,7 @@ CHORUS_INLINE Run::Run(Arguments arguments, LaunchOptions options, comm::World w
   options_.complete();
   world_.timeout = *options_.timeout;
   world_.all_reduce = *options_.all_reduce;
+  world_.backend = *options_.backend;
 }
 
 CHORUS_INLINE std::string Run::option(const char* name) {
@@ -20951,11 +21031,18 @@ CHORUS_INLINE std::string Run::option(const char* name, const char* fallback) {
 
 CHORUS_INLINE comm::AnyCommunicator& Run::communicator() {
   if (!communicator_) {
-    world_.backend = *options_.backend;
     communicator_.emplace(comm::connect(world_));
     world_.listen_fd = -1;  // connect has closed or kept it
   }
   return *communicator_;
+}
+
+CHORUS_INLINE void Run::regroup(comm::AnyCommunicator communicator) {
+  world_.rank = communicator.rank();
+  world_.size = communicator.size();
+  world_.listen_fd = -1;  // the first communicator's meeting has closed or kept it
+  store_.reset();
+  communicator_ = std::move(communicator);
 }
 
 CHORUS_INLINE void Run::abort(std::string_view why) noexcept {
@@ -21408,6 +21495,7 @@ struct RankGroup {
   int listen_fd = -1;                     ///< a socket that listens there already, for rank 0; or -1
   int restart = 0, max_restarts = 0;      ///< for the ranks' environment
   std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
+  int replacements = 0;                   ///< of killed ranks a minute, in a job that outlives them
   int attempt = 0;                        ///< how often all ranks have been started before
   std::string run_id = "none", role = "default";
 
@@ -21429,11 +21517,13 @@ struct RankDescriptors {
   int listener;     ///< rank 0's: the ranks meet at this socket
   int input;        ///< stdin of all other ranks
   int output, err;  ///< stdout and stderr; -1: the supervisor's
+  int doors;        ///< see SupervisorLink::lives
 };
 
 /// The variables of local rank `local_rank` that differ from the supervisor's.
 [[gnu::cold]] inline std::vector<std::string> rank_environment(const RankGroup& group, int local_rank, int port,
-                                                               const std::string& token, const RankDescriptors& given) {
+                                                               const std::string& token, const RankDescriptors& given,
+                                                               const std::string& doors) {
   const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   std::vector<std::string> ours = {
       format("RANK=%d", rank),
@@ -21453,8 +21543,10 @@ struct RankDescriptors {
       "TORCHELASTIC_USE_AGENT_STORE=False",
       format("CHORUS_SUPERVISOR_PID=%d", getpid()),
       format("CHORUS_REPORT_FD=%d", given.report),
+      format("CHORUS_DOORS_FD=%d", given.doors),
+      "CHORUS_ELASTIC_DOORS=" + doors,
       "CHORUS_LAUNCH=" + group.launch,
-      rank == 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
+      rank == 0 && given.listener >= 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
   };
   if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);
   if (group.ranks > 1 && env("OMP_NUM_THREADS") == nullptr) ours.push_back("OMP_NUM_THREADS=1");
@@ -21468,6 +21560,7 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
   if (getppid() != supervisor) _exit(128 + SIGKILL);
   fcntl(given.report, F_SETFD, 0);
+  fcntl(given.doors, F_SETFD, 0);
   if (is_main) fcntl(given.listener, F_SETFD, 0);
   if (!is_main) dup2(given.input, STDIN_FILENO);
   if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
@@ -21686,6 +21779,9 @@ inline constexpr int lost_peer_status = 76;
 
 namespace detail {
 
+/// What each rank has of the supervisor's file for SupervisorLink::lives.
+inline constexpr int doors_bytes = 4096;
+
 /// A rank's report. The pipe holds a `+` if the rank has reached `launch`, then, when it fails, a time stamp before the
 /// reason: it identifies the first of several ranks that lost others, independent of the order in which processes end.
 struct RankReport {
@@ -21745,10 +21841,20 @@ class SupervisorLink {
     if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
   }
 
+  /// Tells the supervisor that the job outlives its ranks. If this one is killed, another process is started in its
+  /// place. `doors`: where living ranks let newcomers in (see elastic::Processes), HOST:PORT with spaces between them;
+  /// empty: from here on the job does not outlive this rank. `rank`: its number in this epoch.
+  void lives(std::int64_t epoch, int rank, std::string_view doors) const {
+    if (doors_fd_ < 0) return;
+    const std::string text = detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors).append(1, '\0');
+    [[maybe_unused]] const auto written = pwrite(doors_fd_, text.data(), text.size(), doors_at_);
+  }
+
  private:
   SupervisorLink() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
     const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
+    const auto doors_fd = detail::env_number("CHORUS_DOORS_FD", 3, detail::most_ranks);
     if (!supervisor || !report_fd) return;
     // The parent may be a script that the supervisor has started: it ends with the supervisor, and this rank with it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -21760,13 +21866,19 @@ class SupervisorLink {
     // Processes that this one starts are not ranks of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
+    unsetenv("CHORUS_DOORS_FD");
     struct stat facts {};  // a script in between may have closed it and reused its number
     if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
     fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
     report_fd_ = *report_fd;
+    if (!doors_fd || fcntl(*doors_fd, F_GET_SEALS) < 0) return;  // not the supervisor's file
+    fcntl(*doors_fd, F_SETFD, FD_CLOEXEC);
+    doors_fd_ = *doors_fd;
+    doors_at_ = detail::doors_bytes * detail::env_number("LOCAL_RANK", 0, detail::most_ranks).value_or(0);
   }
 
-  int report_fd_ = -1;
+  int report_fd_ = -1, doors_fd_ = -1;
+  off_t doors_at_ = 0;
   mutable bool reported_ = false;
 };
 
@@ -21797,6 +21909,10 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 /// after `grace` SIGKILL; the group's signals to this process are passed on in the same way. SIGUSR1 and SIGUSR2, if
 /// they are not among those, are passed on and end nothing. Output goes to `console`; nothing here waits for its
 /// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
+///
+/// A rank whose job outlives it (see SupervisorLink::lives) may be killed by a signal, or lose the others: then these
+/// continue. In the place of a killed one another process is started, while ranks are left to let it in: at most one in
+/// 200 ms, `group.replacements` a minute, and 10 a minute after ones that were killed before they were let in.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console)
@@ -21819,10 +21935,13 @@ class Supervisor {
   /// Call it once. Throws Error if a process cannot be started.
   GroupOutcome run() {
     start_all();
-    while (running_ > 0 || undecided()) {
-      const int signal = signals_.wait(deadline_);
+    while (running_ > 0 || undecided() || vacant() != nullptr) {
+      Rank* const place = vacant();
+      const int signal = signals_.wait(place != nullptr ? place->vacant : deadline_);
       if (signal == SIGCHLD) {
         reap();
+      } else if (signal == 0 && place != nullptr) {
+        replace(*place);
       } else if (signal == SignalPipe::woken) {
         form_anew();
       } else if (signal != 0) {
@@ -21862,6 +21981,11 @@ class Supervisor {
     int wait_status = 0;
     Fd reports;         ///< the rank's report when it fails
     RankReport report;  ///< the same, after it has ended
+    RankOutput::Streams streams;
+    bool replaces = false;                    ///< whether it has taken a lost one's place
+    bool told = false;                        ///< whether its loss has been reported
+    long led = 0;                             ///< the epoch whose rank 0 was lost here
+    std::optional<Clock::time_point> vacant;  ///< when another process may take its place
   };
 
   static std::vector<int> all_signals(std::vector<int> signals) {
@@ -21897,21 +22021,111 @@ class Supervisor {
       if (group_.listen_fd < 0) port = socket.local().port();
       listener_ = Fd(dup(group_.listen_fd < 0 ? socket.fd() : group_.listen_fd), "rendezvous");
     }
+    port_ = port;
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
-    const Fd nothing(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    for (int rank = 0; rank < group_.ranks; ++rank) start(rank, port, nothing.get());
+    nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    doors_ = Fd(memfd_create("doors", MFD_CLOEXEC), "doors");
+    for (int rank = 0; rank < group_.ranks; ++rank) {
+      ranks_[static_cast<std::size_t>(rank)].streams = output_.add(rank);
+      start(rank, "");
+    }
     output_.start();
   }
 
-  void start(int local_rank, int port, int nothing) {
+  /// `doors`: for a process that takes a lost one's place.
+  void start(int local_rank, const std::string& doors) {
     Pipe reports;
-    const auto streams = output_.add(local_rank);
-    const RankDescriptors given{reports.write_end.get(), listener_.get(), nothing, streams.out.get(),
-                                streams.err.get()};
-    const auto variables = rank_environment(group_, local_rank, port, token_, given);
-    const pid_t pid = start_rank(group_, local_rank, variables, given);
-    ranks_[static_cast<std::size_t>(local_rank)] = {pid, true, 0, std::move(reports.read_end), {}};
+    Rank& rank = ranks_[static_cast<std::size_t>(local_rank)];
+    const RankDescriptors given{.report = reports.write_end.get(),
+                                .listener = listener_.get(),
+                                .input = nothing_.get(),
+                                .output = rank.streams.out.get(),
+                                .err = rank.streams.err.get(),
+                                .doors = doors_.get()};
+    rank.pid = start_rank(group_, local_rank, rank_environment(group_, local_rank, port_, token_, given, doors), given);
+    rank.running = true;
+    rank.wait_status = 0;
+    rank.reports = std::move(reports.read_end);
+    rank.report = {};
+    rank.replaces = !doors.empty();
+    rank.told = false;
     ++running_;
+  }
+
+  /// The last report of a rank, see SupervisorLink::lives.
+  struct Life {
+    long epoch = 0, rank = 0;
+    std::string doors;
+  };
+  Life life_of(const Rank& rank) const {
+    char text[doors_bytes] = {};
+    [[maybe_unused]] const auto n = pread(doors_.get(), text, sizeof text - 1, (&rank - ranks_.data()) * doors_bytes);
+    char* rest = text;
+    const long epoch = std::strtol(rest, &rest, 10), place = std::strtol(rest, &rest, 10);
+    return {epoch, place, *rest == ' ' ? rest + 1 : ""};
+  }
+
+  /// Whether the others may continue without a rank that has ended badly. A killed one's place becomes vacant.
+  bool goes_on(Rank& rank) {
+    const auto life = life_of(rank);
+    if (life.doors.empty() && !(rank.replaces && life.epoch == 0)) return false;
+    if (!WIFSIGNALED(rank.wait_status) && !lost_peers(rank)) return false;
+    if (life.epoch > 0 && life.rank == 0) rank.led = life.epoch;
+    if (WIFSIGNALED(rank.wait_status)) rank.vacant = Clock::now() + patience(rank.wait_status);
+    if (WIFSIGNALED(rank.wait_status) && life.epoch == 0) killed_early_.push_back(Clock::now());
+    return true;
+  }
+  /// The place that is to be taken next, while there are ranks that can let a process in.
+  Rank* vacant() {
+    Rank* next = nullptr;
+    for (Rank& rank : ranks_)
+      if (rank.vacant && (!next || *rank.vacant < *next->vacant)) next = &rank;
+    return stage_ == Stage::watching && !suspect_ && (running_ > 0 || group_.nodes > 1) ? next : nullptr;
+  }
+  /// Says that the rank is lost; at the next call, which may be at once, starts another process.
+  [[gnu::cold]] void replace(Rank& place) {
+    const auto now = Clock::now();
+    if (!std::exchange(place.told, true)) {
+      auto start = replaced_.empty() ? now : std::max(now, replaced_.back() + Milliseconds(200));
+      const auto limit = [&](const std::vector<Clock::time_point>& times, int most) {
+        const auto kept = static_cast<std::size_t>(most);
+        if (times.size() >= kept) start = std::max(start, times[times.size() - kept] + std::chrono::minutes(1));
+      };
+      std::string line = format("rank %d (pid %d) was killed by %s; the others continue", number(place), place.pid,
+                                signal_name(WTERMSIG(place.wait_status)).c_str());
+      place.vacant.reset();
+      if (group_.replacements > 0) {
+        limit(replaced_, group_.replacements);
+        limit(killed_early_, 10);
+        place.vacant = start;
+        line += ", and another process takes its place";
+        const auto wait = std::chrono::ceil<std::chrono::seconds>(start - now).count();
+        if (wait > 1) line += format(" in %d s", static_cast<int>(wait));
+      }
+      return console_.say(line);
+    }
+    place.vacant.reset();
+    const auto local_rank = static_cast<int>(&place - ranks_.data());
+    [[maybe_unused]] const auto n = pwrite(doors_.get(), "", 1, local_rank * doors_bytes);
+    replaced_.push_back(now);
+    try {
+      start(local_rank, newest_.doors);
+    } catch (const Error& error) {
+      console_.say(error.what());
+    }
+  }
+
+  /// All have ended. If it went on without some, it has ended well unless all are lost, or the newest epoch's rank 0,
+  /// which saves.
+  void conclude() {
+    const bool some = std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.wait_status == 0; });
+    for (const Rank& rank : ranks_)
+      if (rank.wait_status != 0 && (!some || (rank.led != 0 && rank.led == newest_.epoch))) suspect(rank);
+    for (const Rank& rank : ranks_) {
+      if (rank.wait_status == 0 || suspect_ || rank.told) continue;
+      say_report(rank);
+      console_.say(format("rank %d (pid %d) was lost; the others had ended, exit status 0", number(rank), rank.pid));
+    }
   }
 
   [[gnu::cold]] void reap() {
@@ -21920,10 +22134,14 @@ class Supervisor {
       rank.running = false;
       --running_;
       rank.report = read_report(rank);
+      for (const Rank& one : ranks_)
+        if (auto life = life_of(one); life.epoch > newest_.epoch) newest_ = std::move(life);
       if (rank.wait_status == 0) doubt(rank);
       if (&rank == &ranks_.front()) close_listener();
-      if (stage_ == Stage::watching && rank.wait_status != 0) suspect(rank);
+      if (stage_ == Stage::watching && rank.wait_status != 0 && !goes_on(rank)) suspect(rank);
+      if (!rank.vacant) rank.streams = {};  // its reader sees the end
     }
+    if (running_ == 0 && stage_ == Stage::watching && !suspect_ && vacant() == nullptr) conclude();
     // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
     if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
@@ -22059,7 +22277,11 @@ class Supervisor {
   RankOutput output_;
   std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
-  int running_ = 0;
+  Fd nothing_;   ///< stdin of all ranks but 0
+  Fd doors_;     ///< a file in memory, with `doors_bytes` for each rank
+  int port_ = 0, running_ = 0;
+  Life newest_;  ///< the newest report of all ranks
+  std::vector<Clock::time_point> replaced_, killed_early_;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
   std::string token_;              ///< a secret of this job only; empty if the starter has set one
@@ -22113,6 +22335,7 @@ inline constexpr const char* launch_variables =
     "Other environment variables:\n"
     "  CHORUS_BIND=0           ranks run on any core, not on their share of the cores\n"
     "  CHORUS_TOKEN            the secret that processes of several machines share\n"
+    "  CHORUS_ELASTIC_DOORS    HOST:PORT of living ranks, with spaces between them: the process joins their job\n"
     "  CHORUS_TLS              0: no encryption between machines; 1: encryption on loopback, too\n"
     "  CHORUS_HOST_ID          name of the machine; ranks with different names talk like different machines\n"
     "  CHORUS_FLIGHT_RECORDER  file, or stderr, for the newest calls of each rank after a failure\n"
@@ -22441,6 +22664,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
       group.argv = argv;
       group.grace = *options.grace;
       group.launch = next.text();
+      group.replacements = INT_MAX;
       const int status = run_job(std::move(group));
       if (listener.ranks_have_ended != nullptr) listener.ranks_have_ended(options.trace, next.devices);
       if (status == 0) check_output();
@@ -22528,8 +22752,8 @@ CHORUS_INLINE int launch(LaunchedPolicy policy, int argc, char** argv, const Lau
     auto operator()(const X& x) const {                           \
       return detail::watched(*this, [&] { return FUNCTION(x); }); \
     }                                                             \
-    template <class X>                                            \
-    auto operator()(const Columns<X>& x) const {                  \
+    template <class X, class... Kinds>                            \
+    auto operator()(const Placed<X, Kinds...>& x) const {         \
       return detail::watched(*this, [&] { return FUNCTION(x); }); \
     }                                                             \
     std::string describe() const override { return #LAYER; }      \
@@ -24777,77 +25001,74 @@ inline constexpr int broadcast_rank = std::max({tensor_of<Inputs>::rank...});
 template <Operand... Inputs>
 struct RecordedBroadcast : RecordedFrom<broadcast_rank<Inputs...>, Inputs...> {};
 
-template <class F, Operand First, Operand... Rest>
-typename RecordedBroadcast<First, Rest...>::type map(const char* operation, const F& f, const First& first,
-                                                     const Rest&... rest) {
-  using T = typename tensor_of<First>::value_type;
-  using D = typename tensor_of<First>::device_type;
-  constexpr int rank = broadcast_rank<First, Rest...>;
-  constexpr std::size_t count = 1 + sizeof...(Rest);
-  const std::tuple inputs{contiguous(value_of(first)), contiguous(value_of(rest))...};
-  std::apply([&](const auto&... input) { check_defined(operation, input...); }, inputs);
-  const D device = std::get<0>(inputs).device();
-  BroadcastLayout<static_cast<std::size_t>(rank), count> layout;
-  layout.shape.fill(1);
-  std::apply(
-      [&](const auto&... input) {
-        check_same_device(operation, input...);
-        std::size_t i = 0;
-        (layout.add(operation, input.shape(), i++), ...);
-        (layout.compare(input.shape()), ...);
-      },
-      inputs);
-  const auto pointers = [](const auto& tensors) {
-    return std::apply([](const auto&... tensor) { return std::array<const T*, count>{tensor.data()...}; }, tensors);
-  };
-  const auto saved = std::apply([](const auto&... input) { return std::tuple{Saved(input)...}; }, inputs);
-  auto out = Tensor<T, rank, D>::empty(layout.shape, device);
-  if (count == 1 || layout.same) {
-    kernels::pointwise_forward(device, f, out.numel(), pointers(inputs), out.data());
-  } else if constexpr (count > 1) {
-    kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), pointers(inputs), layout.spans(),
-                               out.data());
+template <class F, Operand... Inputs>
+struct Map {
+  using T = typename FirstOf<Inputs...>::value_type;
+  using D = typename FirstOf<Inputs...>::device_type;
+  static constexpr std::size_t count = sizeof...(Inputs), rank = broadcast_rank<Inputs...>;
+
+  /// `input`: the operands' values, contiguous.
+  static auto record(const char* operation, const F& f, const Inputs&... operands, const tensor_of<Inputs>&... input) {
+    check_defined(operation, input...);
+    check_same_device(operation, input...);
+    BroadcastLayout<rank, count> layout;
+    layout.shape.fill(1);
+    std::size_t added = 0;
+    (layout.add(operation, input.shape(), added++), ...);
+    (layout.compare(input.shape()), ...);
+    const D device = std::array<D, count>{input.device()...}[0];
+    const std::array<const T*, count> inputs{input.data()...};
+    auto out = Tensor<T, static_cast<int>(rank), D>::empty(layout.shape, device);
+    if (count == 1 || layout.same) {
+      kernels::pointwise_forward(device, f, out.numel(), inputs, out.data());
+    } else if constexpr (count > 1) {
+      kernels::pointwise_forward(device, f, std::span<const Index>(layout.shape), inputs, layout.spans(), out.data());
+    }
+    return chorus::record(
+        operations::Pointwise<F>{operation, f}, std::move(out),
+        [operation, f, layout, ... saved = Saved(input)](const auto& dy, auto... nodes) {
+          std::array<T*, count> grads{};
+          std::array<bool, count> accumulate{};
+          // Kernels need distinct outputs. An operand that occurs twice gets a temporary, which is added afterwards.
+          std::array<Storage<D>, count> again{};
+          const auto want = [&](std::size_t i, auto node) {
+            if (!node) return;
+            const auto target = node->target();
+            const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
+            if (std::find(grads.begin(), before, target.data()) != before)
+              again[i] = Storage<D>(dy.device(), target.grad.bytes());
+            grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
+            accumulate[i] = target.accumulate && !again[i];
+          };
+          const auto add_again = [&](std::size_t i, auto node) {
+            if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
+          };
+          std::size_t i = 0, j = 0, k = 0;
+          (want(i++, nodes), ...);
+          const std::array<bool, count> wanted{nodes != nullptr...};
+          const auto number_of = [&](const auto& operand) {
+            const std::size_t own = k++;
+            bool needed = !operations::Pointwise<F>::linear;
+            if constexpr (requires { requires F::bilinear; }) needed = wanted[1 - own];
+            return (needed ? operand.read(operation) : operand.tensor()).data();
+          };
+          const std::array<const T*, count> numbers{number_of(saved)...};
+          const T* gradient = dy.data();
+          if (count == 1 || layout.same) {
+            kernels::pointwise_backward(dy.device(), f, dy.numel(), numbers, gradient, grads, accumulate);
+          } else if constexpr (count > 1) {
+            kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), numbers, layout.spans(),
+                                        gradient, grads, layout.spans(), accumulate);
+          }
+          (add_again(j++, nodes), ...);
+        },
+        operands...);
   }
-  return record(
-      operations::Pointwise<F>{operation, f}, std::move(out),
-      [operation, f, saved, layout](const auto& dy, auto... nodes) {
-        std::array<T*, count> grads{};
-        std::array<bool, count> accumulate{};
-        // Kernels need distinct outputs. An operand that occurs twice gets a temporary, which is added afterwards.
-        std::array<Storage<D>, count> again{};
-        const auto want = [&](std::size_t i, auto node) {
-          if (!node) return;
-          const auto target = node->target();
-          const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
-          if (std::find(grads.begin(), before, target.data()) != before)
-            again[i] = Storage<D>(dy.device(), target.grad.bytes());
-          grads[i] = again[i] ? static_cast<T*>(again[i].data()) : target.data();
-          accumulate[i] = target.accumulate && !again[i];
-        };
-        const auto add_again = [&](std::size_t i, auto node) {
-          if (again[i]) kernels::axpy(dy.device(), numel(node->shape()), T{1}, grads[i], node->target().data());
-        };
-        std::size_t i = 0, j = 0, k = 0;
-        (want(i++, nodes), ...);
-        const std::array<bool, count> wanted{nodes != nullptr...};
-        const auto number_of = [&](const auto& input) {
-          const std::size_t own = k++;
-          bool needed = !operations::Pointwise<F>::linear;
-          if constexpr (requires { requires F::bilinear; }) needed = wanted[1 - own];
-          return (needed ? input.read(operation) : input.tensor()).data();
-        };
-        const std::array<const T*, count> numbers =
-            std::apply([&](const auto&... input) { return std::array<const T*, count>{number_of(input)...}; }, saved);
-        const T* gradient = dy.data();
-        if (count == 1 || layout.same) {
-          kernels::pointwise_backward(dy.device(), f, dy.numel(), numbers, gradient, grads, accumulate);
-        } else if constexpr (count > 1) {
-          kernels::pointwise_backward(dy.device(), f, std::span<const Index>(layout.shape), numbers, layout.spans(),
-                                      gradient, grads, layout.spans(), accumulate);
-        }
-        (add_again(j++, nodes), ...);
-      },
-      first, rest...);
+};
+
+template <class F, Operand... Inputs>
+typename RecordedBroadcast<Inputs...>::type map(const char* operation, const F& f, const Inputs&... inputs) {
+  return Map<F, Inputs...>::record(operation, f, inputs..., contiguous(value_of(inputs))...);
 }
 
 template <class F, Operand... Inputs>
@@ -25148,6 +25369,199 @@ auto hardtanh(const X& x, double min = -1, double max = 1) {
 #ifndef CHORUS_SINGLE_CHORUS_OPS_DROPOUT_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_DROPOUT_HPP
 /// Dropout (Srivastava et al. 2014).
+
+// <chorus/core/shared_places.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARED_PLACES_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARED_PLACES_HPP
+/// The ranks that share the tokens of each sample (SequenceParallel), for operators that need a token's place, or the
+/// tokens of other ranks.
+
+// <chorus/core/tensor_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+/// The ranks that shard layers (tensor parallelism): each rank's part of a tensor, and their collectives.
+
+// <chorus/core/shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+/// Splits things into shares whose sizes differ by at most one.
+
+namespace chorus {
+
+/// The maximum number of shares of a batch, if it is not the number of ranks or devices.
+inline constexpr int most_shares = 64;
+
+/// The start of share `i` of `shares` among `count` things. Sizes differ by at most one; the first ones are larger.
+constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
+  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
+  return at * (count / n) + std::min(at, count % n);
+}
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
+
+#include <numeric>
+
+namespace chorus {
+
+/// A contiguous range of an axis.
+struct AxisPart {
+  Index begin = 0, count = 0;
+};
+
+/// The range of rank `rank` of `ranks` that share `width` entries: whole units; shares differ by at most one unit.
+constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
+  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
+  const Index begin = share_begin(width / unit, n, at) * unit;
+  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
+}
+
+/// A parameter's elements relative to the sharded axis: [outer, blocks, width, inner].
+struct SplitLayout {
+  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
+
+  /// `extents`: of the shard or the whole; `whole`: size of the whole axis.
+  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
+    const auto axis = static_cast<std::size_t>(split.axis);
+    width = whole / blocks;
+    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
+    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
+  }
+  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
+  /// Calls `f(in_whole, in_part, count)` for each contiguous run of a shard.
+  template <class F>
+  void for_runs(const AxisPart& part, const F& f) const {
+    if (part.count == 0) return;
+    for (Index i = 0; i < outer * blocks; ++i)
+      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
+  }
+};
+
+/// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
+/// members must make the same calls in the same order. All calls throw CommError if a member is lost.
+class TensorGroup {
+ public:
+  virtual ~TensorGroup() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Whether sequence positions are sharded, too, between sharded layers.
+  virtual bool splits_sequences() const { return false; }
+
+  /// Sums over all members, in place; all get the same bits.
+  template <Real T>
+  void sum(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
+  }
+  /// The maximum over all members, in place.
+  template <Real T>
+  void max(std::span<T> values) {
+    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
+  }
+  /// all := every member's `mine`, in rank order.
+  template <Real T>
+  void all_gather(std::span<const T> mine, std::span<T> all) {
+    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
+  }
+  /// mine := this member's chunk of the sum over all members' `all`.
+  template <Real T>
+  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
+    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
+  }
+
+  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+ protected:
+  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
+  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
+  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
+};
+
+/// The group of this thread's forward pass; null if layers are not sharded.
+inline std::shared_ptr<TensorGroup>& tensor_group() {
+  thread_local std::shared_ptr<TensorGroup> group;
+  return group;
+}
+
+/// While it lives, this thread's layers belong to `group`.
+struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
+  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
+};
+
+inline SplitLayout PartOfParameter::layout() const {
+  return {extents, split, extents[static_cast<std::size_t>(split.axis)]};
+}
+inline AxisPart PartOfParameter::mine() const { return group->part(layout().width, split.unit); }
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
+
+namespace chorus {
+
+namespace kernels {
+struct AttentionShape;
+}
+
+/// Of `width` neighbouring numbers of a value, a rank has `count`; 0: it has all.
+struct ColumnsOfPlaces {
+  Index width = 0, begin = 0, count = 0;
+};
+
+/// The places of one forward pass: a rank has `own()` of each sample's `length()`, in ascending runs. All members that
+/// compute need the same call on each rank, in the same order, and throw CommError if a rank is lost.
+class SharedPlaces : public std::enable_shared_from_this<SharedPlaces> {
+ public:
+  virtual ~SharedPlaces() = default;
+
+  virtual Index length() const = 0;
+  virtual const std::array<AxisPart, 2>& runs() const = 0;
+  /// Sums over the ranks that share the samples, in place; all get the same bits.
+  virtual void sum(std::span<double> numbers) const = 0;
+  Index own() const { return runs()[0].count + runs()[1].count; }
+
+  /// The key of an operation that draws a number for each place; `rows`: see next_random_key.
+  virtual RandomKey next_key(Index rows) = 0;
+  /// The same for dropout of a value of this shape. Throws UsageError if `plain` is false (a kind of value that is not
+  /// supported), and unless the shape tells the value's places.
+  virtual RandomKey next_key_of_dropout(std::span<const Index> shape, bool plain) = 0;
+  /// Dropout with that key, and its backward, of a pass of `samples`: [rows, inner] on the CPU.
+  virtual void dropout(DType type, Index samples, Index rows, Index inner, double p, const RandomKey& key,
+                       const void* in, void* out, bool accumulate, ColumnsOfPlaces part = {}) const = 0;
+
+  /// The sizes of the whole matrix of scores, for masks. Throws UsageError unless there is one key for each query.
+  virtual void widen(Index& queries, Index& keys) const = 0;
+  /// See kernels::attention_forward and attention_backward. q, k, v and results: of this rank's places; `mask`: of all.
+  virtual void attention_forward(const kernels::AttentionShape& s, const float* q, const float* k, const float* v,
+                                 const float* mask, float* y, float* log_sums) = 0;
+  virtual void attention_forward(const kernels::AttentionShape& s, const double* q, const double* k, const double* v,
+                                 const double* mask, double* y, double* log_sums) = 0;
+  virtual void attention_backward(const kernels::AttentionShape& s, const float* q, const float* k, const float* v,
+                                  const float* mask, const float* y, const float* log_sums, const float* dy, float* dq,
+                                  float* dk, float* dv) = 0;
+  virtual void attention_backward(const kernels::AttentionShape& s, const double* q, const double* k, const double* v,
+                                  const double* mask, const double* y, const double* log_sums, const double* dy,
+                                  double* dq, double* dk, double* dv) = 0;
+};
+
+namespace detail {
+/// This thread's places; null if each rank has whole samples.
+inline thread_local constinit SharedPlaces* shared_places = nullptr;
+
+inline std::shared_ptr<SharedPlaces> places_here() {
+  return shared_places == nullptr ? nullptr : shared_places->shared_from_this();
+}
+/// The samples of the pass, or of the part of it that runs.
+inline Index samples_here() { return random_context() == nullptr ? 0 : random_context()->samples; }
+/// The number of places of a sample of which this rank has `own`.
+inline Index whole_length(Index own) { return shared_places == nullptr ? own : shared_places->length(); }
+}  // namespace detail
+
+/// While it lives, this thread's operators work on these places.
+struct SharedPlacesScope : detail::Replaced<SharedPlaces*> {
+  explicit SharedPlacesScope(SharedPlaces* places) : Replaced(detail::shared_places, places) {}
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARED_PLACES_HPP
 
 // <chorus/kernels/dropout.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_DROPOUT_HPP
@@ -25836,8 +26250,6 @@ void pad_block(Cuda device, AxisShape whole, Index start, Index count, const T* 
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_AXIS_BLOCK_HPP
 
-#include <numeric>
-
 namespace chorus {
 
 // The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
@@ -26076,18 +26488,28 @@ int samples_axis(const std::array<Index, Rank>& shape) {
 template <Operand X>
 auto dropout_of_rows(const X& x, double p, bool drops) {
   const auto input = contiguous(value_of(x));
-  const auto key = next_random_key(input.size(0), drops, std::is_base_of_v<AnyParameter, X>);
+  constexpr bool same_on_all = std::is_base_of_v<AnyParameter, X>;
+  const auto places = drops && !same_on_all ? places_here() : nullptr;
+  constexpr bool plain = !is_graph_variable<X> && std::is_same_v<typename tensor_of<X>::device_type, Cpu>;
+  constexpr DType type = dtype<typename tensor_of<X>::value_type>;
+  const auto key =
+      places ? places->next_key_of_dropout(input.shape(), plain) : next_random_key(input.size(0), drops, same_on_all);
   if (!drops)
     return record(
         operations::Dropout{0, {}}, input, [](const auto& dy, auto dx) { dx->add(dy); }, x);
-  const Index samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
+  const Index of_pass = samples_here(), samples = input.size(0), inner = samples == 0 ? 0 : input.numel() / samples;
   const auto device = input.device();
   auto out = tensor_of<X>::empty(input.shape(), device);
-  kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, key);
+  if (places) [[unlikely]]
+    places->dropout(type, of_pass, samples, inner, p, key, input.data(), out.data(), false);
+  else
+    kernels::dropout_forward(device, samples, inner, input.data(), out.data(), p, key);
   return record(
       operations::Dropout{p, key}, std::move(out),
-      [samples, inner, p, key](const auto& dy, auto dx) {
+      [samples, inner, p, key, places, of_pass](const auto& dy, auto dx) {
         const auto [grad, accumulate] = dx->target();
+        if (places) [[unlikely]]
+          return places->dropout(type, of_pass, samples, inner, p, key, dy.data(), grad.data(), accumulate);
         kernels::dropout_backward(dy.device(), samples, inner, dy.data(), grad.data(), p, key, accumulate);
       },
       x);
@@ -26103,15 +26525,26 @@ X dropout_part(const X& x, double p, const kernels::ColumnsOfRow& row) {
     const auto input = contiguous(value_of(x));
     check<UsageError>(samples_axis(input.shape()) == 0,
                       "dropout: expected the samples along the first axis of a value that ranks share");
-    const auto key = next_random_key(input.size(0));
-    const Index samples = input.size(0), numbers = samples * row.count;
+    const auto places = places_here();
+    constexpr DType type = dtype<typename tensor_of<X>::value_type>;
+    const auto key =
+        places ? places->next_key_of_dropout(input.shape(), std::is_same_v<typename tensor_of<X>::device_type, Cpu>)
+               : next_random_key(input.size(0));
+    const Index of_pass = samples_here(), samples = input.size(0), numbers = samples * row.count;
     const Index rows = numbers == 0 ? 0 : input.numel() / numbers;
     auto out = tensor_of<X>::empty(input.shape(), input.device());
-    kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
+    const ColumnsOfPlaces part{row.width, row.begin, row.count};
+    if (places) [[unlikely]]
+      places->dropout(type, of_pass, samples, rows * row.count, p, key, input.data(), out.data(), false, part);
+    else
+      kernels::dropout_columns(input.device(), samples, rows, row, input.data(), out.data(), p, key, false);
     return record(
         "dropout", std::move(out),
-        [samples, rows, row, p, key](const auto& dy, auto dx) {
+        [samples, rows, row, p, key, places, of_pass, part](const auto& dy, auto dx) {
           const auto [grad, accumulate] = dx->target();
+          if (places) [[unlikely]]
+            return places->dropout(type, of_pass, samples, rows * row.count, p, key, dy.data(), grad.data(), accumulate,
+                                   part);
           kernels::dropout_columns(dy.device(), samples, rows, row, dy.data(), grad.data(), p, key, accumulate);
         },
         x);
@@ -28656,8 +29089,8 @@ struct Dropout : Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return dropout(x, p, training()); });
   }
-  template <class X>
-  auto operator()(const Columns<X>& x) const {
+  template <class X, class... Kinds>
+  auto operator()(const Placed<X, Kinds...>& x) const {
     return detail::watched(*this, [&] { return dropout(x, p, training()); });
   }
   std::string describe() const override { return cat("Dropout(", p, ")"); }
@@ -36368,6 +36801,10 @@ class LayerNorm : public Module {
   auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return layer_norm(x, weight, bias, eps_); });
   }
+  template <class X, class... Kinds>
+  auto operator()(const Placed<X, Kinds...>& x) const {
+    return detail::watched(*this, [&] { return layer_norm_of_whole(x, weight, bias, eps_); });
+  }
   /// For sharded sequences; the gradients of weight and bias are summed over all positions.
   template <class X>
   auto operator()(const SequencePart<X>& x) const {
@@ -37129,8 +37566,8 @@ class Linear : public Module {
   [[gnu::noinline]] auto operator()(const X& x) const {
     return detail::watched(*this, [&] { return apply(x); });
   }
-  template <class X>
-  auto operator()(const Columns<X>& x) const {
+  template <class X, class... Kinds>
+  auto operator()(const Placed<X, Kinds...>& x) const {
     return linear(x, weight, bias);  // does not compile, with an explanation
   }
   void visit(Visitor& visitor) override;
@@ -40556,8 +40993,9 @@ class Optimizer : public HasLearningRate {
       Entry& entry = *each;
       const auto& parameter = *entry.named.parameter;
       if (!parameter.is_here()) continue;
-      for (std::size_t slot = 0; slot < slots().size(); ++slot)
-        out.push_back(detail::beside(parameter, cat(slots()[slot], '.', entry.named.name), state_data(entry, slot)));
+      std::size_t slot = 0;
+      for (const std::string_view name : slots_of(entry.named))
+        out.push_back(detail::beside(parameter, cat(name, '.', entry.named.name), state_data(entry, slot++)));
       out.push_back({cat("steps.", entry.named.name), DType::i64, {}, &entry.steps, true});
     }
     return out;
@@ -40600,7 +41038,7 @@ class Optimizer : public HasLearningRate {
     std::array<void*, max_slots> state;
     std::int64_t steps;  // earlier steps
     GroupOptions group;
-    std::size_t axes;             // of the first parameter, even if only a part of it is here
+    std::size_t axes, number;  // of the first parameter, even if only a part of it is here; its place among the given
     const std::int64_t* counted;  // the host's counter of steps, including this one
 
     double weight_decay(double of_optimizer) const { return group.weight_decay.value_or(of_optimizer); }
@@ -40636,9 +41074,12 @@ class Optimizer : public HasLearningRate {
 
   /// The names of each parameter's state tensors, which have its dtype and shape and start at 0.
   virtual std::span<const std::string_view> slots() const = 0;
+  /// The same for one parameter, which may have fewer.
+  virtual std::span<const std::string_view> slots_of(const nn::NamedParameter<D>&) const { return slots(); }
 
   struct Walk {
-    bool each_alone = false;  ///< each range is one parameter
+    bool each_alone = false;  ///< each range is one parameter, of which this process has all
+    bool in_pieces = false;   ///< or a piece: the optimizer asks the ranks with the others
   };
   /// Calls `update(T{}, range)` for ranges that cover all parameters with gradients; then counts the step.
   template <class Update>
@@ -40651,7 +41092,7 @@ class Optimizer : public HasLearningRate {
     for (const Entry& entry : entries_) {  // before any parameter is updated
       entry.named.parameter->check_grad_whole();
       detail::check_averaged(entry.named);
-      if (walk.each_alone)
+      if (walk.each_alone && !walk.in_pieces)
         nn::check_whole("optimizer", entry.named,
                         "it needs the norm of whole parameters: use an element-wise optimizer, such as Adam or Sgd");
     }
@@ -40686,8 +41127,9 @@ class Optimizer : public HasLearningRate {
       any = true;
       if (hash_of_steps == 0) hash_of_steps = Ledger::mixed(1, static_cast<std::uint64_t>(entry.steps));
       Range next{parameter.dtype(), parameter.count(), parameter.memory(), parameter.grad_data(), {}, entry.steps++,
-                 entry.group, parameter.extents().size(), &entry.steps};
-      for (std::size_t slot = 0; slot < slots().size(); ++slot) next.state[slot] = state_data(entry, slot);
+                 entry.group, parameter.extents().size(), entry.number, &entry.steps};
+      for (std::size_t slot = 0, n = slots_of(entry.named).size(); slot < n; ++slot)
+        next.state[slot] = state_data(entry, slot);
       parameter.storage().look();
       parameter.touch();
       if (walk.each_alone || !continues(range, next)) {
@@ -40757,19 +41199,19 @@ class Optimizer : public HasLearningRate {
   [[gnu::cold]] void make_state() {
     if (made_) return move_state();
     made_ = true;
-    std::size_t bytes = 0;
-    for (const DType type : {DType::f32, DType::f64}) {  // a dtype's state is contiguous, like its parameters
-      sort_by_address(type);
-      for (Entry& entry : entries_)
-        if (entry.named.parameter->dtype() == type) {
-          const bool here = entry.named.parameter->is_here();  // parameters of another process have no state here
-          const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0, size = size_of(type);
-          entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
-          bytes = entry.state_begin + padded_count<D>(count, size) * size;
-        }
-    }
+    for (const DType type : {DType::f32, DType::f64}) sort_by_address(type);
     const MemoryScope scope(trace::Memory::optimizer);
-    for (std::size_t slot = 0; slot < slots().size(); ++slot) {
+    std::size_t bytes = 0;
+    for (std::size_t slot = slots().size(); slot-- > 0;) {  // parameters with fewer slots lie behind those with more
+      for (const DType type : {DType::f32, DType::f64})  // a dtype's state is contiguous, like its parameters
+        for (Entry& entry : entries_)
+          if (entry.named.parameter->dtype() == type && slots_of(entry.named).size() == slot + 1) {
+            const bool here = entry.named.parameter->is_here();  // parameters of another process have no state here
+            const auto count = here ? static_cast<std::size_t>(entry.named.parameter->count()) : 0;
+            const std::size_t size = size_of(type);
+            entry.state_begin = parameter_place<D>((bytes + size - 1) / size, count, size) * size;
+            bytes = entry.state_begin + padded_count<D>(count, size) * size;
+          }
       state_[slot] = Storage<D>(device(), bytes);
       zero_bytes(device(), state_[slot].data(), bytes);
     }
@@ -41470,6 +41912,14 @@ class Schedule {
     epoch_ = epoch;
   }
 
+  // For checkpoints, as the learning rate is kept by itself.
+  static constexpr std::string_view kept_as = "schedule";
+  std::array<double, 1> kept() const { return {static_cast<double>(epoch_)}; }
+  static bool can_keep(const std::array<double, 1>& kept) {
+    return kept[0] >= 0 && kept[0] < 1e9 && kept[0] == std::floor(kept[0]);
+  }
+  void keep(const std::array<double, 1>& kept) { epoch_ = static_cast<int>(kept[0]); }
+
  private:
   void set(double rate) { optimizer_.resume_lr(rate * optimizer_.reduction()); }
   // Moves from one rate of the formula to the next.
@@ -42005,25 +42455,6 @@ auto with_batch_axis_of(const Y& y) {
 }  // namespace detail
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_AUTOGRAD_BATCH_AXIS_HPP
-
-// <chorus/core/shares.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
-/// Splits things into shares whose sizes differ by at most one.
-
-namespace chorus {
-
-/// The maximum number of shares of a batch, if it is not the number of ranks or devices.
-inline constexpr int most_shares = 64;
-
-/// The start of share `i` of `shares` among `count` things. Sizes differ by at most one; the first ones are larger.
-constexpr std::int64_t share_begin(std::int64_t count, std::size_t shares, std::size_t i) {
-  const auto n = static_cast<std::int64_t>(shares), at = static_cast<std::int64_t>(i);
-  return at * (count / n) + std::min(at, count % n);
-}
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_SHARES_HPP
 
 // <chorus/parallel/dp/nested.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DP_NESTED_HPP
@@ -45914,8 +46345,9 @@ class BatchShares {
   }
   [[gnu::cold]] void meet_now();
 
-  /// From now on ranks' gradients are added with weight 1: each is a gradient of the mean over the whole batch already.
-  void add_as_they_are() { as_they_are_ = true; }
+  /// From now on ranks' gradients are added with that weight, by default as they are: each is a gradient of the mean
+  /// over the whole batch already. 0: as `weigh` decides.
+  void add_alike(double weight = 1) { given_weight_ = weight; }
   /// The number of samples of all ranks in the pass.
   std::int64_t batch();
 
@@ -46020,7 +46452,7 @@ class BatchShares {
   std::vector<std::int64_t> samples_;  // by rank
   std::vector<double> counted_;  // of sums with a divisor, in passes whose gradients accumulate
   std::vector<double> scales_;
-  bool as_they_are_ = false;
+  double given_weight_ = 0;  // see add_alike
   bool known_ = true;     // the ranks' messages of this pass
   bool decided_ = false;  // the ranks' weights
   bool alike_ = true;
@@ -46085,7 +46517,7 @@ std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossSha
   for (std::size_t rank = 0; rank < all_.size(); ++rank)
     check<UsageError>(all_[rank].numbers != has_refused, "rank ", rank,
                       " refused its loss, whose operations differ from this rank's");
-  if (as_they_are_)
+  if (given_weight_ != 0)
     scales_.assign(losses.size(), 1);
   else
     decide(losses.size());
@@ -46094,7 +46526,7 @@ std::span<const double> BatchShares<Communicator>::weigh(std::span<const LossSha
 
 template <class Communicator>
 double BatchShares<Communicator>::weight() {
-  if (as_they_are_) return 1;
+  if (given_weight_ != 0) return given_weight_;
   ask();
   return decided_ ? weight_ : weight_by_samples();
 }
@@ -47075,7 +47507,7 @@ class Accumulation final : public Extension<D> {
       earlier_.change_unit(core_.flat, core_.shares.weight(), [this](std::size_t i) { return core_.is_shared(i); });
   }
   void gradient_arrived(std::size_t i) override {
-    earlier_.gradient_arrived(core_.parameter(i));
+    if (core_.is_shared(i)) earlier_.gradient_arrived(core_.parameter(i));
     if (core_.sync || !averages_()) return;
     if (!std::exchange(accumulates_, true)) earlier_.unit = core_.shares.weight();
     if (core_.ranks.size() > 1 && core_.is_shared(i)) core_.parameter(i).set_grad_local(true);
@@ -49740,7 +50172,10 @@ class Socket {
 
   /// Encrypts all data from here on, for peers that know `token`. The handshake is part of the first calls that move
   /// bytes. Throws as Tls does.
-  void encrypt(Tls::Side side, const std::string& token) { tls_ = std::make_unique<Tls>(fd_, side, token); }
+  void encrypt(Tls::Side side, const std::string& token) {
+    no_delay();  // the messages of the handshake are short
+    tls_ = std::make_unique<Tls>(fd_, side, token);
+  }
   /// The reason if encryption has ended the connection, as an addition to a message; otherwise empty.
   std::string trouble() const {
     const auto why = tls_ ? tls_->trouble() : std::string();
@@ -50188,12 +50623,14 @@ struct NamedCall {
   int unit = -1;
   int peer = 0;                ///< of a message
   bool receives = false;       ///< a message
+  const char* part_of = nullptr;  ///< a collective made of several calls
   const char* name = nullptr;  ///< instead of the envelope
   bool grouped = false;        ///< the envelope is the last one of a group, or the name stands for all its calls
   Algorithm algorithm = Algorithm::automatic;  ///< the chosen one, if an operation has several
 
   [[gnu::cold]] std::string text() const {
     std::string out = grouped && name == nullptr ? "a group of calls up to " : "";
+    if (part_of != nullptr) out += cat(part_of, ": ");
     if (name != nullptr)
       out += grouped ? cat(name, " #", envelope.sequence) : name;
     else
@@ -51201,7 +51638,11 @@ class NcclEngine final : public Engine {
         .dtype = call.reduction.dtype,
         .detail = static_cast<std::uint8_t>(reduces ? static_cast<int>(call.reduction.op) : call.peer),
         .count = call.count};
-    const NamedCall named{.envelope = envelope, .bucket = call.bucket, .peer = call.peer, .receives = call.receives};
+    const NamedCall named{.envelope = envelope,
+                          .bucket = call.bucket,
+                          .peer = call.peer,
+                          .receives = call.receives,
+                          .part_of = call.part_of};
     return queue_->enqueue(named, [&](Api& api, Comm comm, Stream stream, std::vector<RedOp>& operators) {
       return reduces ? reduce(call, api, comm, stream, operators) : move(call, api, comm, stream);
     });
@@ -51968,6 +52409,7 @@ class AnyCommunicator;
 }
 template <std::size_t Bytes = (std::size_t{4} << 20)>
 struct ByBytes;
+struct AverageParameters;
 struct NoSequenceSplit;
 struct OneForwardOneBackward;
 struct ReduceScatter;
@@ -51983,10 +52425,12 @@ template <class Model, class... Axes>
 class Mesh;  // needs #include <chorus/parallel/mesh.hpp>
 template <class Model, int Shares = 0>
 class SameBits;  // needs #include <chorus/same_bits.hpp>
-template <class Model, class Communicator = comm::AnyCommunicator>
+template <class Model, class Outer = AverageParameters, class Communicator = comm::AnyCommunicator>
 class LocalSgd;  // needs #include <chorus/parallel/local_sgd.hpp>
 template <class Model, class Communicator = comm::AnyCommunicator>
 class ParameterServer;  // needs #include <chorus/parallel/parameter_server.hpp>
+template <class Model>
+class SequenceParallel;  // needs #include <chorus/parallel/sequence_parallel.hpp>
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ELSEWHERE_HPP
@@ -55854,104 +56298,6 @@ CHORUS_INLINE std::string TokenStream::finish() {
 #define CHORUS_SINGLE_CHORUS_IO_TENSOR_PLACE_HPP
 /// The places of a model's tensors, for writing them to a file and reading them.
 
-// <chorus/core/tensor_group.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-#define CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-/// The ranks that shard layers (tensor parallelism): each rank's part of a tensor, and their collectives.
-
-namespace chorus {
-
-/// A contiguous range of an axis.
-struct AxisPart {
-  Index begin = 0, count = 0;
-};
-
-/// The range of rank `rank` of `ranks` that share `width` entries: whole units; shares differ by at most one unit.
-constexpr AxisPart axis_part(Index width, Index unit, int ranks, int rank) {
-  const auto n = static_cast<std::size_t>(ranks), at = static_cast<std::size_t>(rank);
-  const Index begin = share_begin(width / unit, n, at) * unit;
-  return {begin, share_begin(width / unit, n, at + 1) * unit - begin};
-}
-
-/// A parameter's elements relative to the sharded axis: [outer, blocks, width, inner].
-struct SplitLayout {
-  Index outer = 1, blocks = 1, width = 0, inner = 1;  // of the whole parameter; width: of a block
-
-  /// `extents`: of the shard or the whole; `whole`: size of the whole axis.
-  SplitLayout(std::span<const Index> extents, const Split& split, Index whole) : blocks(split.blocks) {
-    const auto axis = static_cast<std::size_t>(split.axis);
-    width = whole / blocks;
-    outer = std::accumulate(extents.begin(), extents.begin() + split.axis, Index{1}, std::multiplies<>());
-    for (std::size_t i = axis + 1; i < extents.size(); ++i) inner *= extents[i];
-  }
-  Index numbers(const AxisPart& part) const { return outer * blocks * part.count * inner; }
-  /// Calls `f(in_whole, in_part, count)` for each contiguous run of a shard.
-  template <class F>
-  void for_runs(const AxisPart& part, const F& f) const {
-    if (part.count == 0) return;
-    for (Index i = 0; i < outer * blocks; ++i)
-      f((i * width + part.begin) * inner, i * part.count * inner, part.count * inner);
-  }
-};
-
-/// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
-/// members must make the same calls in the same order. All calls throw CommError if a member is lost.
-class TensorGroup {
- public:
-  virtual ~TensorGroup() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-  /// Whether sequence positions are sharded, too, between sharded layers.
-  virtual bool splits_sequences() const { return false; }
-
-  /// Sums over all members, in place; all get the same bits.
-  template <Real T>
-  void sum(std::span<T> values) {
-    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, false);
-  }
-  /// The maximum over all members, in place.
-  template <Real T>
-  void max(std::span<T> values) {
-    if (!values.empty()) all_reduce(values.data(), values.size(), dtype<T>, true);
-  }
-  /// all := every member's `mine`, in rank order.
-  template <Real T>
-  void all_gather(std::span<const T> mine, std::span<T> all) {
-    if (!mine.empty()) all_gather(mine.data(), all.data(), mine.size(), dtype<T>);
-  }
-  /// mine := this member's chunk of the sum over all members' `all`.
-  template <Real T>
-  void reduce_scatter(std::span<const T> all, std::span<T> mine) {
-    if (!mine.empty()) reduce_scatter(all.data(), mine.data(), mine.size(), dtype<T>);
-  }
-
-  AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
-
- protected:
-  virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
-  virtual void all_gather(const void* mine, void* all, std::size_t count, DType type) = 0;
-  virtual void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) = 0;
-};
-
-/// The group of this thread's forward pass; null if layers are not sharded.
-inline std::shared_ptr<TensorGroup>& tensor_group() {
-  thread_local std::shared_ptr<TensorGroup> group;
-  return group;
-}
-
-/// While it lives, this thread's layers belong to `group`.
-struct TensorGroupScope : detail::Replaced<std::shared_ptr<TensorGroup>> {
-  explicit TensorGroupScope(std::shared_ptr<TensorGroup> group) : Replaced(tensor_group(), std::move(group)) {}
-};
-
-inline SplitLayout PartOfParameter::layout() const {
-  return {extents, split, extents[static_cast<std::size_t>(split.axis)]};
-}
-inline AxisPart PartOfParameter::mine() const { return group->part(layout().width, split.unit); }
-
-}  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_CORE_TENSOR_GROUP_HPP
-
 namespace chorus::io::detail {
 
 /// In a checkpoint, names with this prefix are not the model's.
@@ -56601,16 +56947,60 @@ void for_attention_blocks(Index n, F f) {
   for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
 }
 
+/// A block's part of a running softmax: with w = exp(scores - largest), total += sum of w, and out += w v, where the
+/// old `total` and `out` are first scaled to the new `largest`. `factors`: of dropout. v, out: the block's rows.
+template <class T>
+void attention_add(const AttentionShape& s, Index rows, Index columns, T* scores, const T* factors, const T* v, T* out,
+                   T* largest, T* total) {
+  constexpr Index block = attention_block;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  for (Index i = 0; i < rows; ++i) {
+    T* row = scores + i * block;
+    const Row<T> line{i * block, i, columns};
+    const T now =
+        Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
+    const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
+    const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
+    largest[i] = high;
+    const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
+      store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
+      return weight;
+    });
+    total[i] = total[i] * kept + Sum<T>::fold(sum);
+    if (kept != T{1})
+      for_packets<T>(s.values, [&](Index j, auto n) {
+        T* place = out + i * s.values + j;
+        store(place, pmul(load(place, n), splat(kept)), n);
+      });
+  }
+  gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v, s.values, out, s.values, true,
+                nullptr);
+}
+
+/// After all blocks of keys: out is the result, log_sums the log of each softmax's denominator.
+template <class T>
+void attention_end(const AttentionShape& s, Index rows, const T* largest, const T* total, T* out, T* log_sums) {
+  for (Index i = 0; i < rows; ++i) {
+    const bool sees_nothing = total[i] == T{0};
+    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
+    for_packets<T>(s.values, [&](Index j, auto n) {
+      T* place = out + i * s.values + j;
+      store(place, pmul(load(place, n), inverse), n);
+    });
+    log_sums[i] = sees_nothing ? std::numeric_limits<T>::infinity() : largest[i] + std::log(total[i]);
+  }
+}
+
 /// The result of one block of queries.
 template <class T>
 void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
                     const T* v, const T* mask, T* y, T* log_sums) {
   constexpr Index block = attention_block;
-  constexpr T lowest = -std::numeric_limits<T>::infinity();
   const Scratch<T> memory(device, 2 * block * block);
   T *scores = memory.data(), *factors = scores + block * block;
   T largest[block], total[block];
-  std::fill_n(largest, block, lowest);
+  std::fill_n(largest, block, -std::numeric_limits<T>::infinity());
   std::fill_n(total, block, T{0});
   T* out = y + (matrix * s.queries + query) * s.values;
   std::fill_n(out, rows * s.values, T{0});
@@ -56619,38 +57009,61 @@ void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index que
     const AttentionBlock b{matrix, query, rows, key, columns};
     attention_scores(s, b, q, k, mask, scores);
     if (s.dropout > 0) attention_dropout(s, b, factors);
-    for (Index i = 0; i < rows; ++i) {
-      T* row = scores + i * block;
-      const Row<T> line{i * block, i, columns};
-      const T now =
-          Eigen::internal::pfirst(line.reduce(Max<T>{}, [&](Index j, auto n) { return load(scores + j, n, lowest); }));
-      const T high = std::max(largest[i], now), shift = high == lowest ? T{0} : high;
-      const T kept = largest[i] == high ? T{1} : std::exp(largest[i] - shift);
-      largest[i] = high;
-      const auto sum = reduce_packets<T>(0, columns, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-        const auto weight = exp_to_zero<T>(psub(load(row + j, n, lowest), splat(shift)));
-        store(row + j, s.dropout > 0 ? pmul(weight, load(factors + i * block + j, n)) : weight, n);
-        return weight;
-      });
-      total[i] = total[i] * kept + Sum<T>::fold(sum);
-      if (kept != T{1})
-        for_packets<T>(s.values, [&](Index j, auto n) {
-          T* place = out + i * s.values + j;
-          store(place, pmul(load(place, n), splat(kept)), n);
-        });
-    }
-    gemm_alone<T>(Trans::no, Trans::no, rows, s.values, columns, scores, block, v + (matrix * s.keys + key) * s.values,
-                  s.values, out, s.values, true, nullptr);
+    attention_add(s, rows, columns, scores, factors, v + (matrix * s.keys + key) * s.values, out, largest, total);
   });
+  attention_end(s, rows, largest, total, out, log_sums + matrix * s.queries + query);
+}
+
+/// dots[i] = the product of row i of y and dy.
+template <class T>
+void attention_dots(Index rows, Index values, const T* y, const T* dy, T* dots) {
   for (Index i = 0; i < rows; ++i) {
-    const bool sees_nothing = total[i] == T{0};
-    const auto inverse = splat(sees_nothing ? T{0} : T{1} / total[i]);
-    for_packets<T>(s.values, [&](Index j, auto n) {
-      T* place = out + i * s.values + j;
-      store(place, pmul(load(place, n), inverse), n);
-    });
-    log_sums[matrix * s.queries + query + i] = sees_nothing ? -lowest : largest[i] + std::log(total[i]);
+    const T *result = y + i * values, *gradient = dy + i * values;
+    dots[i] = Sum<T>::fold(reduce_packets<T>(0, values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
+      return pmul(load(result + j, n), load(gradient + j, n));
+    }));
   }
+}
+
+/// A block's rows of operands and gradients; gradients may be null.
+template <class T>
+struct AttentionOperands {
+  const T *q, *k, *v, *dy, *log_sums, *dots;
+  T *dq, *dk, *dv;
+};
+
+/// Adds a block's part of the gradients. `weights`: its scores, which are overwritten; gradients: scratch memory.
+template <class T>
+void attention_block_backward(const AttentionShape& s, Index rows, Index columns, T* weights, T* gradients,
+                              const T* factors, const AttentionOperands<T>& at) {
+  constexpr Index block = attention_block;
+  gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, at.dy, s.values, at.v, s.values, gradients, block,
+                false, nullptr);
+  for (Index i = 0; i < rows; ++i) {
+    const auto shift = splat(at.log_sums[i]), dot = splat(at.dots[i]);
+    const auto scale = splat(static_cast<T>(s.scale));
+    for_packets<T>(columns, [&](Index j, auto n) {
+      const Index place = i * block + j;
+      const auto weight = exp_to_zero<T>(psub(load(weights + place, n), shift));
+      auto gradient = load(gradients + place, n), used = weight;
+      if (s.dropout > 0) {
+        const auto factor = load(factors + place, n);
+        gradient = pmul(gradient, factor);
+        used = pmul(used, factor);
+      }
+      store(weights + place, used, n);
+      store(gradients + place, pmul(pmul(weight, psub(gradient, dot)), scale), n);
+    });
+  }
+  if (at.dv != nullptr)
+    gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, at.dy, s.values, at.dv, s.values,
+                  true, nullptr);
+  if (at.dk != nullptr)
+    gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block, at.q, s.features, at.dk,
+                  s.features, true, nullptr);
+  if (at.dq != nullptr)
+    gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, at.k, s.features, at.dq,
+                  s.features, true, nullptr);
 }
 
 /// The gradients of one matrix of the batch.
@@ -56662,47 +57075,19 @@ void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix
   T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
   T* dots = factors + block * block;
   const Index queries = matrix * s.queries, keys = matrix * s.keys;
-  for (Index i = 0; i < s.queries; ++i) {
-    const T *result = y + (queries + i) * s.values, *gradient = dy + (queries + i) * s.values;
-    dots[i] = Sum<T>::fold(reduce_packets<T>(0, s.values, splat(T{0}), Sum<T>{}, [&](Index j, auto n) {
-      return pmul(load(result + j, n), load(gradient + j, n));
-    }));
-  }
+  const auto moved = [](T* at, Index by) { return at == nullptr ? nullptr : at + by; };
+  attention_dots(s.queries, s.values, y + queries * s.values, dy + queries * s.values, dots);
   for_attention_blocks(s.keys, [&](Index key, Index columns) {
     for_attention_blocks(s.queries, [&](Index query, Index rows) {
       if (s.causal && query + rows <= key) return;
       const AttentionBlock b{matrix, query, rows, key, columns};
-      const T* dy_rows = dy + (queries + query) * s.values;
       attention_scores(s, b, q, k, mask, weights);
-      gemm_alone<T>(Trans::no, Trans::yes, rows, columns, s.values, dy_rows, s.values, v + (keys + key) * s.values,
-                    s.values, gradients, block, false, nullptr);
       if (s.dropout > 0) attention_dropout(s, b, factors);
-      for (Index i = 0; i < rows; ++i) {
-        const auto shift = splat(log_sums[queries + query + i]), dot = splat(dots[query + i]);
-        const auto scale = splat(static_cast<T>(s.scale));
-        for_packets<T>(columns, [&](Index j, auto n) {
-          const Index at = i * block + j;
-          const auto weight = exp_to_zero<T>(psub(load(weights + at, n), shift));
-          auto gradient = load(gradients + at, n), used = weight;
-          if (s.dropout > 0) {
-            const auto factor = load(factors + at, n);
-            gradient = pmul(gradient, factor);
-            used = pmul(used, factor);
-          }
-          store(weights + at, used, n);
-          store(gradients + at, pmul(pmul(weight, psub(gradient, dot)), scale), n);
-        });
-      }
-      if (dv != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.values, rows, weights, block, dy_rows, s.values,
-                      dv + (keys + key) * s.values, s.values, true, nullptr);
-      if (dk != nullptr)
-        gemm_alone<T>(Trans::yes, Trans::no, columns, s.features, rows, gradients, block,
-                      q + (queries + query) * s.features, s.features, dk + (keys + key) * s.features, s.features, true,
-                      nullptr);
-      if (dq != nullptr)
-        gemm_alone<T>(Trans::no, Trans::no, rows, s.features, columns, gradients, block, k + (keys + key) * s.features,
-                      s.features, dq + (queries + query) * s.features, s.features, true, nullptr);
+      const Index row = queries + query, column = keys + key;
+      attention_block_backward(
+          s, rows, columns, weights, gradients, factors,
+          {q + row * s.features, k + column * s.features, v + column * s.values, dy + row * s.values, log_sums + row,
+           dots + query, moved(dq, row * s.features), moved(dk, column * s.features), moved(dv, column * s.values)});
     });
   });
 }
@@ -57463,12 +57848,17 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
                             .causal = options.causal,
                             .dropout = options.dropout,
                             .mask_pitch = mask.defined() && mask.size(0) != 1 ? mask.size(1) * mask.size(2) : 0};
-  if (s.dropout > 0) s.key = next_random_key(samples);
+  const auto shared = places_here();
+  if (s.dropout > 0) s.key = shared ? shared->next_key(samples) : next_random_key(samples);
   auto log_sums = Tensor<compute_type<T>, 1, D>::empty({matrices * s.queries}, device);
   shape.back() = s.values;
   auto out = Tensor<T, rank, D>::empty(shape, device);
   count_multiply_adds(matrices * s.queries * s.keys * (s.features + s.values));
   const auto forward = [&](const auto&... at) {
+    if constexpr (on_cpu)
+      if (shared) [[unlikely]]
+        return shared->attention_forward(s, queries.data(), keys.data(), values.data(), mask.data(), out.data(),
+                                         log_sums.data());
     kernels::attention_forward(device, s, at..., queries.data(), keys.data(), values.data(), mask.data(), out.data(),
                                log_sums.data());
   };
@@ -57479,7 +57869,7 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
   return record(
       "scaled_dot_product_attention", out,
       [queries = Saved(queries), keys = Saved(keys), values = Saved(values), mask, out = Saved(out), log_sums, s,
-       device](const auto& dy, auto dq, auto dk, auto dv) {
+       device, shared](const auto& dy, auto dq, auto dk, auto dv) {
         const auto numbers = [](const auto& saved) { return saved.read("scaled_dot_product_attention").data(); };
         const auto place = [&](auto node, bool& adds) -> T* {
           if (!node) return nullptr;
@@ -57492,6 +57882,10 @@ auto attention_in_blocks(const Q& q, const K& k, const V& v, const AttentionMask
         kernels::AttentionAdds adds{};
         T* const grads[] = {place(dq, adds.q), place(dk, adds.k), place(dv, adds.v)};
         const auto backward = [&](const auto&... how) {
+          if constexpr (on_cpu)
+            if (shared) [[unlikely]]
+              return shared->attention_backward(s, in[0], in[1], in[2], mask.data(), in[3], log_sums.data(), dy.data(),
+                                                grads[0], grads[1], grads[2]);
           kernels::attention_backward(device, s, how..., in[0], in[1], in[2], mask.data(), in[3], log_sums.data(),
                                       dy.data(), grads[0], grads[1], grads[2]);
         };
@@ -57620,6 +58014,9 @@ auto attention_in_stacks(const Q& q, const K& k, const V& v, const Masked& maske
 template <class T, int Rank, class D, std::size_t N>
 Tensor<T, 3, D> attention_mask(const Tensor<T, Rank, D>& mask, std::array<Index, N> scores) {
   static_assert(Rank >= 2 && Rank <= static_cast<int>(N), "attention: expected a mask [..., queries, keys]");
+  check<ShapeError>(shared_places == nullptr || mask.size(-1) == scores[N - 1],
+                    "SequenceParallel: attention: expected ", "a mask for the ", scores[N - 1],
+                    " keys of all ranks (ch::whole), got shape ", mask.shape());
   const auto matrix = [&](Index count) { return Shape<3>{count, scores[N - 2], scores[N - 1]}; };
   const bool for_all = std::all_of(mask.shape().begin(), mask.shape().end() - 2, [](Index size) { return size == 1; });
   if (!for_all) return broadcast_to(mask, scores).view(matrix(-1));
@@ -57660,6 +58057,8 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
     if (same_batch(keys.shape()) && same_batch(values.shape()) && queries.numel() > 0 && values.numel() > 0 &&
         !takes_attention_weights<Q>()) {
       scores.back() = keys.size(-2);
+      if (shared_places != nullptr) [[unlikely]]
+        shared_places->widen(scores[scores.size() - 2], scores.back());
       const auto in_blocks = [&] { return attention_in_blocks(q, k, v, make_mask(scores), options); };
       if constexpr (has_attention_kernel<Q, K, V>) {
         return in_blocks();
@@ -57669,6 +58068,9 @@ auto attention(const Q& q, const K& k, const V& v, const MakeMask& make_mask, co
       }
     }
   }
+  check<UsageError>(shared_places == nullptr || queries.numel() == 0, "SequenceParallel: attention of shapes ",
+                    queries.shape(), ", ", keys.shape(), ": expected self-attention in float or double on the CPU, ",
+                    "with one key for each query and head, without gradients of gradients or quantisation");
   return unblocked_attention(q, k, v, masked, options);
 }
 
@@ -57897,8 +58299,665 @@ auto attention_of_layer(const void* layer, const Q& q, const K& k, const V& v, c
 // <chorus/ops/columns.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
 #define CHORUS_SINGLE_CHORUS_OPS_COLUMNS_HPP
-/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup, as its own type. Element-wise functions
-/// accept it; functions that mix columns don't compile.
+/// Columns: a value whose last axis is sharded over the ranks of a TensorGroup. Element-wise functions accept it;
+/// functions that mix columns don't compile.
+
+// <chorus/ops/placement.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_HPP
+/// Placement types: models of one's own under TensorParallel whose missing and double sums don't compile. See
+/// placement/placed.hpp for the kinds, placement/collectives.hpp for the calls, placement/rules.hpp for the rules.
+
+// <chorus/ops/placement/collectives.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_COLLECTIVES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_COLLECTIVES_HPP
+/// Calls that change what ranks hold of a value, each with its gradient:
+///
+/// | call | value | gradient |
+/// |---|---|---|
+/// | `copy<Axis>(x)` | plain to Copied | all-reduce |
+/// | `all_reduce<Axis>(x)` | Partial to plain | as it is |
+/// | `all_reduce<placement::Copied<Axis>>(x)` | Partial to Copied | all-reduce |
+/// | `all_gather<Axis>(x)` | Split to plain | own part |
+/// | `all_gather<placement::Copied<Axis>>(x)` | Split to Copied | reduce-scatter |
+/// | `reduce_scatter<Axis, dim>(x)` | Partial to Split | all-gather |
+/// | `take_part<Axis, dim>(x)` | plain to Split | all-gather |
+/// | | Copied to Split | zeros around it |
+/// | `all_to_all<Axis, dim>(x)` | Split to Split along another axis | all-to-all |
+///
+/// All ranks make the same calls, in a forward pass and in its backward pass. Without ranks all return x.
+
+// <chorus/ops/placement/rules.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_RULES_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_RULES_HPP
+/// The rules of placement types: which kinds fit together, what comes out, and which call is missing where they don't.
+
+// <chorus/ops/placement/placed.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_PLACED_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_PLACED_HPP
+/// Placement types: what the ranks of an axis hold of a value, as a part of its type.
+///
+/// | kind | value | gradient |
+/// |---|---|---|
+/// | a plain Variable | the same on all ranks | the same on all, complete |
+/// | placement::Copied<Axis> | the same on all ranks | a term of a sum |
+/// | placement::Split<Axis, dim> | a part | a part |
+/// | placement::Partial<Axis> | a term of a sum that has not been taken | the same on all |
+///
+/// A plain value and a Copied one differ in backward alone. A Tensor has no gradient and counts as both.
+
+namespace chorus {
+
+using TensorGroupRef = std::shared_ptr<TensorGroup>;
+
+/// Tags for the axes along which ranks share a computation. A tag of your own has `group()`: the ranks of this pass, or
+/// null if there is no such axis.
+namespace axis {
+/// The ranks of TensorParallel, or of a Mesh's axis Tensor.
+struct Tensor {
+  static const TensorGroupRef& group() { return tensor_group(); }
+};
+}  // namespace axis
+
+template <class A>
+concept PlacementAxis = requires {
+  { A::group() } -> std::convertible_to<TensorGroupRef>;
+};
+
+namespace placement {
+
+/// The same on all ranks of the axis. They compute different things with it, so its gradient is a term of a sum.
+template <PlacementAxis Axis>
+struct Copied {
+  using axis = Axis;
+};
+/// A part of axis `dim` of the value. It counts from the last axis: -1, -2, ...
+template <PlacementAxis Axis, int dim>
+struct Split {
+  static_assert(dim < 0, "Split: expected an axis counted from the last one: -1, -2, ...");
+  using axis = Axis;
+};
+/// The value is the sum of what the ranks hold.
+template <PlacementAxis Axis>
+struct Partial {
+  using axis = Axis;
+};
+
+}  // namespace placement
+
+namespace detail {
+
+/// How ranks share an axis of `width` entries: in whole units. Without a group this rank has all.
+struct AxisShare {
+  Index width = 0, unit = 1;
+  TensorGroupRef group;
+
+  AxisPart range() const { return group ? group->part(width, unit) : AxisPart{0, width}; }
+  friend bool operator==(const AxisShare& a, const AxisShare& b) {
+    return a.width == b.width && a.group == b.group && (a.group == nullptr || a.unit == b.unit || a.group->size() == 1);
+  }
+};
+
+// The base of a Placed for each of its kinds.
+template <class Kind>
+struct ShareOf {};
+template <class Axis, int dim>
+struct ShareOf<placement::Split<Axis, dim>> {
+  AxisShare share;
+};
+template <class Axis, int dim>
+const AxisShare& share_along(const ShareOf<placement::Split<Axis, dim>>& placed) {
+  return placed.share;
+}
+
+// What a refused call returns: nothing is refused that follows from it.
+struct Refused {
+  struct axis {};
+};
+
+template <class Kind>
+inline constexpr int split_dim = 0;  // not split
+template <class Axis, int dim>
+inline constexpr int split_dim<placement::Split<Axis, dim>> = dim;
+
+constexpr bool all_differ(std::initializer_list<int> dims) {
+  for (const auto* a = dims.begin(); a != dims.end(); ++a)
+    for (const auto* b = dims.begin(); b != a; ++b)
+      if (*a == *b && *a != 0) return false;
+  return true;
+}
+
+// The index of an axis that counts from the last one.
+template <int dim, std::size_t Rank>
+constexpr std::size_t at_dim() {
+  static_assert(dim < 0 && -dim <= static_cast<int>(Rank), "placement: the value has no such axis");
+  return Rank - static_cast<std::size_t>(-dim);
+}
+
+template <class... More>
+inline constexpr bool never = false;
+
+template <class X>
+inline constexpr bool is_refused = false;
+template <class X>
+inline constexpr bool is_refused<Placed<X, Refused>> = true;
+template <Operand X>
+Placed<X, Refused> refused(const X& x) {
+  return {x, ShareOf<Refused>{}};
+}
+
+}  // namespace detail
+
+/// What this rank holds of a value, with a kind for each axis along which it is not a plain value. Functions and
+/// operators accept those kinds for which the result is one device's. For others the compiler names the missing call.
+template <Operand X, class... Kinds>
+class Placed : public detail::ShareOf<Kinds>... {
+  static_assert(detail::all_differ({detail::split_dim<Kinds>...}),
+                "Placed: two axes of ranks split one axis of a value: expected different ones");
+  static constexpr int dim = (0 + ... + detail::split_dim<Kinds>);  // if one axis splits the value
+  static constexpr bool one_split = ((detail::split_dim<Kinds> != 0 ? 1 : 0) + ... + 0) == 1;
+
+ public:
+  using operand_type = X;
+
+  Placed(X part, detail::ShareOf<Kinds>... shares)
+      : detail::ShareOf<Kinds>(std::move(shares))..., part_(std::move(part)) {}
+  /// A value that is split in multiples of `unit`. Throws ShapeError if the part does not have this rank's size.
+  Placed(X part, Index width, Index unit = 1,
+         TensorGroupRef group = nullptr) requires(one_split && sizeof...(Kinds) == 1)
+      : Placed(std::move(part), detail::ShareOf<Kinds>{{width, unit, std::move(group)}}...) {
+    const auto& shape = value_of(part_).shape();
+    check<ShapeError>(shape[detail::at_dim<dim, tensor_of<X>::rank>()] == range().count, "Columns: expected ",
+                      range().count, " of ", width, " columns, got shape ", shape);
+  }
+
+  /// What this rank holds, as a plain value: the compiler checks no further what is done with it.
+  const X& part() const { return part_; }
+  /// Of the axis that is split.
+  Index width() const requires one_split { return sole().width; }
+  Index unit() const requires one_split { return sole().unit; }
+  const TensorGroupRef& group() const requires one_split { return sole().group; }
+  /// The range of that axis that this rank holds.
+  AxisPart range() const requires one_split { return sole().range(); }
+  /// The shape of the whole value.
+  auto shape() const {
+    auto shape = value_of(part_).shape();
+    (set_whole<Kinds>(shape), ...);
+    return shape;
+  }
+  /// Another value of the same kinds.
+  template <Operand Y>
+  Placed<Y, Kinds...> with(Y part) const {
+    return {std::move(part), static_cast<const detail::ShareOf<Kinds>&>(*this)...};
+  }
+  /// Whether two values are split in the same way.
+  template <class Y>
+  bool same_as(const Placed<Y, Kinds...>& other) const requires one_split {
+    return sole() == other.sole();
+  }
+
+  // A whole value has these. They return something usable, so that the message is the only error.
+  template <class... None>
+  const auto& value() const {
+    static_assert(
+        detail::never<None...> || detail::is_refused<Placed>,
+        "value: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
+    return value_of(part_);
+  }
+  template <class... None>
+  double item() const {
+    static_assert(
+        detail::never<None...> || detail::is_refused<Placed>,
+        "item: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is missing");
+    return 0;
+  }
+  template <class... Seed>
+  void backward(const Seed&...) const {
+    static_assert(detail::never<Seed...> || detail::is_refused<Placed>,
+                  "backward: ranks hold different parts or terms of x: all_reduce<Axis>(x) or all_gather<Axis>(x) is "
+                  "missing");
+  }
+
+ private:
+  template <Operand Y, class... Others>
+  friend class Placed;
+
+  const detail::AxisShare& sole() const {
+    const detail::AxisShare* found = nullptr;
+    (find<Kinds>(found), ...);
+    return *found;
+  }
+  template <class Kind>
+  void find(const detail::AxisShare*& found) const {
+    if constexpr (detail::split_dim<Kind> != 0) found = &static_cast<const detail::ShareOf<Kind>&>(*this).share;
+  }
+  template <class Kind, class Shape>
+  void set_whole(Shape& shape) const {
+    if constexpr (detail::split_dim<Kind> != 0)
+      shape[detail::at_dim<detail::split_dim<Kind>, std::tuple_size_v<Shape>>()] = detail::ShareOf<Kind>::share.width;
+  }
+
+  X part_;
+};
+
+/// Calls x what it is not for the compiler: `assume<placement::Partial<axis::Tensor>>(x)`. For values that ranks
+/// computed without these types; nothing is checked.
+template <class Kind, Operand X>
+requires(detail::split_dim<Kind> == 0) auto assume(const X& x) { return Placed<X, Kind>(x, detail::ShareOf<Kind>{}); }
+
+namespace detail {
+
+template <class X>
+inline constexpr bool is_placed = false;
+template <class X, class... Kinds>
+inline constexpr bool is_placed<Placed<X, Kinds...>> = true;
+
+/// What rules apply to: a Placed, or a parameter of one (SplitParameter, Summed).
+template <class X>
+concept PlacedLike = is_placed<X> || requires(const X& x) {
+  x.placed();
+};
+template <class X>
+concept PlacedOrPlain = PlacedLike<X> || Operand<X> || std::is_arithmetic_v<X>;
+template <class... Xs>
+concept SomePlaced = (PlacedLike<Xs> || ...) && (PlacedOrPlain<Xs> && ...);
+
+template <class X>
+const X& as_placed(const X& x) {
+  return x;
+}
+template <class X>
+requires requires(const X& x) { x.placed(); }
+auto as_placed(const X& x) { return x.placed(); }
+template <class X>
+using placed_type = std::remove_cvref_t<decltype(as_placed(std::declval<const X&>()))>;
+
+template <class X>
+const X& part_of_placed(const X& x) {
+  return x;
+}
+template <class X, class... Kinds>
+const X& part_of_placed(const Placed<X, Kinds...>& x) {
+  return x.part();
+}
+
+/// Whether a model under a policy of ranks may return it: whole values, and columns of classes for cross_entropy.
+template <class Y>
+inline constexpr bool may_leave = !is_placed<Y> || is_refused<Y>;
+template <class X>
+inline constexpr bool may_leave<Placed<X, placement::Split<axis::Tensor, -1>>> = true;
+template <class... Ys>
+inline constexpr bool may_leave<std::tuple<Ys...>> = (may_leave<Ys> && ...);
+
+}  // namespace detail
+
+}  // namespace chorus
+
+/// Inside a policy's pass: its ranks are known in the pass alone.
+#define CHORUS_WHOLE_OUTPUT(POLICY, ...)                                                                    \
+  static_assert(::chorus::detail::may_leave<__VA_ARGS__>, POLICY                                            \
+                ": the model returns a part of a value, a copy or a term of a sum: all_gather<Axis>(x) or " \
+                "all_reduce<Axis>(x) is missing")
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_PLACED_HPP
+
+namespace chorus::detail {
+
+/// One operand on one axis of ranks.
+struct Kind {
+  enum Name : std::uint8_t { plain, whole, copied, split, partial };  // plain: a number or a Tensor, with no gradient
+  Name name = plain;
+  int dim = 0;
+  friend constexpr bool operator==(const Kind&, const Kind&) = default;
+  constexpr bool is(Name other) const { return name == other; }
+};
+
+/// What the compiler says; see expect.
+enum class Missing : std::uint8_t { nothing, all_reduce, all_gather, all_to_all, take_part, copy, original };
+
+struct Outcome {
+  Kind kind;
+  Missing missing = Missing::nothing;
+  constexpr Outcome(Kind result) : kind(result) {}
+  constexpr Outcome(Missing call) : missing(call) {}
+};
+
+// Element by element, no sums.
+constexpr Outcome meet(Kind a, Kind b) {
+  if (a.is(Kind::partial) || b.is(Kind::partial)) return Missing::all_reduce;
+  if (a.is(Kind::plain) || a == b) return b;
+  if (b.is(Kind::plain)) return a;
+  if (a.is(Kind::split) && b.is(Kind::split)) return Missing::all_to_all;
+  if (a.is(Kind::whole) || b.is(Kind::whole)) return Missing::copy;
+  return a.is(Kind::split) ? a : b;
+}
+constexpr Outcome add_kinds(Kind a, Kind b) { return a == b ? Outcome(a) : meet(a, b); }
+constexpr Outcome multiply_kinds(Kind a, Kind b) {
+  if (a.is(Kind::partial)) std::swap(a, b);
+  if (!b.is(Kind::partial)) return meet(a, b);
+  if (a.is(Kind::whole)) return Missing::copy;
+  return a.is(Kind::plain) || a.is(Kind::copied) ? Outcome(b) : Missing::all_reduce;
+}
+constexpr Outcome divide_kinds(Kind a, Kind b) {
+  return b.is(Kind::partial) ? Outcome(Missing::all_reduce) : multiply_kinds(a, b);
+}
+// a: [..., m, k], b: [..., k, n].
+constexpr Outcome product_kinds(Kind a, Kind b) {
+  if (a.is(Kind::partial) || b.is(Kind::partial) || !(a.is(Kind::split) || b.is(Kind::split)))
+    return multiply_kinds(a, b);
+  const bool sums_a = a.is(Kind::split) && a.dim == -1, sums_b = b.is(Kind::split) && b.dim == -2;
+  if (sums_a && sums_b) return Kind{Kind::partial};
+  if (a.is(Kind::split) && b.is(Kind::split)) return a.dim == b.dim && a.dim < -2 ? Outcome(a) : Missing::all_gather;
+  if (sums_a || sums_b) return Missing::take_part;
+  if (a.is(Kind::whole) || b.is(Kind::whole)) return Missing::copy;
+  return a.is(Kind::split) ? a : b;
+}
+// x: [..., in], weight: [out, in].
+constexpr Outcome linear_kinds(Kind x, Kind weight) {
+  if (weight.is(Kind::split)) weight.dim = -3 - weight.dim;
+  return product_kinds(x, weight);
+}
+// table: [entries, features], index: [...].
+constexpr Outcome embedding_kinds(Kind table, Kind index) {
+  if (table.is(Kind::partial) || index.is(Kind::partial)) return Missing::all_reduce;
+  if (!index.is(Kind::split)) return table.is(Kind::split) && table.dim == -2 ? Kind{Kind::partial} : table;
+  if (table.is(Kind::split)) return Missing::all_gather;
+  return table.is(Kind::whole) ? Outcome(Missing::copy) : Kind{Kind::split, index.dim - 1};
+}
+// x: [..., features], which are normalised together; weight: [features].
+constexpr Outcome norm_kinds(Kind x, Kind weight) {
+  if ((x.is(Kind::split) && x.dim == -1) || weight.is(Kind::split)) return Missing::all_gather;
+  return meet(x, weight);
+}
+// A function that is not linear, of each element.
+constexpr Outcome nonlinear_kind(Kind x, Kind) { return x.is(Kind::partial) ? Outcome(Missing::all_reduce) : x; }
+// A function that needs all of x, but may compute on each rank with the same x.
+constexpr Outcome alike_kind(Kind x, Kind) {
+  return x.is(Kind::split) ? Outcome(Missing::all_gather) : nonlinear_kind(x, {});
+}
+// A loss, which is one number with one gradient on all ranks.
+constexpr Outcome loss_kinds(Kind a, Kind b) {
+  if (a.is(Kind::partial) || b.is(Kind::partial)) return Missing::all_reduce;
+  if (a.is(Kind::split) || b.is(Kind::split)) return Missing::all_gather;
+  return a.is(Kind::copied) || b.is(Kind::copied) ? Outcome(Missing::original) : Kind{Kind::whole};
+}
+// A sum of all elements.
+constexpr Outcome sum_kind(Kind x, Kind) { return x.is(Kind::split) ? Kind{Kind::partial} : x; }
+// A sum along an axis, which is removed.
+template <int dim>
+constexpr Outcome sum_along(Kind x, Kind) {
+  if (!x.is(Kind::split) || x.dim > dim) return x;
+  return x.dim == dim ? Kind{Kind::partial} : Kind{Kind::split, x.dim + 1};
+}
+// A function that is not linear, along an axis.
+template <int dim>
+constexpr Outcome normalized_along(Kind x, Kind) {
+  return x.is(Kind::split) && x.dim == dim ? Outcome(Missing::all_gather) : nonlinear_kind(x, {});
+}
+// Axes a and b of x change places.
+template <int a, int b>
+constexpr Outcome swapped(Kind x, Kind) {
+  if (x.is(Kind::split) && (x.dim == a || x.dim == b)) x.dim = x.dim == a ? b : a;
+  return x;
+}
+
+template <class K>
+inline constexpr Kind kind_of{};
+template <class Axis>
+inline constexpr Kind kind_of<placement::Copied<Axis>>{Kind::copied};
+template <class Axis, int dim>
+inline constexpr Kind kind_of<placement::Split<Axis, dim>>{Kind::split, dim};
+template <class Axis>
+inline constexpr Kind kind_of<placement::Partial<Axis>>{Kind::partial};
+
+template <class Axis, Kind::Name, int>
+struct KindType {
+  using type = void;
+};
+template <class Axis>
+struct KindType<Axis, Kind::copied, 0> {
+  using type = placement::Copied<Axis>;
+};
+template <class Axis, int dim>
+struct KindType<Axis, Kind::split, dim> {
+  using type = placement::Split<Axis, dim>;
+};
+template <class Axis>
+struct KindType<Axis, Kind::partial, 0> {
+  using type = placement::Partial<Axis>;
+};
+
+/// A list without repetition: of axes, or of kinds.
+template <class... Items>
+struct Distinct {
+  template <class Item>
+  using with = std::conditional_t<std::is_void_v<Item> || (std::is_same_v<Item, Items> || ...), Distinct,
+                                  Distinct<Items..., Item>>;
+};
+template <class List, class... More>
+struct DistinctOf {
+  using type = List;
+};
+template <class List, class First, class... More>
+struct DistinctOf<List, First, More...> : DistinctOf<typename List::template with<First>, More...> {};
+
+/// The kinds of an operand.
+template <class X>
+struct PlacementOf {
+  using axes = Distinct<>;
+  template <class>
+  static constexpr Kind on{std::is_arithmetic_v<X> || AnyTensor<X> ? Kind::plain : Kind::whole};
+};
+template <class X, class... Ks>
+struct PlacementOf<Placed<X, Ks...>> {
+  using axes = Distinct<typename Ks::axis...>;
+  template <class Axis>
+  static constexpr Kind found() {
+    Kind kind = PlacementOf<X>::template on<Axis>;
+    ((kind = std::is_same_v<typename Ks::axis, Axis> ? kind_of<Ks> : kind), ...);
+    return kind;
+  }
+  template <class Axis>
+  static constexpr Kind on = found<Axis>();
+};
+
+template <class List>
+struct AxesOfBoth;
+template <class... As>
+struct AxesOfBoth<Distinct<As...>> {
+  template <class... Bs>
+  static auto with(Distinct<Bs...>) -> typename DistinctOf<Distinct<As...>, Bs...>::type;
+};
+
+template <class... Ks>
+struct PlacedAs {
+  template <class Y>
+  using of = Placed<Y, Ks...>;
+};
+template <>
+struct PlacedAs<> {
+  template <class Y>
+  using of = Y;
+};
+
+template <class X>
+using part_type = std::remove_cvref_t<decltype(part_of_placed(as_placed(std::declval<const X&>())))>;
+// The part of an operand that may have a gradient, if one of both may.
+template <class A, class B>
+using recorded_part = std::conditional_t<AnyTensor<part_type<A>>, part_type<B>, part_type<A>>;
+
+/// What `rule` makes of the kinds of two operands.
+template <auto rule, class A, class B = A>
+struct Combined {
+  using a_type = placed_type<A>;
+  using b_type = placed_type<B>;
+  using both = decltype(AxesOfBoth<typename PlacementOf<a_type>::axes>::with(typename PlacementOf<b_type>::axes{}));
+
+  template <class Axis>
+  static constexpr Outcome outcome = rule(PlacementOf<a_type>::template on<Axis>,
+                                          PlacementOf<b_type>::template on<Axis>);
+
+  template <class... Axes>
+  static constexpr Missing first(Distinct<Axes...>) {
+    Missing found = Missing::nothing;
+    ((found = found == Missing::nothing ? outcome<Axes>.missing : found), ...);
+    return found;
+  }
+  static constexpr bool after_refusal = is_refused<a_type> || is_refused<b_type>;
+  static constexpr Missing missing = after_refusal ? Missing::nothing : first(both{});
+
+  template <class... Axes>
+  static auto list(Distinct<Axes...>) ->
+      typename DistinctOf<Distinct<>,
+                          typename KindType<Axes, outcome<Axes>.kind.name, outcome<Axes>.kind.dim>::type...>::type;
+  using kinds = std::conditional_t<after_refusal, Distinct<Refused>, decltype(list(both{}))>;
+
+  template <class... Ks>
+  static PlacedAs<Ks...> as(Distinct<Ks...>);
+  /// The type of a result with part Y.
+  template <class Y>
+  using result = typename decltype(as(kinds{}))::template of<Y>;
+};
+
+// The share of a result's axis: that of the operand which is split.
+template <class K, class A, class B>
+ShareOf<K> share_from(const A& a, const B& b) {
+  if constexpr (split_dim<K> == 0)
+    return {};
+  else if constexpr (PlacementOf<A>::template on<typename K::axis>.is(Kind::split))
+    return {share_along<typename K::axis>(a)};
+  else
+    return {share_along<typename K::axis>(b)};
+}
+template <class... Ks, class Y, class A, class B>
+auto placed_from(Distinct<Ks...>, Y part, const A& a, const B& b) {
+  if constexpr (sizeof...(Ks) == 0)
+    return part;
+  else
+    return Placed<Y, Ks...>(std::move(part), share_from<Ks>(a, b)...);
+}
+
+// The share of a table's entries; null if ranks don't split them.
+template <class X, class... Ks>
+const AxisShare* share_of_entries(const Placed<X, Ks...>& table) {
+  const AxisShare* found = nullptr;
+  const auto look = [&]<class K>(std::type_identity<K>) {
+    if constexpr (split_dim<K> == -2) found = &share_along<typename K::axis>(table);
+  };
+  (look(std::type_identity<Ks>{}), ...);
+  return found;
+}
+template <Operand X>
+const AxisShare* share_of_entries(const X&) {
+  return nullptr;
+}
+
+// An axis, counted from the last one.
+template <int dim, int rank>
+inline constexpr int from_the_last = dim < 0 ? dim : dim - rank;
+
+// How the operands' numbers lie beside each other.
+enum class Beside : std::uint8_t { elements, matrices, anyhow };
+
+// Whether x has more than one entry along an axis.
+template <int dim, class X>
+bool spans(const X& x) {
+  if constexpr (Operand<X>)
+    if constexpr (tensor_of<X>::rank >= -dim) {
+      const auto& shape = value_of(x).shape();
+      return shape[at_dim<dim, tensor_of<X>::rank>()] != 1;
+    }
+  return false;
+}
+
+// A sum is taken over the ranks of the pass.
+template <class Axis, class X>
+void check_in_pass(const char* operation, const X& x) {
+  check<UsageError>(share_along<Axis>(x).group == Axis::group(), operation,
+                    ": expected a value that the ranks of this pass split, got one of another pass, or one that this "
+                    "rank has whole: list all layers with CHORUS_MODULE, and call the net");
+}
+
+template <auto rule, Beside beside, class Axis, class A, class B>
+void check_shares(const char* operation, const A& a, const B& b) {
+  constexpr Kind of_a = PlacementOf<A>::template on<Axis>, of_b = PlacementOf<B>::template on<Axis>;
+  if constexpr (of_a.is(Kind::split) && of_b.is(Kind::split)) {
+    check<ShapeError>(share_along<Axis>(a) == share_along<Axis>(b), operation, ": columns of shapes ", a.shape(),
+                      " and ", b.shape(), " are split in different ways");
+  } else if constexpr (of_a.is(Kind::split) && (beside == Beside::elements || of_a.dim < -2)) {
+    if constexpr (beside != Beside::anyhow)
+      check<ShapeError>(share_along<Axis>(a).group == nullptr || !spans<of_a.dim>(part_of_placed(b)), operation,
+                        ": a value of shape ", a.shape(), " is split along axis ", of_a.dim,
+                        ", which the other one has whole: use take_part on that one");
+  } else if constexpr (of_b.is(Kind::split)) {
+    check_shares<rule, beside, Axis>(operation, b, a);
+  }
+  if constexpr (rule(of_a, of_b).kind.is(Kind::partial) && of_a.is(Kind::split)) check_in_pass<Axis>(operation, a);
+}
+
+template <auto rule, Beside beside, class... Axes, class A, class B>
+void check_all_shares(Distinct<Axes...>, const char* operation, const A& a, const B& b) {
+  (check_shares<rule, beside, Axes>(operation, a, b), ...);
+}
+
+/// f of the operands' parts, as a value of the kinds that `rule` gives.
+template <auto rule, Beside beside, class A, class B, class F>
+auto combined(const char* operation, const A& a, const B& b, const F& f) {
+  using Rule = Combined<rule, A, B>;
+  const auto& x = as_placed(a);
+  const auto& y = as_placed(b);
+  check_all_shares<rule, beside>(typename Rule::both{}, operation, x, y);
+  return placed_from(typename Rule::kinds{}, f(part_of_placed(x), part_of_placed(y)), x, y);
+}
+
+/// The same of one operand.
+template <auto rule, class A, class F>
+auto mapped(const char* operation, const A& a, const F& f) {
+  using Rule = Combined<rule, A>;
+  const auto& x = as_placed(a);
+  const auto check_axis = [&]<class Axis>(std::type_identity<Axis>) {
+    constexpr Kind kind = PlacementOf<placed_type<A>>::template on<Axis>;
+    if constexpr (kind.is(Kind::split) && rule(kind, kind).kind.is(Kind::partial)) check_in_pass<Axis>(operation, x);
+  };
+  [&]<class... Axes>(Distinct<Axes...>) { (check_axis(std::type_identity<Axes>{}), ...); }(typename Rule::both{});
+  return placed_from(typename Rule::kinds{}, f(part_of_placed(x)), x, x);
+}
+
+/// What a call returns: y, or after a refusal what no other message follows from.
+template <Missing missing, class Y>
+auto unless(const Y& y) {
+  if constexpr (missing == Missing::nothing)
+    return y;
+  else
+    return refused(part_of_placed(y));
+}
+
+/// Called by functions of placed values: the only error that a program gets from them. `Where` is a type of the calling
+/// function alone, so that each has its own.
+template <Missing missing, class Where>
+constexpr void expect(Where) {
+  static_assert(missing != Missing::all_reduce,
+                "placement: an operand is a term of a sum that was not taken (Partial): all_reduce<Axis>(x) or "
+                "reduce_scatter<Axis, dim>(x) is missing");
+  static_assert(missing != Missing::all_gather,
+                "placement: it mixes columns, which ranks split (Split): all_gather<Axis>(x) is missing, or a layer "
+                "for split values");
+  static_assert(missing != Missing::all_to_all,
+                "placement: operands are split along different axes: all_to_all<Axis, dim>(x) is missing");
+  static_assert(
+      missing != Missing::take_part,
+      "placement: it mixes columns, which ranks split in one operand alone: take_part<Axis, dim>(x) of the other, or "
+      "all_gather<Axis>(x), is missing");
+  static_assert(
+      missing != Missing::copy,
+      "placement: a whole value meets what differs between ranks, so its gradient is a term of a sum: copy<Axis>(x) is "
+      "missing, or Summed for a parameter");
+  static_assert(
+      missing != Missing::original,
+      "placement: x is a copy, whose gradient is a term of a sum (Copied): pass it as it was before copy<Axis>(x)");
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_RULES_HPP
 
 // <chorus/ops/tensor_regions.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPS_TENSOR_REGIONS_HPP
@@ -57907,8 +58966,6 @@ auto attention_of_layer(const void* layer, const Q& q, const K& k, const V& v, c
 /// of the other. For a null group all are the identity.
 
 namespace chorus {
-
-using TensorGroupRef = std::shared_ptr<TensorGroup>;
 
 namespace detail {
 
@@ -58077,68 +59134,645 @@ auto reduce_scatter_axis(const X& x, Index axis, Index unit = 1, const TensorGro
 
 namespace chorus {
 
-/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
-template <Operand X>
-class Columns {
- public:
-  using operand_type = X;
+namespace detail {
 
-  /// `unit`: see Split. Throws ShapeError if the part does not have this rank's size.
-  Columns(X part, Index width, Index unit = 1, TensorGroupRef group = nullptr)
-      : part_(std::move(part)), width_(width), unit_(unit), group_(std::move(group)) {
-    check<ShapeError>(value_of(part_).shape().back() == range().count, "Columns: expected ", range().count, " of ",
-                      width, " columns, got shape ", value_of(part_).shape());
-  }
-
-  const X& part() const { return part_; }
-  Index width() const { return width_; }
-  Index unit() const { return unit_; }
-  const TensorGroupRef& group() const { return group_; }
-  /// The range of columns that this rank holds.
-  AxisPart range() const { return group_ ? group_->part(width_, unit_) : AxisPart{0, width_}; }
-  /// The shape of the whole value.
-  auto shape() const {
-    auto shape = value_of(part_).shape();
-    shape.back() = width_;
-    return shape;
-  }
-  /// Another value with the same sharding.
-  template <Operand Y>
-  Columns<Y> with(Y part) const {
-    return {std::move(part), width_, unit_, group_};
-  }
-  /// Whether two values have the same sharding.
-  template <class Y>
-  bool same_as(const Columns<Y>& other) const {
-    return width_ == other.width() && group_ == other.group() &&
-           (group_ == nullptr || unit_ == other.unit() || group_->size() == 1);
-  }
-
- private:
-  X part_;
-  Index width_, unit_;
-  TensorGroupRef group_;
+// What a collective ends in: the axis itself for a plain value.
+template <class To>
+struct Target {
+  using axis = To;
+  using kind = void;
+};
+template <class Axis>
+struct Target<placement::Copied<Axis>> {
+  using axis = Axis;
+  using kind = placement::Copied<Axis>;
 };
 
-namespace detail {
-template <class X>
-inline constexpr bool is_columns = false;
-template <class X>
-inline constexpr bool is_columns<Columns<X>> = true;
-template <class... Xs>
-inline constexpr bool no_columns = false;
+template <class Axis, class X>
+inline constexpr Kind kind_along = PlacementOf<X>::template on<Axis>;
 
-template <class A, class B>
-void check_same_columns(const char* operation, const Columns<A>& a, const Columns<B>& b) {
-  check<ShapeError>(a.same_as(b), operation, ": columns of shapes ", a.shape(), " and ", b.shape(),
-                    " are split in different ways");
+/// The kinds of X with another kind on one axis; void: a plain value.
+template <class X, class Axis, class K>
+struct WithKind : DistinctOf<Distinct<>, K> {};
+template <class X, class... Ks, class Axis, class K>
+struct WithKind<Placed<X, Ks...>, Axis, K>
+    : DistinctOf<Distinct<>, std::conditional_t<std::is_same_v<typename Ks::axis, Axis>, K, Ks>...,
+                 std::conditional_t<(std::is_same_v<typename Ks::axis, Axis> || ...), void, K>> {};
+
+// x with another part and another kind on one axis.
+template <class K, class Y, class X>
+auto placed_as(Y part, const X& x, const ShareOf<K>& share) {
+  return [&]<class... Ks>(Distinct<Ks...>) {
+    const auto of = [&]<class Own>(std::type_identity<Own>) -> ShareOf<Own> {
+      if constexpr (std::is_same_v<Own, K>)
+        return share;
+      else
+        return share_from<Own>(x, x);
+    };
+    return Placed<Y, Ks...>(std::move(part), of(std::type_identity<Ks>{})...);
+  }(typename WithKind<X, typename K::axis, K>::type{});
+}
+template <class Axis, class Y, class X>
+auto placed_whole(Y part, const X& x) {
+  return placed_from(typename WithKind<X, Axis, void>::type{}, std::move(part), x, x);
+}
+template <class Axis, class To, class Y, class X>
+auto placed_to(Y part, const X& x) {
+  if constexpr (std::is_void_v<To>)
+    return placed_whole<Axis>(std::move(part), x);
+  else
+    return placed_as<To>(std::move(part), x, ShareOf<To>{});
+}
+
+template <class Axis>
+TensorGroupRef group_along() {
+  return Axis::group();
+}
+
+}  // namespace detail
+
+/// x, the same on all ranks, where they start to compute different things with it: Copied. Its gradients are summed.
+/// Use one copy several times, and they are summed in one message.
+template <PlacementAxis Axis, class X>
+requires(Operand<X> || detail::is_placed<X>) auto copy(const X& x) {
+  constexpr auto kind = detail::kind_along<Axis, X>;
+  static_assert(!kind.is(detail::Kind::partial),
+                "copy: x is a term of a sum that was not taken (Partial): all_reduce<placement::Copied<Axis>>(x)");
+  static_assert(!kind.is(detail::Kind::split),
+                "copy: x is a part of a value (Split): all_gather<placement::Copied<Axis>>(x)");
+  static_assert(!kind.is(detail::Kind::copied),
+                "copy: x is a copy already (Copied): its gradient would be summed twice");
+  if constexpr ((kind.is(detail::Kind::plain) || kind.is(detail::Kind::whole)) && !detail::is_refused<X>)
+    return detail::placed_to<Axis, placement::Copied<Axis>>(
+        enter_tensor_region(detail::part_of_placed(x), detail::group_along<Axis>()), x);
+  else
+    return detail::refused(detail::part_of_placed(x));
+}
+
+/// The same of a parameter: one that is Summed or split along another axis of ranks.
+template <PlacementAxis Axis, class X>
+requires requires(const X& x) { x.placed(); }
+auto copy(const X& x) { return copy<Axis>(x.placed()); }
+
+namespace detail {
+// A parameter beside x: a copy for each axis along which x is not a plain value.
+template <class P>
+auto copied_along(const P& parameter, Distinct<>) {
+  return parameter;
+}
+template <class P, class First, class... More>
+auto copied_along(const P& parameter, Distinct<First, More...>) {
+  return copied_along(copy<First>(parameter), Distinct<More...>{});
+}
+template <class P, class X, class... Ks>
+auto copied_beside(const Placed<X, Ks...>&, const P& parameter) {
+  return copied_along(parameter, Distinct<typename Ks::axis...>{});
 }
 }  // namespace detail
+
+/// The sum of what ranks hold (all-reduce). `To`: an axis, whose ranks compute the same with it, or
+/// placement::Copied<Axis>.
+template <class To, class X>
+requires(Operand<X> || detail::is_placed<X>) auto all_reduce(const X& x) {
+  using Axis = typename detail::Target<To>::axis;
+  constexpr bool sums = detail::kind_along<Axis, X>.is(detail::Kind::partial);
+  static_assert(sums || detail::is_refused<X>,
+                "all_reduce: expected a term of a sum (Partial): the other ranks' values would be added to it");
+  if constexpr (!sums) {
+    return detail::refused(detail::part_of_placed(x));
+  } else {
+    const auto group = detail::group_along<Axis>();
+    const auto sum = leave_tensor_region(x.part(), group);
+    if constexpr (std::is_void_v<typename detail::Target<To>::kind>)
+      return detail::placed_whole<Axis>(sum, x);
+    else
+      return detail::placed_to<Axis, To>(enter_tensor_region(sum, group), x);
+  }
+}
+
+/// All of the value, on each rank (all-gather). `To`: as for all_reduce.
+template <class To, class X>
+requires(Operand<X> || detail::is_placed<X>) auto all_gather(const X& x) {
+  using Axis = typename detail::Target<To>::axis;
+  constexpr auto kind = detail::kind_along<Axis, X>;
+  static_assert(kind.is(detail::Kind::split) || detail::is_refused<X>, "all_gather: expected parts of a value (Split)");
+  if constexpr (!kind.is(detail::Kind::split)) {
+    return detail::refused(detail::part_of_placed(x));
+  } else {
+    constexpr bool copied = !std::is_void_v<typename detail::Target<To>::kind>;
+    const auto& share = detail::share_along<Axis>(x);
+    return detail::placed_to<Axis, typename detail::Target<To>::kind>(
+        gather_axis(x.part(), kind.dim, share.width, share.unit, copied, share.group), x);
+  }
+}
+
+/// This rank's part of axis `dim` of the sum of what ranks hold (reduce-scatter), in multiples of `unit`.
+template <PlacementAxis Axis, int dim, class X>
+requires(Operand<X> || detail::is_placed<X>) auto reduce_scatter(const X& x, Index unit = 1) {
+  constexpr bool sums = detail::kind_along<Axis, X>.is(detail::Kind::partial);
+  static_assert(sums || detail::is_refused<X>,
+                "reduce_scatter: expected a term of a sum (Partial): the other ranks' values would be added to it");
+  if constexpr (!sums) {
+    return detail::refused(detail::part_of_placed(x));
+  } else {
+    constexpr int axis = detail::from_the_last<dim, tensor_of<typename X::operand_type>::rank>;
+    const auto group = detail::group_along<Axis>();
+    return detail::placed_as<placement::Split<Axis, axis>>(reduce_scatter_axis(x.part(), axis, unit, group), x,
+                                                           {{value_of(x.part()).size(axis), unit, group}});
+  }
+}
+
+/// This rank's part of axis `dim` of a value that all ranks have, in multiples of `unit`.
+template <PlacementAxis Axis, int dim, class X>
+requires(Operand<X> || detail::is_placed<X>) auto take_part(const X& x, Index unit = 1) {
+  constexpr auto kind = detail::kind_along<Axis, X>;
+  static_assert(!kind.is(detail::Kind::partial),
+                "take_part: x is a term of a sum that was not taken (Partial): reduce_scatter<Axis, dim>(x)");
+  static_assert(!kind.is(detail::Kind::split), "take_part: x is a part already (Split): all_to_all<Axis, dim>(x)");
+  const auto& whole = detail::part_of_placed(x);
+  if constexpr (kind.is(detail::Kind::partial) || kind.is(detail::Kind::split) || detail::is_refused<X>) {
+    return detail::refused(whole);
+  } else {
+    constexpr int axis = detail::from_the_last<dim, tensor_of<std::remove_cvref_t<decltype(whole)>>::rank>;
+    const auto group = detail::group_along<Axis>();
+    const detail::AxisShare share{value_of(whole).size(axis), unit, group};
+    check<ShapeError>(unit > 0 && share.width % unit == 0, "take_part: units of ", unit, " do not divide axis ", dim,
+                      " of shape ", value_of(whole).shape());
+    if constexpr (kind.is(detail::Kind::whole)) {
+      return detail::placed_as<placement::Split<Axis, axis>>(scatter_axis(whole, axis, unit, group), x, {share});
+    } else {
+      const auto range = share.range();
+      return detail::placed_as<placement::Split<Axis, axis>>(
+          detail::as_recorded(slice(whole, axis, range.begin, range.begin + range.count)), x, {share});
+    }
+  }
+}
+
+namespace detail {
+// Parts of one axis for parts of another. All ranks' parts are sent to all: n times the bytes of a pairwise exchange.
+template <int from, int to, class T, int Rank, class D>
+Tensor<T, Rank, D> exchanged(const Tensor<T, Rank, D>& x, const AxisShare& mine, const AxisShare& wanted,
+                             TensorGroup& group) {
+  const auto whole = all_parts(x, {at_dim<from, Rank>(), mine.width, mine.unit}, group);
+  return part_of(whole, {at_dim<to, Rank>(), wanted.width, wanted.unit}, group);
+}
+}  // namespace detail
+
+/// A value that ranks split along another axis, split along axis `dim`, in multiples of `unit`.
+template <PlacementAxis Axis, int dim, class X>
+requires(Operand<X> || detail::is_placed<X>) auto all_to_all(const X& x, Index unit = 1) {
+  constexpr auto kind = detail::kind_along<Axis, X>;
+  static_assert(kind.is(detail::Kind::split) || detail::is_refused<X>, "all_to_all: expected parts of a value (Split)");
+  if constexpr (!kind.is(detail::Kind::split)) {
+    return detail::refused(detail::part_of_placed(x));
+  } else {
+    using Part = typename X::operand_type;
+    static constexpr int to = detail::from_the_last<dim, tensor_of<Part>::rank>, from = kind.dim;
+    const detail::AxisShare mine = detail::share_along<Axis>(x);
+    const detail::AxisShare wanted{value_of(x.part()).size(to), unit, mine.group};
+    check<ShapeError>(unit > 0 && wanted.width % unit == 0, "all_to_all: units of ", unit, " do not divide axis ", dim,
+                      " of shape ", x.shape());
+    const auto exchange = [&] {
+      return detail::between_ranks(
+          "all_to_all", [&](const auto& part) { return detail::exchanged<from, to>(part, mine, wanted, *mine.group); },
+          [mine, wanted](const auto& dy) { return detail::exchanged<to, from>(dy, wanted, mine, *mine.group); },
+          x.part());
+    };
+    return detail::placed_as<placement::Split<Axis, to>>(mine.group == nullptr ? x.part() : exchange(), x, {wanted});
+  }
+}
+
+// Refused: a value may have several axes of ranks, and which one is meant belongs into the program.
+#define CHORUS_OF_PLACED(FUNCTION, CALL)                                        \
+  template <class X, class... Ks, class... More>                                \
+  auto FUNCTION(const Placed<X, Ks...>& x, const More&...) {                    \
+    static_assert(detail::never<X>, #FUNCTION ": which ranks? expected " CALL); \
+    return detail::refused(x.part());                                           \
+  }
+CHORUS_OF_PLACED(all_reduce, "all_reduce<axis::Tensor>(x), or another axis")
+CHORUS_OF_PLACED(all_gather, "all_gather<axis::Tensor>(x), or another axis")
+CHORUS_OF_PLACED(reduce_scatter, "reduce_scatter<axis::Tensor, dim>(x), or another axis")
+CHORUS_OF_PLACED(all_to_all, "all_to_all<axis::Tensor, dim>(x), or another axis")
+#undef CHORUS_OF_PLACED
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_COLLECTIVES_HPP
+
+// <chorus/ops/placement/operators.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_OPERATORS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_OPERATORS_HPP
+/// Functions and operators of placed values: see rules.hpp for what they accept.
+
+// <chorus/ops/placement/rows_here.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_ROWS_HERE_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_ROWS_HERE_HPP
+/// The rows of a table whose entries ranks share.
+
+namespace chorus::detail {
+
+/// weight: this rank's `part` of `entries`: [part, features], index: [...] -> [..., features], zero where another rank
+/// has the entry. Throws UsageError for an index out of range.
+template <Operand W, int Rank, class D>
+auto rows_here(const W& weight, const Tensor<std::int64_t, Rank, D>& index, Index entries, const AxisPart& part) {
+  using Rows = decltype(embedding(weight, index));
+  auto own = contiguous(index).to_vector();
+  Shape<Rank + 1> shape{};
+  std::copy(index.shape().begin(), index.shape().end(), shape.begin());
+  shape.back() = 1;
+  auto elsewhere = Tensor<bool, Rank + 1, Cpu>::empty(shape);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    check<UsageError>(own[i] >= 0 && own[i] < entries, "embedding: index ", own[i], " is not in [0, ", entries, ")");
+    own[i] -= part.begin;
+    elsewhere.data()[i] = own[i] < 0 || own[i] >= part.count;
+    if (elsewhere.data()[i]) own[i] = 0;
+  }
+  const auto device = index.device();
+  const auto rows =
+      embedding(weight, Tensor<std::int64_t, Rank, D>::from(std::span<const std::int64_t>(own), index.shape(), device));
+  const auto nothing = tensor_of<decltype(rows)>::zeros(value_of(rows).shape(), device);
+  return Rows(where(Tensor<bool, Rank + 1, D>::from(std::span<const bool>(elsewhere.data(), own.size()), shape, device),
+                    nothing, rows));
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_ROWS_HERE_HPP
+
+namespace chorus {
+
+#define CHORUS_OF_PLACED(FUNCTION)                                                                \
+  template <class X, class... Ks, class... Numbers>                                               \
+  auto FUNCTION(const Placed<X, Ks...>& x, const Numbers&... numbers) {                           \
+    constexpr auto missing = detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing; \
+    detail::expect<missing>([] {});                                                               \
+    return detail::unless<missing>(x.with(FUNCTION(x.part(), numbers...)));                       \
+  }
+CHORUS_OF_PLACED(relu)
+CHORUS_OF_PLACED(relu6)
+CHORUS_OF_PLACED(sigmoid)
+CHORUS_OF_PLACED(log_sigmoid)
+CHORUS_OF_PLACED(silu)
+CHORUS_OF_PLACED(gelu)
+CHORUS_OF_PLACED(gelu_tanh)
+CHORUS_OF_PLACED(mish)
+CHORUS_OF_PLACED(hardsigmoid)
+CHORUS_OF_PLACED(hardswish)
+CHORUS_OF_PLACED(leaky_relu)
+CHORUS_OF_PLACED(elu)
+CHORUS_OF_PLACED(softplus)
+CHORUS_OF_PLACED(hardtanh)
+CHORUS_OF_PLACED(abs)
+CHORUS_OF_PLACED(square)
+CHORUS_OF_PLACED(sqrt)
+CHORUS_OF_PLACED(rsqrt)
+CHORUS_OF_PLACED(exp)
+CHORUS_OF_PLACED(log)
+CHORUS_OF_PLACED(sin)
+CHORUS_OF_PLACED(cos)
+CHORUS_OF_PLACED(tanh)
+CHORUS_OF_PLACED(erf)
+CHORUS_OF_PLACED(pow)
+CHORUS_OF_PLACED(clamp)
+#undef CHORUS_OF_PLACED
+
+#define CHORUS_OF_PLACED(OP, RULE)                                          \
+  template <class A, class B>                                               \
+  requires detail::SomePlaced<A, B>                                         \
+  auto operator OP(const A& a, const B& b) {                                \
+    constexpr auto missing = detail::Combined<detail::RULE, A, B>::missing; \
+    detail::expect<missing>([] {});                                         \
+    if constexpr (missing != detail::Missing::nothing)                      \
+      return detail::refused_of(a, b);                                      \
+    else                                                                    \
+      return detail::combined<detail::RULE, detail::Beside::elements>(      \
+          #OP, a, b, [](const auto& x, const auto& y) { return x OP y; });  \
+  }
+
+namespace detail {
+// What a refused call of several operands returns.
+template <class A, class... More>
+auto refused_of(const A& a, const More&... more) {
+  if constexpr (PlacedLike<A> || sizeof...(More) == 0)
+    return refused(part_of_placed(as_placed(a)));
+  else
+    return refused_of(more...);
+}
+}  // namespace detail
+
+CHORUS_OF_PLACED(+, add_kinds)
+CHORUS_OF_PLACED(-, add_kinds)
+CHORUS_OF_PLACED(*, multiply_kinds)
+CHORUS_OF_PLACED(/, divide_kinds)
+#undef CHORUS_OF_PLACED
+
+template <class X, class... Ks>
+auto operator-(const Placed<X, Ks...>& x) {
+  return x.with(-x.part());
+}
+
+/// Products of columns by rows are Partial.
+template <class A, class B>
+requires detail::SomePlaced<A, B>
+auto matmul(const A& a, const B& b) {
+  constexpr auto missing = detail::Combined<detail::product_kinds, A, B>::missing;
+  detail::expect<missing>([] {});
+  if constexpr (missing != detail::Missing::nothing)
+    return detail::refused_of(a, b);
+  else
+    return detail::combined<detail::product_kinds, detail::Beside::matrices>(
+        "matmul", a, b, [](const auto& x, const auto& y) { return matmul(x, y); });
+}
+/// x: [..., in], weight: [out, in]. An output that is a sum over ranks (Partial) gets its bias after the sum.
+template <class X, class W>
+requires detail::SomePlaced<X, W>
+auto linear(const X& x, const W& weight) {
+  constexpr auto missing = detail::Combined<detail::linear_kinds, X, W>::missing;
+  detail::expect<missing>([] {});
+  if constexpr (missing != detail::Missing::nothing)
+    return detail::refused_of(x, weight);
+  else
+    return detail::combined<detail::linear_kinds, detail::Beside::anyhow>(
+        "linear", x, weight, [](const auto& in, const auto& w) { return linear(in, w); });
+}
+template <class X, class W, class B>
+requires detail::SomePlaced<X, W, B>
+auto linear(const X& x, const W& weight, const B& bias) {
+  using Product = detail::Combined<detail::linear_kinds, X, W>;
+  using WithBias =
+      detail::Combined<detail::add_kinds, typename Product::template result<detail::recorded_part<X, W>>, B>;
+  constexpr auto missing = Product::missing != detail::Missing::nothing ? Product::missing : WithBias::missing;
+  detail::expect<missing>([] {});
+  if constexpr (missing != detail::Missing::nothing) {
+    return detail::refused_of(x, weight, bias);
+  } else {
+    const auto& b = detail::as_placed(bias);
+    const auto product = detail::combined<detail::linear_kinds, detail::Beside::anyhow>(
+        "linear", x, weight, [&](const auto& in, const auto& w) { return linear(in, w, detail::part_of_placed(b)); });
+    detail::check_all_shares<detail::add_kinds, detail::Beside::elements>(typename WithBias::both{}, "linear", product,
+                                                                          b);
+    return detail::placed_from(typename WithBias::kinds{}, detail::part_of_placed(product), product, b);
+  }
+}
+
+/// table: [entries, features]. If ranks have some of the entries, the rows are Partial: zero for others' entries.
+template <class W, class I>
+requires detail::SomePlaced<W, I>
+auto embedding(const W& table, const I& index) {
+  constexpr auto missing = detail::Combined<detail::embedding_kinds, W, I>::missing;
+  detail::expect<missing>([] {});
+  if constexpr (missing != detail::Missing::nothing) {
+    return detail::refused_of(table, index);
+  } else {
+    const auto& rows = detail::as_placed(table);
+    return detail::combined<detail::embedding_kinds, detail::Beside::anyhow>(
+        "embedding", rows, index, [&](const auto& part, const auto& words) {
+          const auto* const share = detail::share_of_entries(rows);
+          if (share != nullptr && share->group != nullptr)
+            return detail::rows_here(part, words, share->width, share->range());
+          return embedding(part, words);
+        });
+  }
+}
+
+/// The sum of all elements. If they are split, it is Partial.
+template <class X, class... Ks>
+auto sum(const Placed<X, Ks...>& x) {
+  return detail::mapped<detail::sum_kind>("sum", x, [](const auto& part) { return sum(part); });
+}
+/// The sum along axis `dim`, which is removed. If ranks split that axis, it is Partial.
+template <int dim, class X, class... Ks>
+auto sum(const Placed<X, Ks...>& x) {
+  constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
+  return detail::mapped<detail::sum_along<axis>>("sum", x, [](const auto& part) { return sum(part, axis); });
+}
+namespace detail {
+// The mean of this rank's numbers as a term of the mean of all ranks'.
+template <class Mean, class Sum>
+auto term_of_mean(Index here, Index all, const Mean& mean, const Sum& sum) {
+  if (here == all) return mean();
+  return here == 0 ? decltype(mean())(sum()) : mean() * (static_cast<double>(here) / static_cast<double>(all));
+}
+}  // namespace detail
+/// The mean of all elements. If they are split, it is Partial: the terms are divided by the number of all ranks'.
+template <class X, class... Ks>
+auto mean(const Placed<X, Ks...>& x) {
+  return detail::mapped<detail::sum_kind>("mean", x, [&](const auto& part) {
+    return detail::term_of_mean(
+        value_of(part).numel(), numel(x.shape()), [&] { return mean(part); }, [&] { return sum(part); });
+  });
+}
+/// The mean along axis `dim`, which is removed; as `sum`.
+template <int dim, class X, class... Ks>
+auto mean(const Placed<X, Ks...>& x) {
+  constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
+  return detail::mapped<detail::sum_along<axis>>("mean", x, [&](const auto& part) {
+    return detail::term_of_mean(
+        value_of(part).size(axis), x.shape()[detail::at_dim<axis, tensor_of<X>::rank>()],
+        [&] { return mean(part, axis); }, [&] { return sum(part, axis); });
+  });
+}
+
+/// Along axis `dim`, which ranks may not split.
+template <int dim, class X, class... Ks>
+auto softmax(const Placed<X, Ks...>& x) {
+  constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
+  constexpr auto missing = detail::Combined<detail::normalized_along<axis>, Placed<X, Ks...>>::missing;
+  detail::expect<missing>([] {});
+  return detail::unless<missing>(x.with(softmax(x.part(), axis)));
+}
+template <int dim, class X, class... Ks>
+auto log_softmax(const Placed<X, Ks...>& x) {
+  constexpr int axis = detail::from_the_last<dim, tensor_of<X>::rank>;
+  constexpr auto missing = detail::Combined<detail::normalized_along<axis>, Placed<X, Ks...>>::missing;
+  detail::expect<missing>([] {});
+  return detail::unless<missing>(x.with(log_softmax(x.part(), axis)));
+}
+/// x: [..., features], which ranks may not split; weight and bias: [features]. Where x is Copied or Split they are
+/// Summed parameters, or copies.
+template <class X, class W, class B>
+requires detail::SomePlaced<X, W, B>
+auto layer_norm(const X& x, const W& weight, const B& bias, double eps = 1e-5) {
+  using Scaled = detail::Combined<detail::norm_kinds, X, W>;
+  using Shifted =
+      detail::Combined<detail::norm_kinds, typename Scaled::template result<detail::recorded_part<X, W>>, B>;
+  constexpr auto missing = Scaled::missing != detail::Missing::nothing ? Scaled::missing : Shifted::missing;
+  detail::expect<missing>([] {});
+  if constexpr (missing != detail::Missing::nothing) {
+    return detail::refused_of(x, weight, bias);
+  } else {
+    const auto& in = detail::as_placed(x);
+    const auto& w = detail::as_placed(weight);
+    const auto& b = detail::as_placed(bias);
+    return detail::placed_from(
+        typename Shifted::kinds{},
+        layer_norm(detail::part_of_placed(in), detail::part_of_placed(w), detail::part_of_placed(b), eps), in, w);
+  }
+}
+/// For layers whose parameters are whole: gradients of weight and bias are summed where x is Copied or Split.
+template <class X, class... Ks, Operand W, Operand B>
+auto layer_norm_of_whole(const Placed<X, Ks...>& x, const W& weight, const B& bias, double eps) {
+  return layer_norm(x, detail::copied_beside(x, weight), detail::copied_beside(x, bias), eps);
+}
+template <class X, class W>
+requires detail::SomePlaced<X, W>
+auto rms_norm(const X& x, const W& weight, double eps = 1e-6) {
+  constexpr auto missing = detail::Combined<detail::norm_kinds, X, W>::missing;
+  detail::expect<missing>([] {});
+  if constexpr (missing != detail::Missing::nothing)
+    return detail::refused_of(x, weight);
+  else
+    return detail::combined<detail::norm_kinds, detail::Beside::anyhow>(
+        "rms_norm", x, weight, [&](const auto& in, const auto& w) { return rms_norm(in, w, eps); });
+}
+
+/// Drops the same elements as on one device: random numbers are drawn at the part's position.
+template <class X, class... Ks>
+auto dropout(const Placed<X, Ks...>& x, double p, bool training = true) {
+  static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
+  constexpr auto missing = detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing;
+  detail::expect<missing>([] {});
+  constexpr int splits = ((detail::split_dim<Ks> != 0 ? 1 : 0) + ... + 0);
+  static_assert(splits <= 1, "dropout: two axes of ranks split x: all_gather<Axis>(x) is missing");
+  if constexpr (splits == 1) {
+    constexpr int dim = (0 + ... + detail::split_dim<Ks>);
+    static_assert(-dim < tensor_of<X>::rank,
+                  "dropout: ranks split the axis of samples: all_gather<Axis>(x) is missing");
+    if (x.group() != nullptr && training && p > 0) {
+      check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
+      const auto& shape = value_of(x.part()).shape();
+      Index inner = 1;
+      for (auto i = detail::at_dim<dim, tensor_of<X>::rank>() + 1; i < shape.size(); ++i) inner *= shape[i];
+      const auto part = x.range();
+      return x.with(detail::dropout_part(x.part(), p, {x.width() * inner, part.begin * inner, part.count * inner}));
+    }
+  }
+  return detail::unless<missing>(x.with(dropout(x.part(), p, training)));
+}
+
+/// In another scalar type. Terms of a sum (Partial) are not rounded.
+template <Scalar To, class X, class... Ks>
+auto to(const Placed<X, Ks...>& x) {
+  using From = typename tensor_of<X>::value_type;
+  constexpr bool wider = sizeof(To) > sizeof(From) || std::is_same_v<To, From>;
+  constexpr auto missing =
+      wider ? detail::Missing::nothing : detail::Combined<detail::nonlinear_kind, Placed<X, Ks...>>::missing;
+  detail::expect<missing>([] {});
+  return detail::unless<missing>(x.with(to<To>(x.part())));
+}
+
+/// `shape` counts all entries. The axis that ranks split keeps its size and all axes behind it. Throws ShapeError.
+template <class X, class... Ks, std::size_t NewRank>
+auto reshape(const Placed<X, Ks...>& x, std::array<Index, NewRank> shape) {
+  const auto whole = x.shape();
+  const auto set_part = [&]<class K>(std::type_identity<K>) {
+    if constexpr (detail::split_dim<K> != 0) {
+      constexpr int dim = detail::split_dim<K>;
+      constexpr auto to = detail::at_dim<dim, NewRank>(), from = detail::at_dim<dim, tensor_of<X>::rank>();
+      for (std::size_t i = 0; to + i < NewRank; ++i)
+        check<ShapeError>(shape[to + i] == whole[from + i], "reshape: split columns must stay the last axis: expected ",
+                          whole[from + i], " as its size, got ", shape);
+    }
+  };
+  (set_part(std::type_identity<Ks>{}), ...);
+  const auto set_size = [&]<class K>(std::type_identity<K>) {
+    if constexpr (detail::split_dim<K> != 0)
+      shape[detail::at_dim<detail::split_dim<K>, NewRank>()] = detail::share_along<typename K::axis>(x).range().count;
+  };
+  (set_size(std::type_identity<Ks>{}), ...);
+  return x.with(reshape(x.part(), shape));
+}
+/// The same if the axis that ranks split becomes axis `dim`: heads of features, `reshape<2>(x, {batch, length, heads,
+/// head})`. Throws ShapeError if ranks would have parts of an entry, or if other axes move over it.
+template <int dim, class X, class K, std::size_t NewRank>
+requires(detail::split_dim<K> != 0) auto reshape(const Placed<X, K>& x, std::array<Index, NewRank> shape) {
+  constexpr int from = detail::split_dim<K>, to = detail::from_the_last<dim, static_cast<int>(NewRank)>;
+  const auto before = detail::around_axis(x.shape(), detail::at_dim<from, tensor_of<X>::rank>()),
+             after = detail::around_axis(shape, detail::at_dim<to, NewRank>());
+  check<ShapeError>(before.outer == after.outer && before.axis * before.inner == after.axis * after.inner &&
+                        x.unit() * before.inner % after.inner == 0,
+                    "reshape: expected a shape in which ranks have whole entries of axis ", dim, " of ", shape,
+                    ", from units of ", x.unit(), " along axis ", from, " of ", x.shape());
+  detail::AxisShare share{after.axis, x.unit() * before.inner / after.inner, x.group()};
+  shape[detail::at_dim<to, NewRank>()] = share.range().count;
+  auto part = reshape(x.part(), shape);
+  return Placed<decltype(part), placement::Split<typename K::axis, to>>(std::move(part), {std::move(share)});
+}
+template <int dim, class X, class K, std::size_t NewRank>
+auto reshape(const Placed<X, K>& x, const Index (&shape)[NewRank]) {
+  return reshape<dim>(x, std::to_array(shape));
+}
+/// Swaps axes a and b.
+template <int a, int b, class X, class... Ks>
+auto transpose(const Placed<X, Ks...>& x) {
+  constexpr int i = detail::from_the_last<a, tensor_of<X>::rank>, j = detail::from_the_last<b, tensor_of<X>::rank>;
+  return detail::mapped<detail::swapped<i, j>>("transpose", x, [](const auto& part) { return transpose(part, i, j); });
+}
+
+// Refused: which axis is meant must be known to the compiler, and is not in these calls.
+#define CHORUS_OF_PLACED(FUNCTION)                                                                                 \
+  template <class X, class... Ks, class... More>                                                                   \
+  auto FUNCTION(const Placed<X, Ks...>& x, Index, const More&...) {                                                \
+    constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing;                      \
+    detail::expect<missing>([] {});                                                                                \
+    static_assert(missing != detail::Missing::nothing || detail::is_refused<Placed<X, Ks...>> || detail::never<X>, \
+                  #FUNCTION ": expected an axis that the compiler knows: " #FUNCTION "<1>(x)");                    \
+    return detail::refused(x.part());                                                                              \
+  }
+CHORUS_OF_PLACED(sum)
+CHORUS_OF_PLACED(mean)
+CHORUS_OF_PLACED(softmax)
+CHORUS_OF_PLACED(log_softmax)
+#undef CHORUS_OF_PLACED
+
+// Functions of all of x: refused for values that are split and for terms of a sum.
+#define CHORUS_OF_PLACED(FUNCTION)                                                            \
+  template <class X, class... Ks, class... More>                                              \
+  auto FUNCTION(const Placed<X, Ks...>& x, const More&... more) {                             \
+    constexpr auto missing = detail::Combined<detail::alike_kind, Placed<X, Ks...>>::missing; \
+    detail::expect<missing>([] {});                                                           \
+    return detail::unless<missing>(x.with(FUNCTION(x.part(), more...)));                      \
+  }
+CHORUS_OF_PLACED(amax)
+CHORUS_OF_PLACED(amin)
+CHORUS_OF_PLACED(argmax)
+CHORUS_OF_PLACED(logsumexp)
+CHORUS_OF_PLACED(norm)
+CHORUS_OF_PLACED(var)
+#undef CHORUS_OF_PLACED
+
+#define CHORUS_OF_PLACED(FUNCTION)                                                \
+  template <class A, class B, class... More>                                      \
+  requires detail::SomePlaced<A, B>                                               \
+  auto FUNCTION(const A& a, const B&, const More&...) {                           \
+    constexpr auto missing = detail::Combined<detail::loss_kinds, A, B>::missing; \
+    detail::expect<missing>([] {});                                               \
+    return sum(detail::part_of_placed(detail::as_placed(a)));                     \
+  }
+CHORUS_OF_PLACED(cross_entropy)
+CHORUS_OF_PLACED(cross_entropy_per_sample)
+CHORUS_OF_PLACED(nll_loss)
+CHORUS_OF_PLACED(bce_with_logits)
+CHORUS_OF_PLACED(mse_loss)
+CHORUS_OF_PLACED(l1_loss)
+CHORUS_OF_PLACED(smooth_l1_loss)
+CHORUS_OF_PLACED(huber_loss)
+CHORUS_OF_PLACED(kl_div)
+#undef CHORUS_OF_PLACED
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_OPERATORS_HPP
+
+#endif  // CHORUS_SINGLE_CHORUS_OPS_PLACEMENT_HPP
+
+namespace chorus {
+
+/// [..., width], of which this rank holds a contiguous range of columns: `part()`. Without a group it holds all.
+template <class X>
+using Columns = Placed<X, placement::Split<axis::Tensor, -1>>;
 
 /// All columns, on every rank (all-gather).
 template <class X>
 auto gather_columns(const Columns<X>& x) {
-  return gather_axis(x.part(), -1, x.width(), x.unit(), false, x.group());
+  return all_gather<axis::Tensor>(x);
 }
 
 /// This rank's columns of a value that all ranks have.
@@ -58147,98 +59781,6 @@ auto scatter_columns(const X& x, Index unit = 1, const TensorGroupRef& group = t
   const Index width = value_of(x).shape().back();
   auto part = scatter_axis(x, -1, unit, group);
   return Columns<decltype(part)>(std::move(part), width, unit, group);
-}
-
-#define CHORUS_OF_COLUMNS(FUNCTION)                               \
-  template <class X, class... Numbers>                            \
-  auto FUNCTION(const Columns<X>& x, const Numbers&... numbers) { \
-    return x.with(FUNCTION(x.part(), numbers...));                \
-  }
-CHORUS_OF_COLUMNS(relu)
-CHORUS_OF_COLUMNS(relu6)
-CHORUS_OF_COLUMNS(sigmoid)
-CHORUS_OF_COLUMNS(log_sigmoid)
-CHORUS_OF_COLUMNS(silu)
-CHORUS_OF_COLUMNS(gelu)
-CHORUS_OF_COLUMNS(gelu_tanh)
-CHORUS_OF_COLUMNS(mish)
-CHORUS_OF_COLUMNS(hardsigmoid)
-CHORUS_OF_COLUMNS(hardswish)
-CHORUS_OF_COLUMNS(leaky_relu)
-CHORUS_OF_COLUMNS(elu)
-CHORUS_OF_COLUMNS(softplus)
-CHORUS_OF_COLUMNS(hardtanh)
-CHORUS_OF_COLUMNS(abs)
-CHORUS_OF_COLUMNS(square)
-CHORUS_OF_COLUMNS(sqrt)
-CHORUS_OF_COLUMNS(exp)
-CHORUS_OF_COLUMNS(log)
-CHORUS_OF_COLUMNS(sin)
-CHORUS_OF_COLUMNS(cos)
-CHORUS_OF_COLUMNS(tanh)
-CHORUS_OF_COLUMNS(erf)
-#undef CHORUS_OF_COLUMNS
-
-#define CHORUS_OF_COLUMNS(OP)                                 \
-  template <class A, class B>                                 \
-  auto operator OP(const Columns<A>& a, const Columns<B>& b) { \
-    detail::check_same_columns(#OP, a, b);                    \
-    return a.with(a.part() OP b.part());                      \
-  }                                                           \
-  template <class X>                                          \
-  auto operator OP(const Columns<X>& x, Arithmetic auto n) {  \
-    return x.with(x.part() OP n);                             \
-  }                                                           \
-  template <class X>                                          \
-  auto operator OP(Arithmetic auto n, const Columns<X>& x) {  \
-    return x.with(n OP x.part());                             \
-  }
-CHORUS_OF_COLUMNS(+)
-CHORUS_OF_COLUMNS(-)
-CHORUS_OF_COLUMNS(*)
-CHORUS_OF_COLUMNS(/)
-#undef CHORUS_OF_COLUMNS
-
-template <class X>
-auto operator-(const Columns<X>& x) {
-  return x.with(-x.part());
-}
-
-// Functions that would mix columns. They return x, so that the message below is the only error.
-#define CHORUS_MIXES_COLUMNS(FUNCTION)                                                                               \
-  template <class X, class... More>                                                                                  \
-  auto FUNCTION(const Columns<X>& x, const More&...) {                                                               \
-    static_assert(detail::no_columns<X, More...>,                                                                    \
-                  #FUNCTION ": it mixes columns, which ranks split: use gather_columns(x), or a "                   \
-                            "RowParallelLinear");                                                                    \
-    return x.part();                                                                                                 \
-  }
-CHORUS_MIXES_COLUMNS(linear)
-CHORUS_MIXES_COLUMNS(matmul)
-CHORUS_MIXES_COLUMNS(softmax)
-CHORUS_MIXES_COLUMNS(log_softmax)
-CHORUS_MIXES_COLUMNS(layer_norm)
-CHORUS_MIXES_COLUMNS(sum)
-CHORUS_MIXES_COLUMNS(mean)
-#undef CHORUS_MIXES_COLUMNS
-
-/// Drops the same elements as on one device: random numbers are drawn at the part's position in each row.
-template <class X>
-auto dropout(const Columns<X>& x, double p, bool training = true) {
-  static_assert(tensor_of<X>::rank >= 2, "dropout: expected an input with a batch axis");
-  if (x.group() == nullptr || !(training && p > 0)) return x.with(dropout(x.part(), p, training));
-  check<UsageError>(p < 1, "dropout: expected a probability in [0, 1), got ", p);
-  const auto columns = x.range();
-  return x.with(detail::dropout_part(x.part(), p, {x.width(), columns.begin, columns.count}));
-}
-
-/// Reshapes all axes but the last, which must stay: `shape` counts all columns. Throws ShapeError.
-template <class X, std::size_t NewRank>
-auto reshape(const Columns<X>& x, std::array<Index, NewRank> shape) {
-  check<ShapeError>(shape.back() == x.width(), "reshape: split columns must stay the last axis: expected ", x.width(),
-                    " as its size, got ", shape);
-  shape.back() = x.range().count;
-  return x.with(reshape(x.part(), shape));
 }
 
 }  // namespace chorus
@@ -63329,8 +64871,7 @@ auto digamma(const X& x) {
 // <chorus/optim/layerwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
 #define CHORUS_SINGLE_CHORUS_OPTIM_LAYERWISE_HPP
-/// Optimizers for large batches that scale each parameter's step by a ratio of norms: LARS, LAMB. They need whole
-/// parameters, so they don't work in an optimizer of slices (ShardedOptimizer).
+/// Optimizers for large batches that scale each parameter's step by a ratio of norms: LARS, LAMB.
 
 // <chorus/optim/elementwise.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
@@ -63367,32 +64908,330 @@ struct MixSquare {
 }  // namespace chorus::optim::detail
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_ELEMENTWISE_HPP
 
+// <chorus/optim/pieces.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_PIECES_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_PIECES_HPP
+/// Parameters of which ranks hold pieces, for optimizers whose step depends on whole ones: sums over all pieces, and
+/// owners that get a whole parameter for a moment.
+
+// <chorus/optim/paired_ranks.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_PAIRED_RANKS_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_PAIRED_RANKS_HPP
+/// The ranks of one model, as optimizers see them that send pieces of parameters from rank to rank.
+
+namespace chorus::optim {
+
+/// Ranks that also exchange messages in pairs.
+class PairedRanks : public ModelRanks {
+ public:
+  using Messages = std::vector<std::vector<std::uint8_t>>;  ///< by rank, in bytes
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// An all-to-all: sends `to[r]` to each rank r, and fills `from[r]`, whose size is known, with what r sends. Empty
+  /// messages are not sent.
+  virtual void exchange(const Messages& to, Messages& from) = 0;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_PAIRED_RANKS_HPP
+
+namespace chorus::optim::detail {
+
+/// What each rank has of each parameter. Parameters are numbered in the given order; ranks know them by name, because
+/// stages of a pipeline list their own first.
+template <Device D>
+class Pieces {
+ public:
+  /// `who`: the optimizer. Throws UsageError for pieces whose other ranks are unknown.
+  Pieces(const char* who, std::vector<nn::NamedParameter<D>> parameters)
+      : who_(who), parameters_(std::move(parameters)), pieces_(parameters_.size()), owner_(parameters_.size(), -1) {
+    for (const auto& named : parameters_)
+      if (is_piece(named) && !named.parameter->ranks()) refuse(named);
+  }
+
+  /// Called at the beginning of each step; in the first one, ranks tell each other what they have. `cost(i)`: of the
+  /// work that an owner of parameter i has; 0 if it needs none. Throws UsageError if ranks have other parameters, or if
+  /// one was cut since then.
+  template <class Cost>
+  void meet(const Cost& cost) {
+    if (!std::exchange(met_, true)) {
+      for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        const auto& ranks = parameters_[i].parameter->ranks();
+        if (!ranks) continue;
+        const auto same = [&](const Group& group) { return group.shared == ranks; };
+        auto group = std::find_if(groups_.begin(), groups_.end(), same);
+        if (group == groups_.end()) group = groups_.insert(groups_.end(), {ranks, &paired(parameters_[i]), {}});
+        group->members.push_back(i);
+      }
+      for (Group& group : groups_) describe(group, cost);
+    }
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      if (!cut(i) && is_piece(parameters_[i])) refuse(parameters_[i]);
+  }
+  /// Whether any rank has a piece of any parameter.
+  bool any() const { return any_; }
+  /// Whether ranks have pieces of parameter i.
+  bool cut(std::size_t i) const { return !pieces_[i].empty(); }
+  std::size_t size() const { return parameters_.size(); }
+  const ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
+
+  /// For parameters in pieces, `numbers[i]` becomes its sum over the pieces; each rank gives that of its own. One
+  /// message for all parameters; all ranks get the same bits.
+  void sum(std::vector<std::array<double, 2>>& numbers) const {
+    for (const Group& group : groups_) {
+      std::vector<double> message;
+      for (const std::size_t i : group.members)
+        if (cut(i))
+          for (const double number : numbers[i]) message.push_back(parameter(i).counts() ? number : 0);
+      if (message.empty()) continue;
+      group.ranks->sum(message);
+      auto from = message.begin();
+      for (const std::size_t i : group.members)
+        if (cut(i))
+          for (double& number : numbers[i]) number = *from++;
+    }
+  }
+
+  /// Sends the pieces of each parameter i with `which[i]` to its owner, calls `use(i, whole)` there, and sends the
+  /// result's pieces back; all in the host's memory. `mine[i]`: this rank's piece. All ranks with pieces of a parameter
+  /// have the same `which`.
+  template <class T, class Use>
+  void by_owners(const std::vector<char>& which, std::vector<std::vector<T>>& mine, const Use& use) const {
+    for (const Group& group : groups_) {
+      const auto own = static_cast<std::size_t>(group.ranks->rank());
+      const auto ranks = static_cast<std::size_t>(group.ranks->size());
+      std::vector<std::size_t> chosen;
+      for (const std::size_t i : group.members)
+        if (cut(i) && which[i]) chosen.push_back(i);
+      PairedRanks::Messages to(ranks), from(ranks);
+      for (const std::size_t i : chosen) {
+        const std::size_t owner = static_cast<std::size_t>(owner_[i]);
+        if (owner != own && pieces_[i][own].counts) append(to[owner], mine[i]);
+        for (std::size_t r = 0; r < ranks && owner == own; ++r)
+          if (r != own && pieces_[i][r].counts) from[r].resize(from[r].size() + pieces_[i][r].count * sizeof(T));
+      }
+      group.ranks->exchange(to, from);
+
+      PairedRanks::Messages results(ranks), back(ranks);
+      std::vector<std::size_t> at(ranks);  // in the messages
+      for (const std::size_t i : chosen) {
+        const std::size_t owner = static_cast<std::size_t>(owner_[i]);
+        if (owner != own) {
+          back[owner].resize(back[owner].size() + pieces_[i][own].count * sizeof(T));
+          continue;
+        }
+        std::vector<T> whole(static_cast<std::size_t>(numel(parameter(i).extents())));
+        for (std::size_t r = 0; r < ranks; ++r) {
+          if (!pieces_[i][r].counts) continue;
+          std::vector<T> piece = r == own ? std::move(mine[i]) : std::vector<T>(pieces_[i][r].count);
+          if (r != own) take(from[r], at[r], piece);
+          for_runs(i, pieces_[i][r], [&](auto in_whole, auto in_piece, auto count) {
+            std::copy_n(piece.begin() + in_piece, count, whole.begin() + in_whole);
+          });
+        }
+        use(i, std::span(whole));
+        for (std::size_t r = 0; r < ranks; ++r) {
+          std::vector<T> piece(pieces_[i][r].count);
+          for_runs(i, pieces_[i][r], [&](auto in_whole, auto in_piece, auto count) {
+            std::copy_n(whole.begin() + in_whole, count, piece.begin() + in_piece);
+          });
+          if (r == own)
+            mine[i] = std::move(piece);
+          else
+            append(results[r], piece);
+        }
+      }
+      group.ranks->exchange(results, back);
+      std::fill(at.begin(), at.end(), 0);
+      for (const std::size_t i : chosen)
+        if (const auto owner = static_cast<std::size_t>(owner_[i]); owner != own) {
+          mine[i].resize(pieces_[i][own].count);
+          take(back[owner], at[owner], mine[i]);
+        }
+    }
+  }
+
+ private:
+  /// Numbers [begin, begin + count) of a parameter, or, if tensor parallelism splits it, of rank `part`'s part of it.
+  struct Piece {
+    std::size_t begin = 0, count = 0;
+    int part = 0;
+    bool counts = false;  // the one that counts, of those with the same numbers
+  };
+  struct Group {
+    std::shared_ptr<ModelRanks> shared;
+    PairedRanks* ranks;
+    std::vector<std::size_t> members;  // by name
+  };
+
+  static bool is_piece(const nn::NamedParameter<D>& named) {
+    const auto& parameter = *named.parameter;
+    return parameter.in_pieces() && parameter.count() > 0 && parameter.count() < numel(parameter.extents());
+  }
+  [[gnu::cold]] void refuse(const nn::NamedParameter<D>& named) const {
+    nn::check_whole(who_, named,
+                    "it needs whole parameters, or those of a net that shares them out before the first step");
+  }
+  PairedRanks& paired(const nn::NamedParameter<D>& named) const {
+    auto* const ranks = dynamic_cast<PairedRanks*>(named.parameter->ranks().get());
+    check<UsageError>(ranks != nullptr, who_, ": expected ranks that exchange messages (PairedRanks), got others of '",
+                      named.name, "'");
+    return *ranks;
+  }
+
+  template <class Cost>
+  [[gnu::cold]] void describe(Group& group, const Cost& cost) {
+    std::sort(group.members.begin(), group.members.end(),
+              [this](std::size_t a, std::size_t b) { return parameters_[a].name < parameters_[b].name; });
+    check_alike(group);
+    const auto ranks = static_cast<std::size_t>(group.ranks->size());
+    constexpr std::size_t numbers = 4;
+    std::vector<double> table(group.members.size() * ranks * numbers);
+    for (std::size_t m = 0; m < group.members.size(); ++m) {
+      const auto& named = parameters_[group.members[m]];
+      const auto& parameter = *named.parameter;
+      if (!parameter.is_here()) continue;
+      double* const own = &table[(m * ranks + static_cast<std::size_t>(group.ranks->rank())) * numbers];
+      own[0] = static_cast<double>(parameter.part_begin());
+      own[1] = static_cast<double>(parameter.count());
+      own[2] = parameter.part() == nullptr ? 0 : parameter.part()->group->rank();
+      own[3] = parameter.counts() && parameter.count() > 0 ? 1 : 0;
+    }
+    group.ranks->sum(table);
+    for (std::size_t m = 0; m < group.members.size(); ++m) {
+      const std::size_t i = group.members[m];
+      std::vector<Piece> all;
+      for (std::size_t r = 0; r < ranks; ++r) {
+        const double* const of_rank = &table[(m * ranks + r) * numbers];
+        all.push_back({static_cast<std::size_t>(of_rank[0]), static_cast<std::size_t>(of_rank[1]),
+                       static_cast<int>(of_rank[2]), of_rank[3] != 0});
+      }
+      const auto whole = static_cast<std::size_t>(numel(parameter(i).extents()));
+      if (std::any_of(all.begin(), all.end(), [&](const Piece& p) { return p.count > 0 && p.count < whole; }))
+        pieces_[i] = std::move(all);
+      any_ = any_ || cut(i);
+    }
+    choose_owners(group, cost);
+  }
+  // Ranks with other parameters would misread the table.
+  void check_alike(const Group& group) const {
+    std::size_t hash = group.members.size();
+    for (const std::size_t i : group.members) {
+      hash = hash * 31 + std::hash<std::string>()(parameters_[i].name);
+      for (const Index extent : parameter(i).extents()) hash = hash * 31 + static_cast<std::size_t>(extent);
+    }
+    const auto number = static_cast<double>(hash >> 12);
+    double largest[] = {number, -number};
+    group.ranks->max(largest);
+    check<UsageError>(largest[0] == -largest[1], who_,
+                      ": expected the same parameters on all ranks, got others on some rank: give it net.parameters(), "
+                      "or choose from these by name");
+  }
+  // The longest work first, each to the rank with the least so far, of those that have a piece; among equals to the one
+  // with the largest piece.
+  template <class Cost>
+  void choose_owners(const Group& group, const Cost& cost) {
+    std::vector<std::pair<double, std::size_t>> work;
+    for (const std::size_t i : group.members)
+      if (cut(i) && cost(i) > 0) work.emplace_back(cost(i), i);
+    std::stable_sort(work.begin(), work.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::vector<double> busy(static_cast<std::size_t>(group.ranks->size()));
+    for (const auto& [each, i] : work) {
+      std::size_t best = busy.size();
+      for (std::size_t r = 0; r < busy.size(); ++r)
+        if (const Piece& piece = pieces_[i][r]; piece.counts)
+          if (best == busy.size() || std::pair(busy[r], pieces_[i][best].count) < std::pair(busy[best], piece.count))
+            best = r;
+      owner_[i] = static_cast<int>(best);
+      busy[best] += each;
+    }
+  }
+
+  // Calls f(in the whole, in the piece, count) for each contiguous run of a piece.
+  template <class F>
+  void for_runs(std::size_t i, const Piece& piece, const F& f) const {
+    const auto begin = static_cast<Index>(piece.begin), end = begin + static_cast<Index>(piece.count);
+    const auto& part = parameter(i).part();
+    if (part == nullptr) return f(begin, Index{0}, end - begin);
+    const auto layout = part->layout();
+    const auto of_rank = axis_part(layout.width, part->split.unit, part->group->size(), piece.part);
+    layout.for_runs(of_rank, [&](Index in_whole, Index in_part, Index count) {
+      const Index from = std::max(in_part, begin), to = std::min(in_part + count, end);
+      if (from < to) f(in_whole + from - in_part, from - begin, to - from);
+    });
+  }
+
+  template <class T>
+  static void append(std::vector<std::uint8_t>& message, const std::vector<T>& piece) {
+    const std::size_t at = message.size(), bytes = piece.size() * sizeof(T);
+    message.resize(at + bytes);
+    if (bytes > 0) std::memcpy(message.data() + at, piece.data(), bytes);
+  }
+  template <class T>
+  static void take(const std::vector<std::uint8_t>& message, std::size_t& at, std::vector<T>& piece) {
+    const std::size_t bytes = piece.size() * sizeof(T);
+    if (bytes > 0) std::memcpy(piece.data(), message.data() + at, bytes);
+    at += bytes;
+  }
+
+  const char* who_;
+  std::vector<nn::NamedParameter<D>> parameters_;
+  std::vector<Group> groups_;
+  std::vector<std::vector<Piece>> pieces_;  // by parameter, by rank; empty if nobody has a piece
+  std::vector<int> owner_;                  // by parameter
+  bool met_ = false, any_ = false;
+};
+
+}  // namespace chorus::optim::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_PIECES_HPP
+
 namespace chorus::optim {
 
 namespace detail {
-/// `parameters`. Throws UsageError if one is a part of a parameter.
+/// An optimizer whose step depends on two norms of each whole parameter, such as its own and its gradient's. Ranks with
+/// pieces of parameters send each other the squares, one message a step.
 template <Device D>
-[[gnu::cold]] std::vector<nn::NamedParameter<D>> all_whole(const char* optimizer,
-                                                           std::vector<nn::NamedParameter<D>> parameters) {
-  for (const auto& named : parameters) nn::check_whole(optimizer, named, "it needs whole parameters");
-  return parameters;
-}
-
-/// A temporary array of one parameter's size.
-template <class T, Device D>
-class StepMemory {
+class ByNorms : public Optimizer<D> {
  public:
-  StepMemory(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
-  T* data() const { return static_cast<T*>(storage_.data()); }
+  /// ShardedOptimizer then gives each rank its pieces of all parameters, also empty ones.
+  static constexpr bool asks_ranks = true;
+
+ protected:
+  using Range = typename Optimizer<D>::Range;
+  ByNorms(const char* who, std::vector<nn::NamedParameter<D>> parameters, double lr,
+          std::initializer_list<double> numbers)
+      : Optimizer<D>(parameters, lr, numbers), pieces_(who, std::move(parameters)) {}
+
+  /// Calls `found = first(T{}, range)`, and then `second(T{}, range, found)`, where `found.squares`, the two norms'
+  /// squares, are those of the whole parameter.
+  template <class First, class Second>
+  void step_by_norms(const First& first, const Second& second) {
+    pieces_.meet([](std::size_t) { return 0; });
+    if (!pieces_.any())
+      return this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
+        second(type, range, first(type, range));
+      });
+    std::vector<std::pair<Range, decltype(first(float{}, Range{}))>> all;
+    std::vector<std::array<double, 2>> squares(pieces_.size());
+    this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
+      all.emplace_back(range, first(type, range));
+      squares[range.number] = all.back().second.squares;
+    });
+    pieces_.sum(squares);
+    for (auto& [range, found] : all) {
+      found.squares = squares[range.number];
+      if (range.dtype == DType::f32)
+        second(float{}, range, found);
+      else
+        second(double{}, range, found);
+      pieces_.parameter(range.number).storage().settle();
+    }
+  }
 
  private:
-  Storage<D> storage_;
+  Pieces<D> pieces_;
 };
-
-template <class T, Device D>
-double norm(D device, Index count, const T* x) {
-  return std::sqrt(kernels::square_sum(device, count, x));
-}
 }  // namespace detail
 
 /// Options of Lars.
@@ -63406,16 +65245,16 @@ struct LarsOptions {
 /// if |p| or |gradient| is 0; p -= m (You, Gitman, Ginsburg 2017). Parameters of at most one axis (biases,
 /// normalisation) take plain steps of lr without weight decay.
 template <Device D>
-class Lars final : public Optimizer<D> {
+class Lars final : public detail::ByNorms<D> {
+  using typename detail::ByNorms<D>::Range;
+
  public:
   using options_type = LarsOptions;
-  /// A step depends on norms of whole parameters.
-  static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for negative options, and if this rank has only a part of a parameter.
+  /// Throws UsageError for negative options.
   explicit Lars(std::vector<nn::NamedParameter<D>> parameters, const LarsOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lars", std::move(parameters)), options.lr,
-                     {options.momentum, options.weight_decay, options.trust, options.eps}),
+      : detail::ByNorms<D>("Lars", std::move(parameters), options.lr,
+                           {options.momentum, options.weight_decay, options.trust, options.eps}),
         options_(options) {
     check<UsageError>(options.momentum >= 0 && options.weight_decay >= 0 && options.trust > 0 && options.eps >= 0,
                       "Lars: expected momentum, weight_decay and eps of at least 0, trust above 0; got ",
@@ -63424,22 +65263,28 @@ class Lars final : public Optimizer<D> {
 
   void step() override {
     this->refuse_capture("Lars");
-    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      const auto device = this->device();
-      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
-      const auto g = static_cast<const T*>(range.grad);
-      double rate = this->lr_of(range), decay = 0;
-      if (range.axes > 1) {
-        decay = range.weight_decay(options_.weight_decay);
-        const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
-                     of_g = detail::norm(device, range.count, g);
-        if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
-      }
-      detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
-      detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
-                     static_cast<const T*>(p));
-      detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p), static_cast<const T*>(m));
-    });
+    this->step_by_norms(
+        [&]<class T>(T, const Range& range) {
+          Found found;
+          if (range.axes > 1)
+            found.squares = {kernels::square_sum(this->device(), range.count, static_cast<const T*>(range.value)),
+                             kernels::square_sum(this->device(), range.count, static_cast<const T*>(range.grad))};
+          return found;
+        },
+        [&]<class T>(T, const Range& range, const Found& found) {
+          const auto device = this->device();
+          const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]);
+          const auto g = static_cast<const T*>(range.grad);
+          const double of_p = std::sqrt(found.squares[0]), of_g = std::sqrt(found.squares[1]),
+                       decay = range.axes > 1 ? range.weight_decay(options_.weight_decay) : 0;
+          double rate = this->lr_of(range);
+          if (of_p > 0 && of_g > 0) rate *= options_.trust * of_p / (of_g + decay * of_p + options_.eps);
+          detail::update(device, range.count, detail::Mix{options_.momentum, rate}, m, static_cast<const T*>(m), g);
+          detail::update(device, range.count, detail::Mix{1, rate * decay}, m, static_cast<const T*>(m),
+                         static_cast<const T*>(p));
+          detail::update(device, range.count, detail::Mix{1, -1}, p, static_cast<const T*>(p),
+                         static_cast<const T*>(m));
+        });
   }
 
  protected:
@@ -63449,6 +65294,9 @@ class Lars final : public Optimizer<D> {
   }
 
  private:
+  struct Found {
+    std::array<double, 2> squares{};  // of the parameter, of its gradient
+  };
   LarsOptions options_;
 };
 
@@ -63472,17 +65320,16 @@ struct LambDirection {
 /// Adam's direction with weight decay, u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p, and
 /// p -= lr |p| / |u| u, or p -= lr u if |p| or |u| is 0 (You et al. 2020).
 template <Device D>
-class Lamb final : public Optimizer<D> {
+class Lamb final : public detail::ByNorms<D> {
+  using typename detail::ByNorms<D>::Range;
+
  public:
   using options_type = LambOptions;
-  /// A step depends on norms of whole parameters.
-  static constexpr bool needs_whole_parameters = true;
 
-  /// Throws UsageError for betas outside of [0, 1), for negative eps or weight_decay, and if this rank has only a part
-  /// of a parameter.
+  /// Throws UsageError for betas outside of [0, 1) and for negative eps or weight_decay.
   explicit Lamb(std::vector<nn::NamedParameter<D>> parameters, const LambOptions& options = {})
-      : Optimizer<D>(detail::all_whole("Lamb", std::move(parameters)), options.lr,
-                     {options.beta1, options.beta2, options.eps, options.weight_decay}),
+      : detail::ByNorms<D>("Lamb", std::move(parameters), options.lr,
+                           {options.beta1, options.beta2, options.eps, options.weight_decay}),
         options_(options) {
     check<UsageError>(options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                       "Lamb: expected betas in [0, 1), got ", options.beta1, " and ", options.beta2);
@@ -63492,27 +65339,35 @@ class Lamb final : public Optimizer<D> {
 
   void step() override {
     this->refuse_capture("Lamb");
-    this->for_each_range({.each_alone = true}, [&]<class T>(T, const typename Optimizer<D>::Range& range) {
-      const auto device = this->device();
-      const auto p = static_cast<T*>(range.value), m = static_cast<T*>(range.state[0]),
-                 v = static_cast<T*>(range.state[1]);
-      const auto g = static_cast<const T*>(range.grad);
-      const auto t = static_cast<double>(range.steps + 1);
-      detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m, static_cast<const T*>(m),
-                     g);
-      detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
-                     static_cast<const T*>(v), g);
-      const detail::StepMemory<T, D> u(device, range.count);
-      detail::update(device, range.count,
-                     detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
-                                           options_.eps, range.weight_decay(options_.weight_decay)},
-                     u.data(), static_cast<const T*>(m), static_cast<const T*>(v), static_cast<const T*>(p));
-      const double of_p = detail::norm(device, range.count, static_cast<const T*>(p)),
-                   of_u = detail::norm(device, range.count, static_cast<const T*>(u.data()));
-      const double rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
-      detail::update(device, range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
-                     static_cast<const T*>(u.data()));
-    });
+    this->step_by_norms(
+        [&]<class T>(T, const Range& range) {
+          const auto device = this->device();
+          const auto p = static_cast<const T*>(range.value);
+          const auto m = static_cast<T*>(range.state[0]), v = static_cast<T*>(range.state[1]);
+          const auto g = static_cast<const T*>(range.grad);
+          const auto t = static_cast<double>(range.steps + 1);
+          detail::update(device, range.count, detail::Mix{options_.beta1, 1 - options_.beta1}, m,
+                         static_cast<const T*>(m), g);
+          detail::update(device, range.count, detail::MixSquare{options_.beta2, 1 - options_.beta2}, v,
+                         static_cast<const T*>(v), g);
+          Found found{.direction = Storage<D>(device, static_cast<std::size_t>(range.count) * sizeof(T))};
+          const auto u = static_cast<T*>(found.direction.data());
+          detail::update(
+              device, range.count,
+              detail::LambDirection{1 / (1 - std::pow(options_.beta1, t)), 1 / (1 - std::pow(options_.beta2, t)),
+                                    options_.eps, range.weight_decay(options_.weight_decay)},
+              u, static_cast<const T*>(m), static_cast<const T*>(v), p);
+          found.squares = {kernels::square_sum(device, range.count, p),
+                           kernels::square_sum(device, range.count, static_cast<const T*>(u))};
+          return found;
+        },
+        [&]<class T>(T, const Range& range, const Found& found) {
+          const auto p = static_cast<T*>(range.value);
+          const double of_p = std::sqrt(found.squares[0]), of_u = std::sqrt(found.squares[1]),
+                       rate = this->lr_of(range) * (of_p > 0 && of_u > 0 ? of_p / of_u : 1);
+          detail::update(this->device(), range.count, detail::Mix{1, -rate}, p, static_cast<const T*>(p),
+                         static_cast<const T*>(found.direction.data()));
+        });
   }
 
  protected:
@@ -63522,6 +65377,10 @@ class Lamb final : public Optimizer<D> {
   }
 
  private:
+  struct Found {
+    std::array<double, 2> squares{};  // of the parameter, of the direction
+    Storage<D> direction;
+  };
   LambOptions options_;
 };
 
@@ -63595,6 +65454,288 @@ class Lion final : public Optimizer<D> {
 
 }  // namespace chorus::optim
 #endif  // CHORUS_SINGLE_CHORUS_OPTIM_LION_HPP
+
+// <chorus/optim/muon.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPTIM_MUON_HPP
+#define CHORUS_SINGLE_CHORUS_OPTIM_MUON_HPP
+/// Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/), as in PyTorch 2.15: momentum, made orthogonal
+/// by Newton-Schulz iterations, for matrices; AdamW for all other parameters.
+
+namespace chorus::optim {
+
+/// The factor on Muon's learning rate for a matrix of `rows` and `columns`, so that one rate suits matrices of all
+/// shapes.
+enum class AdjustLr : std::uint8_t {
+  original,           ///< sqrt(max(1, rows / columns)) (Jordan)
+  match_rms_adamw,    ///< 0.2 sqrt(max(rows, columns)): AdamW's rates and decay suit it (Liu et al. 2025)
+  spectral_unclamped  ///< sqrt(rows / columns) (Bernstein 2025)
+};
+
+/// Options of Muon.
+struct MuonOptions {
+  double lr = 1e-3, weight_decay = 0.1, momentum = 0.95;
+  bool nesterov = true;
+  std::array<double, 3> ns_coefficients{3.4445, -4.7750, 2.0315};
+  double eps = 1e-7;
+  int ns_steps = 5;
+  AdjustLr adjust_lr = AdjustLr::original;
+  /// For AdamW. Its rate follows Muon's: it is always `adam.lr / lr` times as large.
+  AdamOptions adam = {.weight_decay = 0.01};
+  /// Matrices for AdamW, too: the beginnings of their names. Embeddings and the output layer belong here.
+  std::vector<std::string> adam_for = {};
+};
+
+namespace detail {
+
+/// A temporary array.
+template <class T, Device D>
+class StepMemory {
+ public:
+  StepMemory(D device, Index count) : storage_(device, static_cast<std::size_t>(count) * sizeof(T)) {}
+  T* data() const { return static_cast<T*>(storage_.data()); }
+
+ private:
+  Storage<D> storage_;
+};
+
+/// PyTorch's lerp: from a to b.
+struct Lerp {
+  double weight;
+  template <class S>
+  CHORUS_HD S operator()(const S& a, const S& b) const {
+    using R = math::real_of<S>;
+    return weight < 0.5 ? S(a + (b - a) * R(weight)) : S(b - (b - a) * R(1 - weight));
+  }
+};
+
+struct DividedBy {
+  double divisor;
+  template <class S>
+  CHORUS_HD S operator()(const S& x) const {
+    return x / math::real_of<S>(divisor);
+  }
+};
+
+/// x becomes the nearest numbers of bf16.
+template <Device D>
+void round_to_bf16(D device, Index count, float* x, bf16* rounded) {
+  kernels::convert(device, count, static_cast<const float*>(x), rounded);
+  kernels::convert(device, count, static_cast<const bf16*>(rounded), x);
+}
+
+/// Makes the singular values of x, [rows, columns], about 1 (0.7 to 1.2): X /= max(|X|, eps), then `ns_steps` times
+/// A = X Xᵀ, G = b A + c A A, X = a X + G X; from the right, if there are more rows than columns. Products are summed
+/// in float; |X|, A, G and X are rounded to bf16, as in PyTorch.
+template <Device D>
+void orthogonalize(D device, Index rows, Index columns, bf16* x, const MuonOptions& options) {
+  using kernels::gemm, kernels::Trans;
+  const Index count = rows * columns, side = std::min(rows, columns), squares = side * side;
+  const bool tall = rows > columns;
+  const auto [a, b, c] = options.ns_coefficients;
+  const StepMemory<float, D> of_x(device, count), of_product(device, count), of_gram(device, squares),
+      of_square(device, squares);
+  const StepMemory<bf16, D> rounded(device, squares);
+  float *const x32 = of_x.data(), *const product = of_product.data(), *const gram = of_gram.data(),
+               *const square = of_square.data();
+  kernels::convert(device, count, static_cast<const bf16*>(x), x32);
+  const double norm = std::sqrt(kernels::square_sum(device, count, static_cast<const float*>(x32)));
+  const float divisor = std::max<float>(bf16(norm), bf16(options.eps));
+  update(device, count, DividedBy{divisor}, x32, static_cast<const float*>(x32));
+  round_to_bf16(device, count, x32, x);
+  for (int i = 0; i < options.ns_steps; ++i) {
+    if (tall)
+      gemm(device, Trans::yes, Trans::no, side, side, rows, x32, columns, x32, columns, gram, side, false);
+    else
+      gemm(device, Trans::no, Trans::yes, side, side, columns, x32, columns, x32, columns, gram, side, false);
+    round_to_bf16(device, squares, gram, rounded.data());
+    gemm(device, Trans::no, Trans::no, side, side, side, gram, side, gram, side, square, side, false);
+    update(device, squares, Mix{b, c}, gram, static_cast<const float*>(gram), static_cast<const float*>(square));
+    round_to_bf16(device, squares, gram, rounded.data());
+    if (tall)
+      gemm(device, Trans::no, Trans::yes, rows, columns, side, x32, columns, gram, side, product, columns, false);
+    else
+      gemm(device, Trans::no, Trans::no, rows, columns, side, gram, side, x32, columns, product, columns, false);
+    update(device, count, Mix{a, 1}, x32, static_cast<const float*>(x32), static_cast<const float*>(product));
+    round_to_bf16(device, count, x32, x);
+  }
+}
+
+inline double adjusted(double lr, AdjustLr how, Index rows, Index columns) {
+  const auto height = static_cast<double>(rows), width = static_cast<double>(columns);
+  switch (how) {
+    case AdjustLr::match_rms_adamw:
+      return lr * 0.2 * std::sqrt(std::max(height, width));
+    case AdjustLr::spectral_unclamped:
+      return lr * std::sqrt(height / width);
+    default:
+      return lr * std::sqrt(std::max(1.0, height / width));
+  }
+}
+
+}  // namespace detail
+
+/// For matrices: m = momentum m + (1 - momentum) g; u = m, or (1 - momentum) g + momentum m for Nesterov, in bf16; p -=
+/// lr (weight_decay p + scale O), where O is u with singular values of about 1 and AdjustLr gives the scale. All
+/// parameters with another number of axes, also convolutions, and those named by `adam_for` take AdamW's steps.
+///
+/// Where ranks have pieces of a matrix (FullyShardedDataParallel, ShardedOptimizer, TensorParallel, Mesh), one of them,
+/// the owner, gets all of u, in bf16, computes O alone and sends its pieces back. A step has the bits of a rank with
+/// the whole matrix. The state, one number for each of a matrix, stays in pieces.
+template <Device D>
+class Muon final : public Optimizer<D> {
+  using Range = typename Optimizer<D>::Range;
+
+ public:
+  using options_type = MuonOptions;
+  /// ShardedOptimizer then gives each rank its pieces of all parameters, also empty ones.
+  static constexpr bool asks_ranks = true;
+
+  /// Throws UsageError for options out of range, and for a name in `adam_for` with which none of several parameters
+  /// begins.
+  explicit Muon(std::vector<nn::NamedParameter<D>> parameters, const MuonOptions& options = {})
+      : Optimizer<D>(parameters, options.lr,
+                     {options.weight_decay, options.momentum, options.nesterov ? 1.0 : 0.0, options.ns_coefficients[0],
+                      options.ns_coefficients[1], options.ns_coefficients[2], options.eps,
+                      static_cast<double>(options.ns_steps), static_cast<double>(options.adjust_lr), options.adam.lr,
+                      options.adam.beta1, options.adam.beta2, options.adam.eps, options.adam.weight_decay,
+                      options.adam.amsgrad ? 1.0 : 0.0, static_cast<double>(options.adam_for.size())}),
+        options_(checked(options)),
+        pieces_("Muon", parameters) {
+    for (const auto& named : parameters) is_matrix_.push_back(takes(named));
+    for (const auto& begin : options_.adam_for)
+      check<UsageError>(parameters.size() == 1 || std::any_of(parameters.begin(), parameters.end(), NameBegins{begin}),
+                        "Muon: expected beginnings of parameters' names in adam_for, got '", begin, "'");
+  }
+
+  void step() override {
+    this->refuse_capture("Muon");
+    pieces_.meet([this](std::size_t i) {
+      if (!is_matrix_[i]) return 0.0;
+      const auto [low, high] = std::minmax({rows(i), columns(i)});
+      return static_cast<double>(low) * static_cast<double>(low) * static_cast<double>(high);
+    });
+    std::vector<char> waits(pieces_.any() ? pieces_.size() : 0);  // also where this rank's piece is empty
+    for (std::size_t i = 0; i < waits.size(); ++i) {
+      const auto& parameter = pieces_.parameter(i);
+      waits[i] = is_matrix_[i] && pieces_.cut(i) && parameter.grad_arrived() && parameter.wants_grad();
+    }
+    std::vector<std::vector<bf16>> pieces(waits.size());
+    std::vector<Range> ranges(waits.size());
+    this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
+      const auto device = this->device();
+      const std::size_t i = range.number;
+      if (!is_matrix_[i]) return adam_step(type, range);
+      const detail::StepMemory<bf16, D> u(device, range.count);
+      direction(type, range, u.data());
+      if (pieces_.cut(i)) {
+        ranges[i] = range;
+        pieces[i].resize(static_cast<std::size_t>(range.count));
+        copy_bytes(Cpu{}, pieces[i].data(), device, u.data(), pieces[i].size() * sizeof(bf16));
+        return;
+      }
+      detail::orthogonalize(device, rows(i), columns(i), u.data(), options_);
+      apply(type, range, static_cast<const bf16*>(u.data()));
+    });
+    if (!pieces_.any()) return;
+    pieces_.by_owners(waits, pieces, [&](std::size_t i, std::span<bf16> whole) {
+      const detail::StepMemory<bf16, D> near(this->device(), rows(i) * columns(i));
+      copy_bytes(this->device(), near.data(), Cpu{}, whole.data(), whole.size_bytes());
+      detail::orthogonalize(this->device(), rows(i), columns(i), near.data(), options_);
+      copy_bytes(Cpu{}, whole.data(), this->device(), near.data(), whole.size_bytes());
+    });
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      const Range& range = ranges[i];
+      if (range.count == 0) continue;
+      const detail::StepMemory<bf16, D> near(this->device(), range.count);
+      copy_bytes(this->device(), near.data(), Cpu{}, pieces[i].data(), pieces[i].size() * sizeof(bf16));
+      if (range.dtype == DType::f32)
+        apply(float{}, range, static_cast<const bf16*>(near.data()));
+      else
+        apply(double{}, range, static_cast<const bf16*>(near.data()));
+      pieces_.parameter(i).storage().settle();
+    }
+  }
+
+ protected:
+  std::span<const std::string_view> slots() const override {
+    static constexpr std::string_view names[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+    return {names, options_.adam.amsgrad ? std::size_t{3} : std::size_t{2}};
+  }
+  std::span<const std::string_view> slots_of(const nn::NamedParameter<D>& named) const override {
+    static constexpr std::string_view names[] = {"momentum_buffer"};
+    return takes(named) ? std::span<const std::string_view>(names) : slots();
+  }
+
+ private:
+  static const MuonOptions& checked(const MuonOptions& options) {
+    check<UsageError>(options.lr > 0 && options.weight_decay >= 0 && options.momentum >= 0 && options.momentum <= 1,
+                      "Muon: expected lr above 0, weight_decay of at least 0 and momentum in [0, 1], got ", options.lr,
+                      ", ", options.weight_decay, " and ", options.momentum);
+    check<UsageError>(options.ns_steps >= 0 && options.ns_steps < 100 && options.eps > 0,
+                      "Muon: expected ns_steps in [0, 100) and eps above 0, got ", options.ns_steps, " and ",
+                      options.eps);
+    const auto& adam = options.adam;
+    check<UsageError>(adam.lr >= 0 && adam.eps >= 0 && adam.weight_decay >= 0 && adam.beta1 >= 0 && adam.beta1 < 1 &&
+                          adam.beta2 >= 0 && adam.beta2 < 1,
+                      "Muon: expected adam's lr, eps and weight_decay of at least 0 and betas in [0, 1), got ", adam.lr,
+                      ", ", adam.eps, ", ", adam.weight_decay, ", ", adam.beta1, " and ", adam.beta2);
+    return options;
+  }
+
+  bool takes(const nn::NamedParameter<D>& named) const {
+    const auto& names = options_.adam_for;
+    return named.parameter->extents().size() == 2 &&
+           std::none_of(names.begin(), names.end(), [&](const auto& begin) { return named.name.starts_with(begin); });
+  }
+  Index rows(std::size_t i) const { return pieces_.parameter(i).extents()[0]; }
+  Index columns(std::size_t i) const { return pieces_.parameter(i).extents()[1]; }
+
+  // The momentum's step; its direction becomes `u`.
+  template <class T>
+  void direction(T, const Range& range, bf16* u) const {
+    const auto device = this->device();
+    const auto m = static_cast<T*>(range.state[0]);
+    const auto g = static_cast<const T*>(range.grad);
+    detail::update(device, range.count, detail::Lerp{1 - options_.momentum}, m, static_cast<const T*>(m), g);
+    if (!options_.nesterov) return kernels::convert(device, range.count, static_cast<const T*>(m), u);
+    const detail::StepMemory<T, D> ahead(device, range.count);
+    detail::update(device, range.count, detail::Lerp{options_.momentum}, ahead.data(), g, static_cast<const T*>(m));
+    kernels::convert(device, range.count, static_cast<const T*>(ahead.data()), u);
+  }
+  template <class T>
+  void apply(T, const Range& range, const bf16* o) const {
+    const auto device = this->device();
+    const auto p = static_cast<T*>(range.value);
+    const detail::StepMemory<T, D> wide(device, range.count);
+    kernels::convert(device, range.count, o, wide.data());
+    const double lr = this->lr_of(range),
+                 scaled = detail::adjusted(lr, options_.adjust_lr, rows(range.number), columns(range.number));
+    detail::update(device, range.count, detail::Mix{1 - lr * range.weight_decay(options_.weight_decay), -scaled}, p,
+                   static_cast<const T*>(p), static_cast<const T*>(wide.data()));
+  }
+  template <class T>
+  void adam_step(T, const Range& range) {
+    const auto& adam = options_.adam;
+    kernels::adam_step(this->device(), range.count, static_cast<T*>(range.value), static_cast<const T*>(range.grad),
+                       static_cast<T*>(range.state[0]), static_cast<T*>(range.state[1]),
+                       static_cast<T*>(range.state[2]),
+                       this->scalars(kernels::AdamScalars{.lr = this->lr_of(range) * (adam.lr / options_.lr),
+                                                          .beta1 = adam.beta1,
+                                                          .beta2 = adam.beta2,
+                                                          .eps = adam.eps,
+                                                          .weight_decay = range.weight_decay(adam.weight_decay),
+                                                          .decoupled = true,
+                                                          .step = range.steps + 1},
+                                     range));
+  }
+
+  MuonOptions options_;
+  std::vector<char> is_matrix_;  // by parameter
+  detail::Pieces<D> pieces_;
+};
+
+}  // namespace chorus::optim
+#endif  // CHORUS_SINGLE_CHORUS_OPTIM_MUON_HPP
 
 // <chorus/optim/radam.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_OPTIM_RADAM_HPP
@@ -63939,6 +66080,8 @@ CHORUS_STEP(CenteredMean, 3)
 CHORUS_STEP(CenteredSquare, 3)
 CHORUS_STEP(CenteredStep, 5)
 CHORUS_STEP(LambDirection, 3)
+CHORUS_STEP(DividedBy, 1)
+CHORUS_STEP(Lerp, 2)
 CHORUS_STEP(LionStep, 3)
 CHORUS_STEP(Mix, 2)
 CHORUS_STEP(MixSquare, 2)
@@ -64970,7 +67113,7 @@ class DeviceShares {
     const ShareRange run{std::min(run_.begin, used), std::min(run_.end, used)};
     tree_.begin(run, used);
     in_turn(roots.size(), run.count(), false, std::move(devices), [&](std::size_t i) {
-      Observer<Complete> observer(*this, i, complete);
+      Observer<Complete> observer(*this, i, i + 1 == roots.size(), complete);
       run_backward(roots[i], {.retain_graph = keep, .leaves = &observer});
       if (run.count() == 0) return;
       tree_.end_share(i, [&](std::size_t p) { complete(*flat_.entries()[p].named.handle.shared()); });
@@ -64981,7 +67124,8 @@ class DeviceShares {
   /// For share number `i`.
   template <class Complete>
   struct Observer final : LeafObserver {
-    Observer(DeviceShares& device, std::size_t share, const Complete& f) : shares(device), i(share), complete(f) {}
+    Observer(DeviceShares& device, std::size_t share, bool is_last, const Complete& f)
+        : shares(device), i(share), last(is_last), complete(f) {}
     void gradient_is_final(Node& leaf) override {
       if (shares.side_by_side_)
         shares.side_by_side_->with_gradient(leaf, [&](Node& own, const void* gradient) { take(own, gradient); });
@@ -64992,10 +67136,11 @@ class DeviceShares {
     void take(Node& leaf, const void* gradient) {
       const bool counts = !shares.tree_.sums().empty();
       if (counts && gradient != nullptr) shares.tree_.gradient_arrived(*shares.tree_.entry_of(leaf), i, gradient);
-      if (!counts || shares.tree_.is_last(i)) complete(leaf);
+      if (counts ? shares.tree_.is_last(i) : last) complete(leaf);
     }
     DeviceShares& shares;
     std::size_t i;
+    bool last;
     const Complete& complete;
   };
 
@@ -65791,7 +67936,7 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                           return this->shares_.batch();
                         }}) {
     this->whole_passes_ = true;
-    this->shares_.add_as_they_are();
+    this->shares_.add_alike();
   }
 
   DistributedPolicy(std::string_view title, SameBits<Model, Shares> model, Communicator& communicator, int dim,
