@@ -75,8 +75,8 @@ class Elastic {
 /// waits until the ranks let it in, which they do every eight steps, and takes the state of one of them; its loops over
 /// earlier epochs end at once. Under SameBits the run ends with one device's bits, whoever was lost.
 ///
-/// A void iteration counts in a program's own counters (`repeats` is their number; a step of several batches runs to its
-/// end, so that a count modulo their number stays right). The loss and `mean` are 0 in it, and in an evaluation in
+/// A void iteration counts in a program's own counters (`repeats` is their number; a step of several batches runs to
+/// its end, so that a count modulo their number stays right). The loss and `mean` are 0 in it, and in an evaluation in
 /// which a rank is lost. Not for `join`, GPUs, captured steps, steps in backward, or hooks with state of each rank. The
 /// loader throws TooFewRanks, and Evicted on a rank that the others gave up.
 template <class Model, class Hook, class Communicator>
@@ -109,8 +109,8 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
                 [&run](comm::AnyCommunicator ranks) { run.regroup(std::move(ranks)); }) {
     run.check_options();
   }
-  /// Begins or joins the job of `members`. `told` gets each epoch's communicator. Throws UsageError if models, options or
-  /// seeds differ, on every rank at the beginning, later on the newcomer; and the errors of Members::regroup.
+  /// Begins or joins the job of `members`. `told` gets each epoch's communicator. Throws UsageError if models, options
+  /// or seeds differ, on every rank at the beginning, later on the newcomer; and the errors of Members::regroup.
   Elastic(Model model, std::unique_ptr<elastic::Members> members, DistributedDataParallelOptions options = {},
           std::uint64_t seed = initial_seed(), Hook hook = {},
           std::function<void(comm::AnyCommunicator)> told = {})
@@ -249,7 +249,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
     if (pass_ < done_.pass) return here(batches, batches);  // runs on to where the others are
     check<UsageError>(pass_ == done_.pass, "Elastic: rank ", communicator_.rank(), " is in pass ", pass_,
                       " of its loaders, and a step of pass ", done_.pass,
-                      " is to be repeated: expected loops that read a loader to its end");
+                      " must be repeated: expected loops that read a loader to its end");
     engine_->set_away(false);
     return here(done_.batch, batches);
   }

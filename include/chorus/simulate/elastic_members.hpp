@@ -48,8 +48,9 @@ class ElasticMembers final : public elastic::Members {
     double look_after = 1e-4;
     while (job_->epoch == last || !is_member()) {
       check<CommError>(job_->failure.empty(), job_->failure);
-      check<elastic::Evicted>(std::ranges::any_of(job_->members, [&](int rank) { return lives(rank); }),
-                              "Elastic: the ranks with the state of the run ended before they could give it to this one");
+      const bool any = std::ranges::any_of(job_->members, [&](int rank) { return lives(rank); });
+      check<elastic::Evicted>(any, "Elastic: the ranks with the state of the run ended before they could give it to ",
+                              "this one");
       check<TimeoutError>(is_member() || rank_.time() < end + 10 * (end - begun),
                           "elastic: a newcomer, waiting for rank ", job_->members.front(), ", which lets nobody in");
       if (is_member() && all_here(rank_.time() > end))
