@@ -76,11 +76,11 @@ std::vector<double> look(Net& net, const Tensor<double, 2>& x) {
   return out;
 }
 
-template <template <class, class> class Net, class Model>
+template <template <class...> class Net, class Model>
 double off(const std::vector<double>& expected) {
   const auto texts = Ranks(2, [&](const World& world) {
                        auto communicator = comm::connect(world);
-                       Net<Model, comm::AnyCommunicator> net{make<Model>(), communicator};
+                       Net<Model> net{make<Model>(), communicator};
                        return test::text_of(look(net, contiguous(test::share(numbers(6, 5, 1), world))));
                      }).texts();
   auto all = test::numbers_in(texts[0]);
