@@ -19,10 +19,12 @@ BEGIN = """
 #include <chorus/nn/parallel_linear.hpp>
 #include <chorus/ops/softmax.hpp>
 #include <chorus/ops/transposed_convolution.hpp>
+#include <chorus/parallel/expert.hpp>
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
+#include <chorus/parallel/sequence_parallel.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <iostream>
 #include <vector>
@@ -127,16 +129,20 @@ int main() {
   ch::Pipeline<Layer> net{Layer{}, alone, {}};
   net(ch::Tensor<float, 2>::ones({2, 4})).backward();
 }"""),
-    ("Mesh: expected axes in the order Pipe, Data, Sequence, Shard, Tensor, each at most once", """
+    ("Mesh: expected axes in the order Pipe, Data, Sequence, Shard, Tensor or Expert, each at most once", """
 int main() {
   ch::comm::AnyCommunicator alone;
   ch::Mesh<Layer, ch::mesh::Tensor<2>, ch::mesh::Data<2>> net{Layer{}, alone, {}};
 }"""),
     ("Mesh: mesh::Sequence divides sequences already: expected mesh::Tensor<ranks> without SequenceSplit", """
-#include <chorus/parallel/sequence_parallel.hpp>
 int main() {
   ch::comm::AnyCommunicator alone;
   ch::Mesh<Layer, ch::mesh::Sequence<2>, ch::mesh::Tensor<2, ch::SequenceSplit>> net{Layer{}, alone, {}};
+}"""),
+    ("Mesh: expected mesh::Data alone with mesh::Expert, whose ranks have other shares of the batch", """
+int main() {
+  ch::comm::AnyCommunicator alone;
+  ch::Mesh<Layer, ch::mesh::Shard<2>, ch::mesh::Expert<2>> net{Layer{}, alone, {}};
 }"""),
     ("CHORUS_PIPELINE: the last link takes the targets, and here it is a ModuleList",
      BLOCKS + "int main() { const auto x = ones<float, 2>({2, 4}); ch::SingleDevice<Blocks<Block<0>>>{{}}(x, x); }"),
