@@ -17,7 +17,7 @@ logs=build/survive
 mkdir -p "$logs"
 rm -f "$logs"/*
 program=build/examples/survive
-# An epoch is about a second here, on two cores.
+# Epochs of one to three seconds on two cores.
 images=4000
 epochs=$((kills * every + 4))
 
@@ -45,18 +45,22 @@ cat "$logs/four"
 
 printf '\n%-36s %12s %12s\n' '' 'one device' 'four ranks'
 printf '%-36s %12s %12s\n' 'processes killed' 0 $done
-awk -v two="$logs/four.txt" '
-  FILENAME == two { if (!($6 in seen) ) { seen[$6] = $1; n++ } else again += 0; lines++; if (!first) first = $1; last = $1; at[n] = $1; next }
-  { if (!begin) begin = $1; end = $1 }
-  END { printf "%-36s %12.1f %12.1f\n", "seconds from the first step to the last", end - begin, last - first }' \
-  "$logs/one.txt" "$logs/four.txt"
-awk -v kills="$logs/kills" '
-  BEGIN { while ((getline line < kills) > 0) killed[++k] = line }
-  { if (!($6 in done)) { done[$6] = 1; at[++n] = $1 } }
+# Of the log's lines: seconds of the machine's clock first, the step last.
+awk '
+  FNR == 1 { begin[++file] = $1 }
+  { end[file] = $1 }
+  END { printf "%-36s %12.1f %12.1f\n", "seconds from the first step to the last", end[1] - begin[1], end[2] - begin[2] }
+' "$logs/one.txt" "$logs/four.txt"
+awk '
+  FILENAME ~ /kills$/ { killed[++kills] = $1; next }
+  !($NF in done) { done[$NF]; at[++steps] = $1 }
   END {
-    for (i = 1; i <= k; ++i) { for (j = 1; j <= n && at[j] <= killed[i]; ++j); if (j <= n) { gap = at[j] - killed[i]; lost += gap; m++ } }
-    printf "%-36s %12s %12.2f\n", "seconds from a kill to the next step", "", m ? lost / m : 0
-  }' "$logs/four.txt"
+    for (i = 1; i <= kills; ++i) {
+      for (j = 1; j <= steps && at[j] <= killed[i];) ++j
+      if (j <= steps) { lost += at[j] - killed[i]; ++counted }
+    }
+    printf "%-36s %12s %12.2f\n", "seconds from a kill to the next step", "", counted ? lost / counted : 0
+  }' "$logs/kills" "$logs/four.txt"
 one=$(awk '/sha256/ { print $2 }' "$logs/one")
 four=$(awk '/sha256/ { print $2 }' "$logs/four")
 printf '%-36s %12.12s %12.12s\n' parameters_sha256 "$one" "$four"
