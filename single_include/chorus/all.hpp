@@ -30277,16 +30277,18 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
       fail<CommError>(what);
     }
   }
-  /// The donor gives its state to ranks that are behind, and its counters to all.
+  /// The donor gives its state to ranks that are behind, and its counters to all. If it is lost before a rank has all of
+  /// it, that rank is as before.
   void share_state(comm::AnyCommunicator& epoch, const std::vector<elastic::Standing>& all, int donor) {
     const Position front = all[static_cast<std::size_t>(donor)].done;
     const bool gives = epoch.rank() == donor;
-    snapshot_.numbers = gives ? state_.copy(/*all=*/false) : std::vector<std::byte>();
-    std::int64_t facts[] = {static_cast<std::int64_t>(snapshot_.numbers.size()), snapshot_.passes};
+    Snapshot given;
+    if (gives) given = {state_.copy(/*all=*/false), snapshot_.passes};
+    std::int64_t facts[] = {static_cast<std::int64_t>(given.numbers.size()), given.passes};
     epoch.broadcast(std::span(facts), donor, {});
-    snapshot_.numbers.resize(static_cast<std::size_t>(facts[0]));
-    snapshot_.passes = static_cast<std::uint32_t>(facts[1]);
-    epoch.broadcast(as_numbers(snapshot_.numbers), donor, {});
+    given.numbers.resize(static_cast<std::size_t>(facts[0]));
+    given.passes = static_cast<std::uint32_t>(facts[1]);
+    epoch.broadcast(as_numbers(given.numbers), donor, {});
     std::vector<std::byte> whole;
     for (int rank = 0; rank < epoch.size(); ++rank) {
       if (all[static_cast<std::size_t>(rank)].done == front || (!gives && rank != epoch.rank())) continue;
@@ -30301,6 +30303,7 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
         epoch.recv(as_numbers(whole), donor, {.traffic = trace::Traffic::parameters});
       }
     }
+    snapshot_ = std::move(given);
     if (gives) return;
     if (whole.empty())
       state_.restore(snapshot_.numbers, /*all=*/false);

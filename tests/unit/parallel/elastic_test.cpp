@@ -179,6 +179,8 @@ TEST_CASE("elastic: several are lost, also while the others meet, and others com
     CAPTURE(call);
     check_all(of_ranks(ch::cat("kill 0 @call 20, kill 2 @call ", call)), right, {0, 2});
   }
+  for (const int call : {26, 27, 28})  // rank 2 alone has stepped, and is lost while it gives its state
+    check_all(of_ranks(ch::cat("kill 1-3 @byte 3800, kill 2 @call ", call)), right, {1, 2});
   const auto all_but_one = of_ranks("kill 0 @call 17, kill 1 @call 30, kill 3 @call 41");
   check_all(all_but_one, right, {0, 1, 3});
   const auto replaced = of_ranks("kill 0 @call 20, kill 2 @call 31", {.ranks = 6});
