@@ -30277,8 +30277,8 @@ class Elastic<DistributedDataParallel<Model, Hook, Communicator>> {
       fail<CommError>(what);
     }
   }
-  /// The donor gives its state to ranks that are behind, and its counters to all. If it is lost before a rank has all of
-  /// it, that rank is as before.
+  /// The donor gives its state to ranks that are behind, and its counters to all. If it is lost before a rank has all
+  /// of it, that rank is as before.
   void share_state(comm::AnyCommunicator& epoch, const std::vector<elastic::Standing>& all, int donor) {
     const Position front = all[static_cast<std::size_t>(donor)].done;
     const bool gives = epoch.rank() == donor;
