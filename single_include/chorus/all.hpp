@@ -29655,7 +29655,10 @@ class State {
 
  public:
   /// The model; again after it has moved.
-  void set_model(nn::Module& model) { model_ = &model; }
+  void set_model(nn::Module& model) {
+    model_ = &model;
+    buffers_ = nn::named_buffers<D>(model);
+  }
 
   /// An optimizer, a GradScaler, a ParameterAverage, a schedule: whatever save_checkpoint takes.
   template <class X>
@@ -29673,14 +29676,6 @@ class State {
     return made_of_several_ || std::find(optimizers_.begin(), optimizers_.end(), optimizer) != optimizers_.end();
   }
 
-  /// Names, types and shapes of all that is kept, for comparison.
-  std::string description() {
-    std::string text;
-    for_each(/*all=*/true, [&](const Place& place) {
-      text += cat(place.name, ' ', place.dtype, ' ', std::span<const Index>(place.shape), '\n');
-    });
-    return text;
-  }
   /// `all`; else what a step changes even if there is no gradient: buffers, numbers, averages.
   std::vector<std::byte> copy(bool all) {
     std::vector<std::byte> bytes;
@@ -29703,7 +29698,7 @@ class State {
     check<UsageError>(begin == bytes.size(), "Elastic: expected a state of ", begin, " bytes, got ", bytes.size());
     for (const auto& object : objects_) object->take();
     for (const auto& named : nn::named_parameters<D>(*model_)) named.parameter->touch();
-    for (const auto& named : nn::named_buffers<D>(*model_)) named.buffer->touch();
+    for (const auto& named : buffers_) named.buffer->touch();
   }
 
  private:
@@ -29736,7 +29731,7 @@ class State {
     if (all) {
       for (const auto& place : io::detail::model_places<D>(*model_)) f(place);
     } else {
-      for (const auto& named : nn::named_buffers<D>(*model_)) {
+      for (const auto& named : buffers_) {
         const auto extents = named.buffer->extents();
         f(Place{named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
                 named.buffer->memory()});
@@ -29748,6 +29743,7 @@ class State {
   }
 
   nn::Module* model_ = nullptr;
+  std::vector<nn::NamedBuffer<D>> buffers_;  // of the model: read after each step
   std::vector<std::unique_ptr<Kept>> objects_;
   std::vector<const void*> optimizers_;
   bool made_of_several_ = false;
@@ -30583,6 +30579,27 @@ void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   take_numbers(part, part_of<D>(whole, of.layout(), of.mine()).data());
 }
 
+/// Calls `f` with a copy of `model` in which the parameters of `Parts(model).items()` are joined; takes this rank's
+/// part of what `f` has written. One rank's model is whole. A collective.
+template <template <Device> class Parts, class Model, class Ranks, class F, Device D = typename Model::device_type>
+void with_joined(Model& model, Ranks& communicator, const F& f) {
+  if (communicator.size() == 1) return void(f(model));
+  Model whole = nn::copy_of(model);
+  const Parts<D> parts(model), wholes(whole);
+  for (std::size_t i = 0; i < parts.items().size(); ++i)
+    join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator);
+  f(whole);
+  const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].parameter->part() != nullptr)
+      take_part(*written[i].parameter, *parameters[i].parameter);
+    else
+      take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
+  const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
+}
+
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_TENSOR_SPLIT_PARAMETERS_HPP
 
@@ -30686,22 +30703,7 @@ class SharedExperts {
   /// Calls `f` with a copy of the model that has all experts, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    using D = typename nn::detail::DeviceOfModel<Model>::type;
-    if (experts_.size() == 1) return void(f(model));
-    Model whole = nn::copy_of(model);
-    const ExpertParameters<D> parts(model), wholes(whole);
-    for (std::size_t i = 0; i < parts.items().size(); ++i)
-      join(parts.items()[i].parameter(), wholes.items()[i].parameter(), experts_);
-    f(whole);
-    const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      if (parameters[i].parameter->part() != nullptr)
-        take_part(*written[i].parameter, *parameters[i].parameter);
-      else
-        take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
-    const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
-    for (std::size_t i = 0; i < buffers.size(); ++i)
-      take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
+    with_joined<ExpertParameters>(model, experts_, f);
   }
 
  private:
@@ -34531,25 +34533,7 @@ class SharedLayers {
   /// Calls `f` with a whole copy of a divided model, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    using D = typename nn::detail::DeviceOfModel<Model>::type;
-    if (communicator_.size() == 1) {
-      f(model);
-      return;
-    }
-    Model whole = nn::copy_of(model);
-    const SplitParameters<D> parts(model), wholes(whole);
-    for (std::size_t i = 0; i < parts.items().size(); ++i)
-      join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
-    f(whole);
-    const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      if (parameters[i].parameter->part() != nullptr)
-        take_part(*written[i].parameter, *parameters[i].parameter);
-      else
-        take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
-    const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
-    for (std::size_t i = 0; i < buffers.size(); ++i)
-      take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
+    with_joined<SplitParameters>(model, communicator_, f);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <chorus/nn/mixture_of_experts.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/expert.hpp>
+#include <filesystem>
 
 #include "mesh.hpp"
 
@@ -80,7 +81,7 @@ std::vector<double> alone(const Run& run) {
 /// The same on ranks; parameters go through a file.
 template <class M, class Make>
 std::vector<double> on_ranks(int ranks, const Run& run, const Make& with_net) {
-  const auto path = cat("expert_", getpid(), ".safetensors");
+  const auto path = (std::filesystem::temp_directory_path() / cat("expert_", getpid(), ".safetensors")).string();
   const auto text = common_text(
       ranks,
       [&](const World& world) {
@@ -179,7 +180,7 @@ TEST_CASE("expert: activation checkpoints") {
 }
 TEST_CASE("expert: a checkpoint goes to another number of ranks") {
   using Limited = Model<4, 2, 70>;
-  const auto path = cat("expert_checkpoint_", getpid());
+  const auto path = (std::filesystem::temp_directory_path() / cat("expert_checkpoint_", getpid())).string();
   const auto part = [&]<class Net>(Net& net, const World& place, std::uint32_t from, std::uint32_t to) {
     optim::AdamW<Cpu> optimizer{net.parameters(), test::mesh_adam};
     if (from > 0) io::load_checkpoint(net, optimizer, path);

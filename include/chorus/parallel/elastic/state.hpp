@@ -26,7 +26,10 @@ class State {
 
  public:
   /// The model; again after it has moved.
-  void set_model(nn::Module& model) { model_ = &model; }
+  void set_model(nn::Module& model) {
+    model_ = &model;
+    buffers_ = nn::named_buffers<D>(model);
+  }
 
   /// An optimizer, a GradScaler, a ParameterAverage, a schedule: whatever save_checkpoint takes.
   template <class X>
@@ -44,14 +47,6 @@ class State {
     return made_of_several_ || std::find(optimizers_.begin(), optimizers_.end(), optimizer) != optimizers_.end();
   }
 
-  /// Names, types and shapes of all that is kept, for comparison.
-  std::string description() {
-    std::string text;
-    for_each(/*all=*/true, [&](const Place& place) {
-      text += cat(place.name, ' ', place.dtype, ' ', std::span<const Index>(place.shape), '\n');
-    });
-    return text;
-  }
   /// `all`; else what a step changes even if there is no gradient: buffers, numbers, averages.
   std::vector<std::byte> copy(bool all) {
     std::vector<std::byte> bytes;
@@ -74,7 +69,7 @@ class State {
     check<UsageError>(begin == bytes.size(), "Elastic: expected a state of ", begin, " bytes, got ", bytes.size());
     for (const auto& object : objects_) object->take();
     for (const auto& named : nn::named_parameters<D>(*model_)) named.parameter->touch();
-    for (const auto& named : nn::named_buffers<D>(*model_)) named.buffer->touch();
+    for (const auto& named : buffers_) named.buffer->touch();
   }
 
  private:
@@ -107,7 +102,7 @@ class State {
     if (all) {
       for (const auto& place : io::detail::model_places<D>(*model_)) f(place);
     } else {
-      for (const auto& named : nn::named_buffers<D>(*model_)) {
+      for (const auto& named : buffers_) {
         const auto extents = named.buffer->extents();
         f(Place{named.name, named.buffer->dtype(), {extents.begin(), extents.end()}, named.buffer->where(),
                 named.buffer->memory()});
@@ -119,6 +114,7 @@ class State {
   }
 
   nn::Module* model_ = nullptr;
+  std::vector<nn::NamedBuffer<D>> buffers_;  // of the model: read after each step
   std::vector<std::unique_ptr<Kept>> objects_;
   std::vector<const void*> optimizers_;
   bool made_of_several_ = false;

@@ -2,7 +2,6 @@
 /// The experts of a model that a group of ranks divides: each rank's part, and the group by which tokens travel.
 
 #include <chorus/comm/algorithms/all_to_all.hpp>
-#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/mixture_of_experts.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/tensor/group.hpp>
@@ -114,22 +113,7 @@ class SharedExperts {
   /// Calls `f` with a copy of the model that has all experts, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    using D = typename nn::detail::DeviceOfModel<Model>::type;
-    if (experts_.size() == 1) return void(f(model));
-    Model whole = nn::copy_of(model);
-    const ExpertParameters<D> parts(model), wholes(whole);
-    for (std::size_t i = 0; i < parts.items().size(); ++i)
-      join(parts.items()[i].parameter(), wholes.items()[i].parameter(), experts_);
-    f(whole);
-    const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      if (parameters[i].parameter->part() != nullptr)
-        take_part(*written[i].parameter, *parameters[i].parameter);
-      else
-        take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
-    const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
-    for (std::size_t i = 0; i < buffers.size(); ++i)
-      take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
+    with_joined<ExpertParameters>(model, experts_, f);
   }
 
  private:

@@ -2,7 +2,6 @@
 /// The layers of a model that a group of ranks divides, for policies: their parts, and the group that operators use.
 
 #include <chorus/comm/communicator.hpp>
-#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/parallel/ddp/same_model.hpp>
 #include <chorus/parallel/tensor/group.hpp>
@@ -58,25 +57,7 @@ class SharedLayers {
   /// Calls `f` with a whole copy of a divided model, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    using D = typename nn::detail::DeviceOfModel<Model>::type;
-    if (communicator_.size() == 1) {
-      f(model);
-      return;
-    }
-    Model whole = nn::copy_of(model);
-    const SplitParameters<D> parts(model), wholes(whole);
-    for (std::size_t i = 0; i < parts.items().size(); ++i)
-      join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator_);
-    f(whole);
-    const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      if (parameters[i].parameter->part() != nullptr)
-        take_part(*written[i].parameter, *parameters[i].parameter);
-      else
-        take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
-    const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
-    for (std::size_t i = 0; i < buffers.size(); ++i)
-      take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
+    with_joined<SplitParameters>(model, communicator_, f);
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chorus/core/tensor_group.hpp>
+#include <chorus/nn/copy_of.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/tensor/promised_numbers.hpp>
 #include <cstddef>
@@ -149,6 +150,27 @@ void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
   const PartOfParameter& of = *part.part();
   const MemoryScope scope(trace::Memory::parameters);
   take_numbers(part, part_of<D>(whole, of.layout(), of.mine()).data());
+}
+
+/// Calls `f` with a copy of `model` in which the parameters of `Parts(model).items()` are joined; takes this rank's
+/// part of what `f` has written. One rank's model is whole. A collective.
+template <template <Device> class Parts, class Model, class Ranks, class F, Device D = typename Model::device_type>
+void with_joined(Model& model, Ranks& communicator, const F& f) {
+  if (communicator.size() == 1) return void(f(model));
+  Model whole = nn::copy_of(model);
+  const Parts<D> parts(model), wholes(whole);
+  for (std::size_t i = 0; i < parts.items().size(); ++i)
+    join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator);
+  f(whole);
+  const auto parameters = nn::named_parameters<D>(model), written = nn::named_parameters<D>(whole);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].parameter->part() != nullptr)
+      take_part(*written[i].parameter, *parameters[i].parameter);
+    else
+      take_numbers<D>(*parameters[i].parameter, written[i].parameter->memory());
+  const auto buffers = nn::named_buffers<D>(model), written_buffers = nn::named_buffers<D>(whole);
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    take_numbers<D>(*buffers[i].buffer, written_buffers[i].buffer->memory());
 }
 
 }  // namespace chorus::detail
