@@ -30581,11 +30581,12 @@ void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
 
 /// Calls `f` with a copy of `model` in which the parameters of `Parts(model).items()` are joined; takes this rank's
 /// part of what `f` has written. One rank's model is whole. A collective.
-template <template <Device> class Parts, class Model, class Ranks, class F, Device D = typename Model::device_type>
+template <class Parts, class Model, class Ranks, class F>
 void with_joined(Model& model, Ranks& communicator, const F& f) {
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   if (communicator.size() == 1) return void(f(model));
   Model whole = nn::copy_of(model);
-  const Parts<D> parts(model), wholes(whole);
+  const Parts parts(model), wholes(whole);
   for (std::size_t i = 0; i < parts.items().size(); ++i)
     join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator);
   f(whole);
@@ -30703,7 +30704,7 @@ class SharedExperts {
   /// Calls `f` with a copy of the model that has all experts, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    with_joined<ExpertParameters>(model, experts_, f);
+    with_joined<ExpertParameters<typename nn::detail::DeviceOfModel<Model>::type>>(model, experts_, f);
   }
 
  private:
@@ -34533,7 +34534,7 @@ class SharedLayers {
   /// Calls `f` with a whole copy of a divided model, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    with_joined<SplitParameters>(model, communicator_, f);
+    with_joined<SplitParameters<typename nn::detail::DeviceOfModel<Model>::type>>(model, communicator_, f);
   }
 
  private:

@@ -113,7 +113,7 @@ class SharedExperts {
   /// Calls `f` with a copy of the model that has all experts, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    with_joined<ExpertParameters>(model, experts_, f);
+    with_joined<ExpertParameters<typename nn::detail::DeviceOfModel<Model>::type>>(model, experts_, f);
   }
 
  private:

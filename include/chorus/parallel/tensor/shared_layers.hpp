@@ -57,7 +57,7 @@ class SharedLayers {
   /// Calls `f` with a whole copy of a divided model, on every rank; writes of `f` persist. All ranks call it.
   template <class Model, class F>
   void with_whole(Model& model, const F& f) {
-    with_joined<SplitParameters>(model, communicator_, f);
+    with_joined<SplitParameters<typename nn::detail::DeviceOfModel<Model>::type>>(model, communicator_, f);
   }
 
  private:

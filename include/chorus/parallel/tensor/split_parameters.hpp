@@ -154,11 +154,12 @@ void take_part(const ParameterOn<D>& whole, ParameterOn<D>& part) {
 
 /// Calls `f` with a copy of `model` in which the parameters of `Parts(model).items()` are joined; takes this rank's
 /// part of what `f` has written. One rank's model is whole. A collective.
-template <template <Device> class Parts, class Model, class Ranks, class F, Device D = typename Model::device_type>
+template <class Parts, class Model, class Ranks, class F>
 void with_joined(Model& model, Ranks& communicator, const F& f) {
+  using D = typename nn::detail::DeviceOfModel<Model>::type;
   if (communicator.size() == 1) return void(f(model));
   Model whole = nn::copy_of(model);
-  const Parts<D> parts(model), wholes(whole);
+  const Parts parts(model), wholes(whole);
   for (std::size_t i = 0; i < parts.items().size(); ++i)
     join(parts.items()[i].parameter(), wholes.items()[i].parameter(), communicator);
   f(whole);
