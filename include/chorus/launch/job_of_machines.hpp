@@ -1,7 +1,9 @@
 #pragma once
 /// `run_job` for several launchers that find each other.
 
+#include <chorus/launch/job.hpp>
 #include <chorus/launch/machines.hpp>
+#include <chorus/launch/stand_by.hpp>
 #include <chrono>
 #include <thread>
 
@@ -28,9 +30,16 @@ inline GroupOutcome supervise_with_machines(const RankGroup& group, Console& con
 /// the others continue without it if they are at least `machines.least`. If a machine joins while ranks run, new or
 /// again, all ranks restart with it, up to `machines.most`; beyond that it waits for a place for at most
 /// `machines.join_timeout`. Neither counts as a restart. The job ends with the machine that listens at `machines.host`,
-/// because it holds the machines' store.
+/// because it holds the machines' store. If this machine's supervisor is killed in a job that outlives its ranks, another
+/// process takes its place, but not its part in the store: no round begins here any more.
 inline int run_job(RankGroup group, const MachineOptions& options) {
+  auto estate = detail::stand_by(group);
   detail::Console console;
+  if (estate) {
+    const auto outcome = detail::Supervisor(group, console, std::move(estate)).run();
+    if (outcome.signal != 0) console.finish(group.grace);
+    return console.status_after(outcome.status);
+  }
   detail::Machines machines(options, group, console);
   for (int status = 0;;) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
