@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 
-from processes import CLEAN, alive, children, expect, until
+from processes import CLEAN, alive, children, expect, free_port, until
 
 options = argparse.ArgumentParser()
 options.add_argument("program")
@@ -167,6 +167,39 @@ def each_has_a_successor(seed):
     expect("SIGTERM: stopping 4 ranks" in errors, errors)
 
 
+def machines_come():
+    """The second of two is let in without a restart; the third waits until the second is lost, and is then let in."""
+    words = ["--images", "640", "--epochs", "40", "--log", str(folder / "machines.txt")]
+    one = subprocess.run([options.program, "--devices", "1", *words[:4]], capture_output=True, text=True).stdout
+    port = free_port()
+    launchers = []
+
+    def add():
+        launchers.append(subprocess.Popen(
+            [options.chorus_run, "--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf",
+             "join_timeout=60,last_call_timeout=0.1", "--nproc-per-node", "2", options.program, *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**CLEAN, "CHORUS_TOKEN": "a secret of this test", "SURVIVE": f"{folder}/machines-{len(launchers)}"}))
+        return launchers[-1]
+
+    sizes = lambda: [step[3] for step in steps_in(folder / "machines.txt")]
+    first = add()
+    until(lambda: 2 in sizes(), "the first machine makes no step")
+    second = add()
+    until(lambda: 4 in sizes(), "the second machine's ranks are not let in")
+    third = add()
+    expect("the job runs on 2 machines: waiting for a place" in third.stderr.readline(), "the third machine")
+    second.send_signal(signal.SIGSTOP)
+    for process in [*(process for process in left_of("machines-1") if process != second.pid), second.pid]:
+        os.kill(process, signal.SIGKILL)
+    ends = [launcher.communicate(timeout=100) for launcher in launchers]
+    expect([launcher.returncode for launcher in launchers] == [0, -signal.SIGKILL, 0], ends)
+    expect("starting 2 ranks that join it" in ends[2][1], ends)
+    expect(sizes()[-1] == 4 and "stopping" not in ends[0][1], sizes()[-8:], ends)
+    expect(ends[0][0].splitlines() == one.splitlines() and one, "other bits", one, ends)
+    until(lambda: not any(left_of(f"machines-{i}") for i in range(3)), "processes are left")
+
+
 begun = time.monotonic()
 right = hash_in(subprocess.run([options.program, "--devices", "1", *TRAINING], capture_output=True, text=True).stdout)
 undisturbed = subprocess.run([options.program, "--devices", "4", *TRAINING], capture_output=True, text=True, timeout=100)
@@ -180,5 +213,6 @@ supervisor_is_killed("launch")
 supervisor_is_killed("chorus-run", options.chorus_run, "--nproc-per-node", "4", "--max-restarts", "9", "--prefix", options.program)
 all_supervisors_are_killed("alone")
 each_has_a_successor("successors")
+machines_come()
 print(f"{options.runs} of {options.runs} runs ended with {right[:12]}; seconds from a kill to the next step: "
       f"median {statistics.median(gaps):.3f}, most {gaps[-1]:.3f}" if gaps else "no kill met a run")

@@ -102,15 +102,15 @@ class JobFile {
     return fcntl(fd(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? lock.l_pid : -1;
   }
 
-  /// The supervisor's page: how far it, and the process that stands by, have come.
-  enum Note : off_t { ready, ending };
+  /// The supervisor's page: a process that stands by is there, and waits; the supervisor ends the job.
+  enum Note : off_t { there, waits, ends };
   void note(Note what, bool set = true) const {
     const char byte = set ? 1 : 0;
     [[maybe_unused]] const auto written = pwrite(fd(), &byte, 1, what);
   }
-  bool noted(Note what) const {
+  static bool noted(int fd, Note what) {
     char byte = 0;
-    return pread(fd(), &byte, 1, what) == 1 && byte != 0;
+    return pread(fd, &byte, 1, what) == 1 && byte != 0;
   }
 
  private:

@@ -35,6 +35,7 @@ struct RankGroup {
   std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
   int replacements = 0;                   ///< of killed ranks a minute, in a job that outlives them
   int attempt = 0;                        ///< how often all ranks have been started before
+  std::string doors;                      ///< of ranks that live already: these join them, see SupervisorLink::lives
   std::string run_id = "none", role = "default";
 
   bool prefix = false;     ///< puts `[rank N] ` in front of ranks' lines

@@ -72,11 +72,11 @@ class StandBy {
                           const std::vector<Fd>& pipes) {
     if (pid_ >= 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) {
       pid_ = -1;
-      able_ = file.noted(JobFile::ready);
+      able_ = JobFile::noted(file.fd(), JobFile::waits);
       if (!able_) say("the process that stands by has ended: if this one is killed, lost ranks are not replaced");
     }
     if (pid_ >= 0 || !std::exchange(able_, false)) return;
-    file.note(JobFile::ready, false);
+    file.note(JobFile::waits, false);
     std::string order = format("%d %d %d %d %d %d %d %d", getpid(), file.fd(), port, group.nodes, group.node_rank,
                                group.restart, group.attempt, static_cast<int>(pipes.size()));
     for (const Fd& pipe : pipes) order += format(" %d", pipe.get());
@@ -102,6 +102,7 @@ class StandBy {
       pthread_sigmask(SIG_SETMASK, &held, nullptr);
     });
     able_ = true;
+    file.note(JobFile::there);
   }
 
  private:
@@ -135,7 +136,7 @@ class StandBy {
 
   prctl(PR_SET_NAME, "stand-by");
   if (const int lives = static_cast<int>(syscall(SYS_pidfd_open, supervisor, 0)); lives >= 0) {
-    estate.file.note(JobFile::ready);
+    estate.file.note(JobFile::waits);
     pollfd end{lives, POLLIN, 0};
     while (getppid() == supervisor && poll(&end, 1, -1) < 0) {
     }

@@ -26,6 +26,7 @@
 #include <chorus/launch/supervised_rank.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,6 +39,7 @@ struct GroupOutcome {
   int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
   int failed_rank = -1;  ///< the rank that failed first, -1 if none did
   int signal = 0;        ///< the signal that was sent to the supervisor
+  bool met = false;      ///< whether the job outlives its ranks, and these have met
 };
 
 namespace detail {
@@ -84,8 +86,11 @@ class Supervisor {
     }
   }
 
-  /// Call it once. Throws Error if a process cannot be started.
-  GroupOutcome run() {
+  /// Call it once. `on_epoch` is called in a job that outlives its ranks, after these have met. Throws Error if a process
+  /// cannot be started.
+  GroupOutcome run(std::function<void(const RankLife&)> on_epoch = {}) {
+    on_epoch_ = std::move(on_epoch);
+    newest_.doors = group_.doors;
     takes_over_ ? take_over() : start_all();
     while (running_ > 0 || undecided() || vacant() != nullptr) {
       Rank* const place = vacant();
@@ -114,6 +119,7 @@ class Supervisor {
     while (const int signal = signals_.wait(Clock::now())) {
       if (signal != SIGCHLD && signal != SignalPipe::woken && ends_job(signal)) note(signal);
     }
+    outcome_.met = newest_.epoch > 0;
     return outcome_;
   }
 
@@ -169,7 +175,7 @@ class Supervisor {
     nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
     for (Rank& rank : ranks_) {
       rank.streams = output_.add(local(rank));
-      start(rank, "");
+      start(rank, group_.doors);
     }
     output_.start();
   }
@@ -184,7 +190,7 @@ class Supervisor {
       ++running_;
     }
     output_.start();
-    if (file_.noted(JobFile::ending)) {
+    if (JobFile::noted(file_.fd(), JobFile::ends)) {
       outcome_.status = 128 + SIGKILL;
       note(SIGKILL);
       kill_all();
@@ -273,8 +279,10 @@ class Supervisor {
   }
 
   [[gnu::cold]] void reap() {
+    const long before = newest_.epoch;
     for (const Rank& rank : ranks_)
       if (auto life = file_.life_of(local(rank)); life.epoch > newest_.epoch) newest_ = std::move(life);
+    if (newest_.epoch > before && on_epoch_) on_epoch_(newest_);
     for (Rank& rank : ranks_) {
       if (!rank.running || !rank.has_ended(file_, local(rank))) continue;
       rank.running = false;
@@ -384,7 +392,7 @@ class Supervisor {
   }
 
   void stop(int signal) {
-    file_.note(JobFile::ending);
+    file_.note(JobFile::ends);
     stage_ = Stage::stopping;
     deadline_ = Clock::now() + group_.grace;
     kill_running(signal);
@@ -420,6 +428,7 @@ class Supervisor {
   std::optional<Clock::time_point> deadline_;
   std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
+  std::function<void(const RankLife&)> on_epoch_;
 };
 
 }  // namespace detail

@@ -60,11 +60,15 @@ class SupervisorLink {
     if (file_ < 0) return;
     detail::JobFile::write(file_, detail::JobFile::life_at(local_rank_),
                            detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors));
-    if (std::exchange(lives_, true)) return;
+    if (std::exchange(lives_, true)) {
+      if (getppid() == supervisor_) kill(supervisor_, SIGCHLD);  // it may let other machines know
+      return;
+    }
     const auto lock = detail::JobFile::lock_of(local_rank_);
     if (fcntl(file_, F_SETLK, &lock) != 0) return;  // nobody could take it over
     prctl(PR_SET_PDEATHSIG, 0);
-    kill(supervisor_, SIGCHLD);  // it reads the file, and starts a process that stands by
+    kill(supervisor_, SIGCHLD);  // it reads the file, and starts a process that stands by, in a few milliseconds
+    for (int i = 0; i < 200 && !detail::JobFile::noted(file_, detail::JobFile::there); ++i) usleep(1'000);
   }
 
  private:
