@@ -101,20 +101,25 @@ def run(seed, kills=1, how=signal.SIGKILL):
     return min(later) - struck if later and victims else None
 
 
-def begin(seed, *launcher):
-    """A run that has made its first step."""
+def start(seed, *launcher):
     log = folder / f"{seed}.txt"
     words = launcher or (options.program, "--devices", "4")
     job = subprocess.Popen([*words, *TRAINING, "--log", str(log)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                            env={**CLEAN, "SURVIVE": f"{folder}/{seed}"})
+    return job, log
+
+
+def begin(seed, *launcher):
+    """A run that has made its first step."""
+    job, log = start(seed, *launcher)
     until(lambda: steps_in(log) or job.poll() is not None, "no step")
     return job, log
 
 
-def ends_right(job, seed):
+def ends_right(job, seed, status=-signal.SIGKILL):
     """Returns what was said on stderr."""
     out, errors = job.communicate(timeout=100)  # all that write there have ended
-    expect(job.returncode == -signal.SIGKILL, seed, "status", job.returncode, out, errors)
+    expect(job.returncode == status, seed, "status", job.returncode, out, errors)
     lines = (line.partition("] ")[2] if line.startswith("[rank ") else line for line in out.splitlines())
     expect(hash_in("\n".join(lines)) == right, seed, "other bits", out, errors)
     until(lambda: not left_of(seed), seed, "has left processes")
@@ -167,6 +172,18 @@ def each_has_a_successor(seed):
     expect("SIGTERM: stopping 4 ranks" in errors, errors)
 
 
+def one_is_killed_early(seed):
+    """Before the ranks have met, all start again."""
+    job, _ = start(seed)
+    until(lambda: len(ranks_of(job)) == 4, "no ranks")
+    *others, victim = ranks_of(job)
+    os.kill(victim, signal.SIGSTOP)
+    until(lambda: len(os.listdir(f"/proc/{others[0]}/task")) > 2, "it has no threads")  # those of elastic::Processes
+    os.kill(victim, signal.SIGKILL)
+    errors = ends_right(job, seed, status=0)
+    expect("was killed by SIGKILL; stopping the other 3 ranks\nchorus: the ranks had not met: all start again\n" in errors, errors)
+
+
 def machines_come():
     """The second of two is let in without a restart; the third waits until the second is lost, and is then let in."""
     words = ["--images", "640", "--epochs", "40", "--log", str(folder / "machines.txt")]
@@ -213,6 +230,7 @@ supervisor_is_killed("launch")
 supervisor_is_killed("chorus-run", options.chorus_run, "--nproc-per-node", "4", "--max-restarts", "9", "--prefix", options.program)
 all_supervisors_are_killed("alone")
 each_has_a_successor("successors")
+one_is_killed_early("early")
 machines_come()
 print(f"{options.runs} of {options.runs} runs ended with {right[:12]}; seconds from a kill to the next step: "
       f"median {statistics.median(gaps):.3f}, most {gaps[-1]:.3f}" if gaps else "no kill met a run")

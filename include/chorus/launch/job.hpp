@@ -30,22 +30,28 @@ inline bool worth_a_restart(const GroupOutcome& outcome) {
 /// supervisors; they meet again at the same address. Returns the status of the last attempt.
 ///
 /// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
-/// waits for the reader; after a signal for at most `group.grace`. In a process that was started to stand by, it begins
-/// with the ranks of a supervisor that was killed.
+/// waits for the reader; after a signal for at most `group.grace`.
+///
+/// In a process that was started to stand by, it begins with the ranks of a supervisor that was killed. In a job that
+/// will outlive its ranks, all start again, at most 10 times, if one is killed before they have met.
 [[gnu::cold]] inline int run_job(RankGroup group) {
-  group.restart = 0;
+  group.restart = group.attempt = 0;
   auto estate = detail::stand_by(group);
   detail::Console console;
-  for (;; ++group.restart) {
+  for (int early = 0;; ++group.attempt) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
-    group.attempt = group.restart;
     const bool takes_over = estate.has_value();
     const auto outcome = detail::Supervisor(group, console, std::exchange(estate, std::nullopt)).run();
     if (takes_over) detail::release_signals(group);
     if (outcome.signal != 0) console.finish(group.grace);
-    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts)
+    if (outcome.early && outcome.signal == 0 && ++early <= 10) {
+      console.say("the ranks had not met: all start again");
+    } else if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts) {
       return console.status_after(outcome.status);
-    console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
+    } else {
+      ++group.restart;
+      console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
+    }
     std::this_thread::sleep_until(next);
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// `JobFile`: what the ranks of one machine have said to their supervisor. A file in memory: another supervisor can read
-/// it after the first one has been killed.
+/// `JobFile`: what the ranks of one machine have said to their supervisor. A file in memory: another supervisor can
+/// read it after the first one has been killed.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -18,8 +18,8 @@
 
 namespace chorus::detail {
 
-/// A rank's report: a `+` if it has reached `launch`, then, when it fails, a time stamp before the reason: it identifies
-/// the first of several ranks that lost others, independent of the order in which processes end.
+/// A rank's report: a `+` if it has reached `launch`, then, when it fails, a time stamp before the reason: it
+/// identifies the first of several ranks that lost others, independent of the order in which processes end.
 struct RankReport {
   bool arrived = false;           ///< whether it has reached its call of `launch`
   std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
@@ -49,9 +49,10 @@ struct RankReport {
   }
 };
 
-/// What a rank has last said to SupervisorLink::lives.
+/// What a rank has last said to SupervisorLink::lives, or ::meets.
 struct RankLife {
-  long epoch = 0, rank = 0;  ///< epoch 0: nothing so far
+  bool meets = false;        ///< it has said something
+  long epoch = 0, rank = 0;  ///< epoch 0: the ranks have not met so far
   std::string doors;         ///< empty: the job does not outlive it, or no more
 };
 
@@ -83,7 +84,7 @@ class JobFile {
     const auto text = read(life_at(local_rank), page);
     char* rest = const_cast<char*>(text.c_str());
     const long epoch = std::strtol(rest, &rest, 10), rank = std::strtol(rest, &rest, 10);
-    return {epoch, rank, *rest == ' ' ? rest + 1 : ""};
+    return {!text.empty(), epoch, rank, *rest == ' ' ? rest + 1 : ""};
   }
 
   /// A living rank that has called SupervisorLink::lives holds a lock. Unlike a number that was noted, a lock can't be

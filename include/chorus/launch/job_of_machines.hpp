@@ -29,10 +29,11 @@ inline GroupOutcome supervise_with_machines(const RankGroup& group, Console& con
 /// A failure counts as one restart of the whole job. A machine that does not join within `machines.last_call` is lost:
 /// the others continue without it if they are at least `machines.least`. If a machine joins while ranks run, new or
 /// again, all ranks restart with it, up to `machines.most`; beyond that it waits for a place for at most
-/// `machines.join_timeout`. Neither counts as a restart. In a job that outlives its ranks these go on, and let its ranks in.
-/// The job ends with the machine that listens at `machines.host`,
-/// because it holds the machines' store. If this machine's supervisor is killed in a job that outlives its ranks, another
-/// process takes its place, but not its part in the store: no round begins here any more.
+/// `machines.join_timeout`. Neither counts as a restart. The job ends with the machine that listens at `machines.host`,
+/// because it holds the machines' store.
+///
+/// In a job that outlives its ranks these continue, and let a new machine's ranks in. If this machine's supervisor is
+/// killed in it, another process takes its place, but not its part in the store: no round begins here any more.
 inline int run_job(RankGroup group, const MachineOptions& options) {
   auto estate = detail::stand_by(group);
   detail::Console console;

@@ -41,7 +41,7 @@ namespace detail {
 /// - R/open: ranks per machine, set once machine 0 has joined; or that the job has `ended`, and why
 /// - R/joined: the number of machines that have joined
 /// - R/nodes, R/most, R/restarts, R/address, R/port: machine 0's decision: who takes part, and where ranks meet
-/// - R/doors: the epoch, and where its ranks let newcomers in, in a job that outlives them (see SupervisorLink::lives)
+/// - R/doors: in a job that outlives its ranks (see SupervisorLink::lives), the epoch, and where these let others in
 /// - R/asks EPOCH: the number of machines that have asked for a place in it
 /// - R/late: the number of machines that joined after that
 /// - R/left: the number of machines that took part and will not return
@@ -74,9 +74,9 @@ class Machines {
   Machines& operator=(const Machines&) = delete;
 
   /// Meets the other machines and fills in this machine's place in `group`. If it comes while ranks run, all ranks
-  /// restart if fewer than `most` machines take part, or let this machine's ranks in at `group.doors` if the job outlives
-  /// them; otherwise it waits for a place. Returns false if the job ends
-  /// well before that. Throws Error if too few machines come in time, or one has ended the job.
+  /// restart if fewer than `most` machines take part, or let this machine's ranks in at `group.doors` if the job
+  /// outlives them; otherwise it waits for a place. Returns false if the job ends well before that. Throws Error if too
+  /// few machines come in time, or one has ended the job.
   bool form(RankGroup& group) {
     int number = 0;
     Decision decided;
@@ -281,9 +281,10 @@ class Machines {
       }
       const bool free = nodes < decided.most;
       const auto running = cat("the job runs on ", nodes, nodes == 1 ? " machine" : " machines");
-      if (!said) console_.say(running + (!free           ? ": waiting for a place"
-                                         : doors.empty() ? ": all restart with this machine"
-                                                         : ", and its ranks let others in"));
+      if (!said)
+        console_.say(running + (!free           ? ": waiting for a place"
+                                : doors.empty() ? ": all restart with this machine"
+                                                : ", and its ranks let others in"));
       if (free && doors.empty()) end_round("joins");
       if (doors.empty() || store_.check({cat(round_ + 1, "/open")})) return "";
       // Machines that come at one time count each other.

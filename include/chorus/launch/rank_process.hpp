@@ -116,8 +116,8 @@ inline void become_rank(bool is_main, const RankDescriptors& given, pid_t superv
 }
 
 /// Starts a program, with `ours` replacing variables of this process. `prepare` runs in the child, from `fork` to
-/// `exec`; it must not allocate: another thread may have held a lock during the fork. Throws Error, which names `what`, if
-/// it can't be started.
+/// `exec`; it must not allocate: another thread may have held a lock during the fork. Throws Error, which names `what`,
+/// if it can't be started.
 template <class Prepare>
 [[gnu::cold]] pid_t start_process(const std::string& what, const std::string& program, char* const* argv,
                                   const std::vector<std::string>& ours, const Prepare& prepare) {

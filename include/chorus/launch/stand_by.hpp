@@ -80,7 +80,8 @@ class StandBy {
     std::string order = format("%d %d %d %d %d %d %d %d", getpid(), file.fd(), port, group.nodes, group.node_rank,
                                group.restart, group.attempt, static_cast<int>(pipes.size()));
     for (const Fd& pipe : pipes) order += format(" %d", pipe.get());
-    std::vector<std::string> ours{"CHORUS_STAND_BY=" + order + " " + group.master_addr, "CHORUS_LAUNCH=" + group.launch};
+    std::vector<std::string> ours{"CHORUS_STAND_BY=" + order + " " + group.master_addr,
+                                  "CHORUS_LAUNCH=" + group.launch};
     if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);
     if (!group.log_dir.empty()) ours.push_back("PET_LOG_DIR=" + group.log_dir);  // chorus-run would make another one
     const Fd line(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC), "/proc/self/cmdline");

@@ -25,9 +25,9 @@ struct SupervisedRank {
   int wait_status = 0;
   RankReport report;  ///< after it has ended
   RankOutput::Streams streams;
-  bool replaces = false;  ///< whether it has taken a lost one's place
-  bool told = false;      ///< whether its loss has been reported
-  long led = 0;           ///< the epoch whose rank 0 was lost here
+  bool replaces = false;                                        ///< whether it has taken a lost one's place
+  bool told = false;                                            ///< whether its loss has been reported
+  long led = 0;                                                 ///< the epoch whose rank 0 was lost here
   std::optional<std::chrono::steady_clock::time_point> vacant;  ///< when another process may take its place
 
   void adopt(const JobFile& file, int local_rank) {
@@ -64,9 +64,7 @@ struct SupervisedRank {
   }
 
   bool lost_peers() const { return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == lost_peer_status; }
-  std::string killed() const {
-    return adopted ? "was killed" : "was killed by " + signal_name(WTERMSIG(wait_status));
-  }
+  std::string killed() const { return adopted ? "was killed" : "was killed by " + signal_name(WTERMSIG(wait_status)); }
   /// How long to wait for a better explanation. A rank that lost another one may end before that one does; and Ctrl-C
   /// reaches the ranks as soon as the supervisor.
   std::chrono::milliseconds patience() const {

@@ -1,7 +1,7 @@
 #pragma once
 /// Starts the ranks of one machine as processes and supervises them: the first that fails is named and ends all,
-/// signals are passed on, and no rank outlives the supervisor, but in a job that outlives its ranks. `supervisor_link.hpp`
-/// is the rank's end.
+/// signals are passed on, and no rank outlives the supervisor, but in a job that outlives its ranks.
+/// `supervisor_link.hpp` is the rank's end.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -40,6 +40,7 @@ struct GroupOutcome {
   int failed_rank = -1;  ///< the rank that failed first, -1 if none did
   int signal = 0;        ///< the signal that was sent to the supervisor
   bool met = false;      ///< whether the job outlives its ranks, and these have met
+  bool early = false;    ///< a rank was killed before they had met in such a job: nothing is lost if all start anew
 };
 
 namespace detail {
@@ -59,11 +60,12 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 /// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
 ///
 /// A rank whose job outlives it (see SupervisorLink::lives) may be killed by a signal, or lose the others: then these
-/// continue. In the place of a killed one another process is started (see Replacements, with `group.replacements`), while
-/// ranks are left to let it in.
+/// continue. In the place of a killed one another process is started (see Replacements, with `group.replacements`),
+/// while ranks are left to let it in.
 ///
-/// Such a job outlives its supervisor, too: another process stands by. With an `estate` this one takes over the ranks of
-/// a supervisor that was killed. They are not its children: it sees that they end, and takes from their last words how.
+/// Such a job outlives its supervisor, too: another process stands by. With an `estate` this one takes over the ranks
+/// of a supervisor that was killed. They are not its children: it sees that they end, and takes from their last words
+/// how.
 class Supervisor {
  public:
   Supervisor(const RankGroup& group, Console& console, std::optional<Estate> estate = std::nullopt)
@@ -86,8 +88,8 @@ class Supervisor {
     }
   }
 
-  /// Call it once. `on_epoch` is called in a job that outlives its ranks, after these have met. Throws Error if a process
-  /// cannot be started.
+  /// Call it once. `on_epoch` is called in a job that outlives its ranks, after these have met. Throws Error if a
+  /// process cannot be started.
   GroupOutcome run(std::function<void(const RankLife&)> on_epoch = {}) {
     on_epoch_ = std::move(on_epoch);
     newest_.doors = group_.doors;
@@ -348,6 +350,8 @@ class Supervisor {
     for (const Rank& rank : ranks_)
       if (lost_peer && !rank.running && rank.lost_peers() && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
+    outcome_.early = newest_.epoch == 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && group_.nodes == 1 &&
+                     std::ranges::any_of(ranks_, [&](const Rank& rank) { return file_.life_of(local(rank)).meets; });
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     say_report(*suspect_);

@@ -24,8 +24,8 @@ namespace chorus {
 /// Exit status of a rank that failed only because it lost another one (EX_PROTOCOL of sysexits.h).
 inline constexpr int lost_peer_status = 76;
 
-/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, unless the job outlives
-/// its ranks (`lives`), and reports the reason when it fails itself. Without a supervisor it does nothing.
+/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, unless the job
+/// outlives its ranks (`lives`), and reports the reason when it fails itself. Without a supervisor it does nothing.
 class SupervisorLink {
  public:
   /// This process's link, made in the first call. Throws UsageError for invalid variables.
@@ -50,6 +50,12 @@ class SupervisorLink {
                        detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_) + arrived_, stamped);
     reported_ = reported_ || noted;
     if (!noted && !message.empty()) detail::say(std::string(prefix).append(message));
+  }
+
+  /// Tells the supervisor that the job will outlive its ranks once they have met: if one is killed before, all start
+  /// anew.
+  void meets() const {
+    if (file_ >= 0) detail::JobFile::write(file_, detail::JobFile::life_at(local_rank_), "0 0 ");
   }
 
   /// Tells the supervisor that the job outlives its ranks, and the supervisor itself: from here on this rank goes on if

@@ -116,6 +116,7 @@ class Processes final : public Members {
     card_.machine = name != nullptr ? comm::detail::fnv_1a(name) : comm::detail::machine_id();
     card_.pid = getpid();
     card_.set_address(door_.local());
+    if (doors_.empty()) SupervisorLink::of_process().meets();
     at_door_ = chorus::detail::start_thread("elastic", [this] { serve(); });
     try {
       watcher_ = chorus::detail::start_thread("elastic", [this] { watch(); });
