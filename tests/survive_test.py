@@ -186,7 +186,7 @@ def one_is_killed_early(seed):
 
 def machines_come():
     """The second of two is let in without a restart; the third waits until the second is lost, and is then let in."""
-    words = ["--images", "640", "--epochs", "40", "--log", str(folder / "machines.txt")]
+    words = ["--images", "640", "--epochs", "24", "--log", str(folder / "machines.txt")]
     one = subprocess.run([options.program, "--devices", "1", *words[:4]], capture_output=True, text=True).stdout
     port = free_port()
     launchers = []
