@@ -226,8 +226,9 @@ gaps = []
 for seed in range(options.first, options.first + options.runs):
     gaps.append(run(seed, kills=2 if seed % 5 == 4 else 1))
 gaps = sorted(gap for gap in gaps if gap is not None)
-supervisor_is_killed("launch")
-supervisor_is_killed("chorus-run", options.chorus_run, "--nproc-per-node", "4", "--max-restarts", "9", "--prefix", options.program)
+for seed in range(options.first, options.first + max(1, options.runs // 6)):
+    supervisor_is_killed(f"launch-{seed}")
+    supervisor_is_killed(f"chorus-run-{seed}", options.chorus_run, "--nproc-per-node", "4", "--max-restarts", "9", "--prefix", options.program)
 all_supervisors_are_killed("alone")
 each_has_a_successor("successors")
 one_is_killed_early("early")
