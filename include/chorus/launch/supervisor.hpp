@@ -280,13 +280,19 @@ class Supervisor {
     }
   }
 
-  [[gnu::cold]] void reap() {
+  /// Reads in which epoch the ranks are.
+  void hear() {
     const long before = newest_.epoch;
     for (const Rank& rank : ranks_)
       if (auto life = file_.life_of(local(rank)); life.epoch > newest_.epoch) newest_ = std::move(life);
     if (newest_.epoch > before && on_epoch_) on_epoch_(newest_);
+  }
+
+  [[gnu::cold]] void reap() {
+    hear();
     for (Rank& rank : ranks_) {
       if (!rank.running || !rank.has_ended(file_, local(rank))) continue;
+      hear();  // its last words
       rank.running = false;
       --running_;
       if (rank.wait_status == 0) doubt(rank);
