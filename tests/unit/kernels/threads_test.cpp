@@ -212,11 +212,16 @@ TEST_CASE("numbers of two bytes, resampling and depthwise convolutions give the 
   }
 }
 
-TEST_CASE("sums over rows, running sums and padding give the same bits on any number of threads") {
-  for (const auto shape : {kernels::AxisShape{3, 131, 1500}, kernels::AxisShape{2000, 130, 1}}) {
+TEST_CASE("sums over rows, running sums, places, scaling and padding give the same bits on any number of threads") {
+  for (const auto shape :
+       {kernels::AxisShape{3, 131, 1500}, kernels::AxisShape{2000, 130, 1}, kernels::AxisShape{20000, 10, 1}}) {
     const Index count = shape.numel();
     const auto x = numbers<float>(count, 7), dy = numbers<float>(count, 8);
     check_same([&] {
+      auto scaled = x;
+      kernels::scale(Cpu{}, count, 0.3f, scaled.data());
+      std::vector<Index> places(static_cast<std::size_t>(shape.reduced()));
+      kernels::argmax(Cpu{}, shape, x.data(), places.data());
       auto y = zeros(shape.reduced()), dx = zeros(count), sums = zeros(count), products = zeros(count);
       auto d_products = zeros(count), padded = zeros(2 * count);
       kernels::mean(Cpu{}, shape, x.data(), y.data());
@@ -225,8 +230,9 @@ TEST_CASE("sums over rows, running sums and padding give the same bits on any nu
       kernels::cumprod(Cpu{}, shape, x.data(), products.data());
       kernels::cumprod_backward(Cpu{}, shape, x.data(), dy.data(), d_products.data(), false);
       kernels::pad_block(Cpu{}, {shape.outer, 2 * shape.axis, shape.inner}, 5, shape.axis, x.data(), padded.data());
-      for (const auto* part : {&dx, &sums, &products, &d_products, &padded})
+      for (const auto* part : {&dx, &sums, &products, &d_products, &padded, &scaled})
         y.insert(y.end(), part->begin(), part->end());
+      for (const Index place : places) y.push_back(static_cast<float>(place));
       return y;
     });
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/copy.hpp>
@@ -18,12 +19,17 @@ inline constexpr Index short_block_bytes = 64;
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
-  const bool is_short = count * static_cast<Index>(sizeof(T)) < short_block_bytes;
+  const auto copy = [=](auto bytes) {
+    for (Index o = 0; o < outer; ++o)
+      std::memcpy(to + o * to_step, from + o * from_step, static_cast<std::size_t>(bytes));
+  };
+  const Index bytes = count * static_cast<Index>(sizeof(T));
+  if (!accumulate && bytes == 4) return copy(std::integral_constant<Index, 4>{});
+  if (!accumulate && bytes == 8) return copy(std::integral_constant<Index, 8>{});
+  if (!accumulate && bytes >= short_block_bytes) return copy(bytes);
   for (Index o = 0; o < outer; ++o, from += from_step, to += to_step) {
-    if (is_short && !accumulate)
+    if (!accumulate)
       for (Index i = 0; i < count; ++i) to[i] = from[i];
-    else if (!accumulate)
-      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
     else if constexpr (Real<T>)
       axpy(device, count, T{1}, from, to);
     else
