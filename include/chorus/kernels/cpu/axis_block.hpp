@@ -12,7 +12,7 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Blocks of fewer bytes are copied in a loop: a call for each would take longer than the copy.
+/// Blocks of fewer bytes are copied or added in a loop: a call for each would take longer than the work.
 inline constexpr Index short_block_bytes = 64;
 
 /// For each of `outer` steps: copies or adds `count` numbers; `from_step` and `to_step` are the strides.
@@ -30,10 +30,12 @@ void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from
   for (Index o = 0; o < outer; ++o, from += from_step, to += to_step) {
     if (!accumulate)
       for (Index i = 0; i < count; ++i) to[i] = from[i];
-    else if constexpr (Real<T>)
-      axpy(device, count, T{1}, from, to);
-    else
+    else if constexpr (!Real<T>)
       fail<UsageError>("concat: cannot accumulate ", dtype<T>);
+    else if (bytes < short_block_bytes)
+      for (Index i = 0; i < count; ++i) to[i] = from[i] + to[i];
+    else
+      axpy(device, count, T{1}, from, to);
   }
 }
 
