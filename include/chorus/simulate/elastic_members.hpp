@@ -74,7 +74,7 @@ class ElasticMembers final : public elastic::Members {
   void fail(std::string_view why) noexcept override {
     if (rank_.has_died(rank_.rank())) return;  // a dead rank says nothing
     try {
-      job_->failure = why;
+      job_->failure = cat("rank ", rank_.rank(), " failed: ", why);
     } catch (...) {
     }
   }
