@@ -96,12 +96,16 @@ struct Disk {
 };
 Disk* disk = nullptr;  // of the present run; null: nothing is saved
 
+struct Saving;
+thread_local Saving* saving = nullptr;
 /// A save on this thread, which is a rank's.
 struct Saving {
+  explicit Saving(cs::SimulatedRank& of) : rank(of) { saving = this; }
+  Saving(const Saving&) = delete;
+  ~Saving() { saving = nullptr; }
   cs::SimulatedRank& rank;
   bool renamed = false;
 };
-thread_local Saving* saving = nullptr;
 
 std::string bytes_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -292,7 +296,6 @@ template <class N, class Optimizer>
 void save(N& net, Optimizer& optimizer, cs::SimulatedRank& rank, int step) {
   if (disk == nullptr) return;
   Saving own{rank};
-  const std::unique_ptr<Saving*, void (*)(Saving**)> end(&(saving = &own, saving), [](Saving** now) { *now = nullptr; });
   disk->begun = std::max(disk->begun, step);
   try {
     ch::io::save_checkpoint(net, optimizer, {.step = step}, disk->path);
@@ -537,7 +540,9 @@ std::string message_of(const std::exception_ptr& error) {
 }
 /// The rank that an error names as the cause; -1: none.
 int named_by(const std::string& error) {
-  static const std::regex cause("rank (\\d+) has died|waiting for rank (\\d+)|the connection to rank (\\d+) is lost|rank (\\d+) was silent|rank (\\d+): saving |rank (\\d+) failed: ");
+  static const std::regex cause(
+      "rank (\\d+) has died|waiting for rank (\\d+)|the connection to rank (\\d+) is lost|rank (\\d+) was silent|"
+      "rank (\\d+): saving |rank (\\d+) failed: ");
   int named = -1;
   for (std::sregex_iterator match(error.begin(), error.end(), cause), end; match != end; ++match)
     for (std::size_t group = 1; group <= 6; ++group)
@@ -588,7 +593,8 @@ std::string violation(const Outcome& run, const Outcome& undisturbed, const Allo
     const auto said = message_of(rank.error);
     const double end = cs::seconds(rank.end);
     const bool of_file = said.find(": saving ") != said.npos || said.starts_with("saving ");
-    if (of_file && (!run.disk || said.find(run.disk->path) == said.npos)) return ch::cat("rank ", r, " names no file: ", said);
+    if (of_file && (!run.disk || said.find(run.disk->path) == said.npos))
+      return ch::cat("rank ", r, " names no file: ", said);
     if (said.starts_with("saving ") && guilty.contains(static_cast<int>(r))) continue;
     if (harmless) return ch::cat("rank ", r, " failed without a reason: ", said);
     // A newcomer that had no state yet when the others ended can only end, too.
