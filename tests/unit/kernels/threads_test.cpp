@@ -265,7 +265,8 @@ TEST_CASE("sums of one long row have the same bits on any number of threads") {
 
 TEST_CASE("parts of an axis are put together and taken apart the same way on any number of threads") {
   for (const auto whole :
-       {kernels::AxisShape{1, 700, 300}, kernels::AxisShape{3, 50, 2000}, kernels::AxisShape{9000, 20, 1}}) {
+       {kernels::AxisShape{1, 700, 300}, kernels::AxisShape{3, 50, 2000}, kernels::AxisShape{9000, 20, 1},
+        kernels::AxisShape{9000, 10, 1}}) {
     const Index start = whole.axis / 5, part = whole.axis - start, count = whole.outer * part * whole.inner;
     const auto x = numbers<float>(count, 7), before = numbers<float>(count, 8);
     check_same([&] {
