@@ -19,7 +19,7 @@ from processes import CLEAN, expect, say, shared_memory
 options = argparse.ArgumentParser()
 for name in ("faults", "shim", "train_classifier", "train_gpt", "survive"):
     options.add_argument(name, type=pathlib.Path)
-options.add_argument("--seeds", default="0:4")
+options.add_argument("--seeds", default="0:3")
 options.add_argument("--only", default="")
 options = options.parse_args()
 first, count = map(int, options.seeds.split(":"))

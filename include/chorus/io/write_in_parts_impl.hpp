@@ -26,8 +26,8 @@
 namespace chorus::io::detail {
 
 /// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
-/// that names the first such rank. Before that `undo()` has ended on all of them, and all have the reason, as a rank that
-/// throws may end the job. All ranks call it.
+/// that names the first such rank. Before that `undo()` has ended on all of them, and all have the reason, as a rank
+/// that throws may end the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;

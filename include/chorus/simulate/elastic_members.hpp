@@ -72,7 +72,7 @@ class ElasticMembers final : public elastic::Members {
   }
   bool knocked() override { return !job_->waiting.empty(); }
   void fail(std::string_view why) noexcept override {
-    if (rank_.has_died(rank_.rank()) || !job_->failure.empty()) return;  // a dead rank says nothing; the first one counts
+    if (rank_.has_died(rank_.rank()) || !job_->failure.empty()) return;  // the dead say nothing
     try {
       job_->failure = cat("rank ", rank_.rank(), " failed: ", why);
     } catch (...) {

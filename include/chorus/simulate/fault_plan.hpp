@@ -49,7 +49,8 @@ struct Fault {
 inline constexpr std::array<std::string_view, 9> fault_names = {"kill", "hang",  "stop", "cut", "slow",
                                                              "delay", "full", "bad",  "part"};
 
-/// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`, `full 0 @file 7`.
+/// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`,
+/// `full 0 @file 7`.
 inline std::string text_of(const Fault& fault) {
   char amount[32] = {};
   std::to_chars(amount, amount + sizeof amount - 1, fault.amount);  // the shortest that reads as the same number

@@ -137,7 +137,8 @@ class MeshCall {
       if (!socket_of(rank, 1) || !socket_of(rank, 1).ended()) continue;
       std::string absent;  // whom it may have waited for in vain
       for (int other = 0; other < world.size; ++other)
-        if (other != world.rank && !socket_of(other, 1)) absent += cat(absent.empty() ? "; absent: rank " : ", ", other);
+        if (other != world.rank && !socket_of(other, 1))
+          absent += cat(absent.empty() ? "; absent: rank " : ", ", other);
       fail<CommError>("rank ", world.rank, ": rank ", rank, " exited before all ranks had connected", absent);
     }
     check<CommError>(!world.called_off || !world.called_off(), "rank ", world.rank, ": ", detail::called_off);
