@@ -10,6 +10,7 @@
 #include <chorus/ops/masking.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -61,6 +62,16 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
       logits.part());
 }
 
+// All classes, if a rank computes the loss by itself: without a group, and under SameBits, where the order of a sum over
+// classes is one device's.
+template <class X>
+std::optional<X> whole_scores(const Columns<X>& logits) {
+  const auto& group = logits.group();
+  if (group == nullptr) return logits.part();
+  if (group->products() == nullptr) return std::nullopt;
+  return gather_axis(logits.part(), -1, logits.width(), logits.unit(), false, group);
+}
+
 // `f(columns)`; bf16 and half columns are computed in float.
 template <class X, class F>
 auto columns_in_float(const Columns<X>& logits, const F& f) {
@@ -79,7 +90,7 @@ auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& l
                    const CrossEntropyOptions& options = {}) {
   detail::check_first_order<X>();
   using Loss = decltype(cross_entropy(logits.part(), labels, options));
-  if (logits.group() == nullptr) return cross_entropy(logits.part(), labels, options);
+  if (const auto whole = detail::whole_scores(logits)) return cross_entropy(*whole, labels, options);
   return Loss(detail::columns_in_float(logits, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores.part()).device());
     const auto loss_of = [&](const CrossEntropyOptions& reducing) {
@@ -98,7 +109,7 @@ auto cross_entropy_per_sample(const Columns<X>& logits, const Tensor<std::int64_
                               const CrossEntropyOptions& options = {}) {
   detail::check_first_order<X>();
   using Losses = decltype(cross_entropy_per_sample(logits.part(), labels, options));
-  if (logits.group() == nullptr) return cross_entropy_per_sample(logits.part(), labels, options);
+  if (const auto whole = detail::whole_scores(logits)) return cross_entropy_per_sample(*whole, labels, options);
   return Losses(detail::columns_in_float(logits, [&](const auto& scores) {
     return detail::vocabulary_cross_entropy<1>(scores, to_device(labels, value_of(scores.part()).device()),
                                                detail::unreduced("cross_entropy_per_sample", options));

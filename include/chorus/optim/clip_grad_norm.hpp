@@ -112,6 +112,15 @@ template <Device D>
   return largest * std::sqrt(squares);
 }
 
+/// ModelRanks that compute the norm in one device's order (SameBits).
+template <Device D>
+class NormAsWhole {
+ public:
+  virtual ~NormAsWhole() = default;
+  /// All ranks call it.
+  virtual double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) = 0;
+};
+
 /// Scales gradients down, if necessary, so that their total norm `norm` becomes at most `max_norm`. A NaN norm makes
 /// all gradients NaN.
 template <Device D>
@@ -159,8 +168,13 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   }
 #endif
   {
-    double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
-    for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+    auto* const whole =
+        ranks.size() == 1 ? dynamic_cast<detail::NormAsWhole<D>*>(ranks.front().get()) : nullptr;
+    double norm = whole != nullptr ? whole->grad_norm(parameters)
+                  : ranks.empty()  ? detail::grad_norm(parameters)
+                                   : detail::grad_norm_of(parameters, {});
+    if (whole == nullptr)
+      for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
     if (options.error_if_nonfinite)
       detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
     detail::scale_down(parameters, norm, max_norm);

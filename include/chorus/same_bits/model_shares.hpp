@@ -10,6 +10,7 @@
 #include <chorus/same_bits/device_shares.hpp>
 #include <chorus/same_bits/earlier_gradients.hpp>
 #include <chorus/same_bits/join_shares.hpp>
+#include <chorus/same_bits/leaves.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -137,7 +138,10 @@ class ModelShares final : private dp::BackwardRunner {
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
-  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
+  if (detail::holds_scalars<Output> && !grad_enabled()) {
+    const LeafScope leaves(shares.shares());
+    return model.forward(inputs...);
+  }
   if constexpr (dp::is_recorded<Inputs...>) {
     fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
   } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {
