@@ -100,7 +100,7 @@ print("a resumed run goes on as if it had not stopped")
 # With the same canonical shares, all policies and numbers of devices give the same bits.
 options = ("--canonical-shares", "4", "--steps", "14")
 cut = {}
-for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("parameter_server", 3)):
+for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("tp", 2), ("parameter_server", 3)):
     *_, cut[policy] = events("cut", "--policy", policy, "--devices", str(devices), *options, "--save", saved)
     assert cut[policy]["canonical_shares"] == 4, cut[policy]
 assert len({done["parameters_sha256"] for done in cut.values()}) == 1, cut

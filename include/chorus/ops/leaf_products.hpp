@@ -2,6 +2,7 @@
 /// The seam for products whose inner axis the members of a TensorGroup share, if their bits must not depend on the
 /// number of members (SameBits): the group cuts the axis into leaves.
 
+#include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
 #include <chorus/core/replaced.hpp>
 #include <chorus/core/tensor_group.hpp>
@@ -62,8 +63,9 @@ void gemm_in_leaves(const LeafCut* cut, bool over_inputs, D device, kernels::Tra
     if constexpr (std::is_same_v<D, Cpu> && std::floating_point<T> && std::is_same_v<T, Out>)
       return cut->group->products()->multiply(*cut, {tb, m, n, k, a, b, ldb, c, accumulate});
     else
-      check<UsageError>(cut->group->size() == 1, cut->layer, ": SameBits under TensorParallel adds up in leaves of "
-                        "float or double on the CPU, got ", name(dtype<T>), " on ", D::kind);
+      check<UsageError>(cut->group->size() == 1, cut->layer,
+                        ": SameBits under TensorParallel: expected float or double on the CPU, got ", name(dtype<T>),
+                        " on ", D::kind, ": use a policy whose ranks have whole layers");
   }
   kernels::gemm(device, kernels::Trans::no, tb, m, n, k, a, k, b, ldb, c, n, accumulate, bias_n);
 }

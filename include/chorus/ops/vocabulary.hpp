@@ -62,8 +62,8 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
       logits.part());
 }
 
-// All classes, if a rank computes the loss by itself: without a group, and under SameBits, where the order of a sum over
-// classes is one device's.
+// All classes, if each rank computes the loss by itself: without a group, and under SameBits, where a sum over classes
+// has one device's order.
 template <class X>
 std::optional<X> whole_scores(const Columns<X>& logits) {
   const auto& group = logits.group();

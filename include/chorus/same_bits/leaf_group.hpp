@@ -24,7 +24,8 @@ class LeafGroup final : public detail::CommunicatorGroup<Communicator> {
 
  protected:
   void all_reduce(void* data, std::size_t count, DType type, bool largest) override {
-    if (largest || this->size() == 2) return Base::all_reduce(data, count, type, largest);  // a sum of two has one order
+    // A sum of two has one order.
+    if (largest || this->size() == 2) return Base::all_reduce(data, count, type, largest);
     const auto ranks = static_cast<std::size_t>(this->size()), bytes = count * size_of(type);
     const Storage<Cpu> all(Cpu{}, ranks * bytes);
     this->all_gather(data, all.data(), count, type);

@@ -15,8 +15,8 @@
 
 namespace chorus::same_bits {
 
-/// Computes the norm of gradients as one device does, from whole gradients. It is no PairedRanks, so optimizers that add
-/// up over ranks by themselves refuse it.
+/// Computes the norm of gradients as one device does, from whole gradients. It is no PairedRanks, so that optimizers
+/// which add up over ranks by themselves refuse it.
 template <class Communicator>
 class LeafRanks final : public ModelRanks, public optim::detail::NormAsWhole<Cpu> {
  public:

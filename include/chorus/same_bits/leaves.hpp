@@ -1,6 +1,6 @@
 #pragma once
-/// Products whose inner axis is cut into the same leaves on any number of ranks that share it: each leaf is a product of
-/// its own, and they are added in the tree of shares.
+/// Products whose inner axis is cut into the same leaves on any number of ranks that share it: each leaf has a product,
+/// and these are added in the tree of shares.
 
 #include <algorithm>
 #include <bit>
@@ -45,8 +45,8 @@ class LeafSums final : public detail::LeafProducts {
     const Index leaves = leaves_of(cut), own = leaves / members_;
     // Sums of some rows fit into the cache.
     const Index rows = std::min<Index>(product.m, 256);
-    const auto depth = static_cast<Index>(std::bit_width(static_cast<std::size_t>(own - 1))) + (product.accumulate ? 1 : 0);
-    const kernels::Scratch<T> memory(Cpu{}, depth * rows * product.n);
+    const auto depth = static_cast<Index>(std::bit_width(static_cast<std::size_t>(own - 1)));
+    const kernels::Scratch<T> memory(Cpu{}, (depth + (product.accumulate ? 1 : 0)) * rows * product.n);
     const Tree<T> tree{product, cut.blocks, cut.width / leaves, own, rows};
     for (Index first = 0; first < product.m; first += rows)
       tree.add_rows(first, std::min(rows, product.m - first), memory.data());

@@ -1,6 +1,6 @@
 #pragma once
-/// TensorParallel with canonical shares: all ranks compute every share, and what they sum over a shared axis is added up
-/// in leaves, as on one device.
+/// TensorParallel with canonical shares: all ranks compute every share, and sums over a shared axis are added up in
+/// leaves, as on one device.
 
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/same_bits/checked_shares.hpp>
@@ -31,7 +31,7 @@ class TensorParallel<SameBits<Model, Shares>, Sequence, Communicator> : public W
   using D = typename Base::device_type;
   using policy_type = TensorParallel;
   static_assert(std::is_same_v<D, Cpu>,
-                "TensorParallel: SameBits needs the CPU, because products on GPUs have an order of their own");
+                "TensorParallel: SameBits needs the CPU: a GPU's library chooses the order of a product's sums");
   static_assert(!Sequence::splits_sequences, "TensorParallel: SameBits does not split sequences: use NoSequenceSplit");
   static constexpr const char* name = "tensor_parallel";
   static constexpr bool adds_up_in_pass = true;

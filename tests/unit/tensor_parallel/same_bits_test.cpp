@@ -2,9 +2,12 @@
 
 #include <catch.hpp>
 #include <chorus/io/parameters_hash.hpp>
+#include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/models/gpt.hpp>
 #include <chorus/nn/transformer.hpp>
 #include <chorus/nn/vocabulary_embedding.hpp>
+#include <chorus/optim/layerwise.hpp>
+#include <chorus/ops/reduction.hpp>
 #include <chorus/same_bits.hpp>
 #include <tuple>
 #include <utility>
@@ -129,6 +132,62 @@ TEST_CASE("SameBits: TensorParallel has the bits of one device for GPT and for w
   const auto wide = on_one<Wide>(8);
   for (const int ranks : {2, 4}) CHECK(shared<Wide>(ranks, 8) == wide);
   CHECK(shared<Wide>(3, 6) == on_one<Wide>(6));  // two leaves each
+}
+
+// The common error of all ranks, in the passes of `use(net)`.
+template <class Model, class Use>
+std::string refusal(int ranks, int shares, const Use& use) {
+  return common_text(ranks, [&](const World& world) {
+    auto communicator = comm::connect(world);
+    return message_of<UsageError>([&] {
+      ch::TensorParallel<ch::SameBits<Model>> net{ch::SameBits{filled<Model>(), shares}, communicator, {.check_every = 1}, 3};
+      use(net);
+    });
+  });
+}
+struct Own : Wide {
+  auto forward(const ch::Tensor<std::int64_t, 2>& tokens, const ch::Tensor<std::int64_t, 2>& next) const {
+    return Wide::forward(tokens, next) + ch::mean(ch::copy<ch::axis::Tensor>(down.bias).part());
+  }
+};
+struct OfRank : Gpt {
+  auto forward(const ch::Tensor<std::int64_t, 2>& tokens, const ch::Tensor<std::int64_t, 2>& next) const {
+    return Gpt::forward(tokens, next) * static_cast<float>(1 + ch::tensor_group()->rank());
+  }
+};
+struct Adapted : nn::Module {
+  nn::GPT<Cpu> gpt{{.vocab_size = 16, .n_positions = 6, .n_embd = 24, .n_layer = 1, .n_head = 8, .lora_rank = 2}};
+  CHORUS_MODULE(Adapted, gpt)
+  auto forward(const auto& tokens, const auto& next) const {
+    return ch::cross_entropy(ch::reshape(gpt(tokens), ch::Shape<2>{tokens.numel(), 16}),
+                             next.view(ch::Shape<1>{next.numel()}));
+  }
+};
+struct Synced : Wide {
+  nn::SyncBatchNorm<Cpu> norm{4};
+  CHORUS_MODULE(Synced, words, up, down, head, inner, norm)
+};
+
+TEST_CASE("SameBits: TensorParallel refuses what would not be one device's", "[tensor_parallel]") {
+  const auto step = [](auto& net) {
+    net(labels(40, 16, 1).view(ch::Shape<2>{8, 5}), labels(40, 16, 2).view(ch::Shape<2>{8, 5})).backward();
+  };
+  CHECK_THAT(refusal<Wide>(3, 8, step),
+             Contains("ColumnParallelLinear: SameBits of 8 shares adds up 2400 units in 8 leaves of equal size, and") &&
+                 Contains("3 ranks can't"));
+  CHECK_THAT(refusal<Gpt>(2, 9, step), Contains("GPTAttention: SameBits of 9 shares adds up 8 units in 1 leaves"));
+  CHECK_THAT(refusal<Own>(2, 8, step), Contains("SameBits knows the order of sums over ranks in ColumnParallelLinear"));
+  CHECK_THAT(refusal<Adapted>(2, 8, step), Contains("not in LoRA, copy or all_reduce"));
+  CHECK_THAT(refusal<OfRank>(2, 8, step), Contains("rank 1 has a different gradient of 'gpt."));
+  CHECK_THAT(refusal<Synced>(2, 8, step), Contains("SyncBatchNorm, needs the whole batch"));
+  CHECK_THAT(refusal<Wide>(2, 0, step), Contains("SameBits: expected 1 to 64 shares, got 0"));
+  CHECK_THAT(refusal<Wide>(2, 8,
+                           [&](auto& net) {
+                             ch::optim::Lamb optimizer{net.parameters(), {.lr = 0.1}};
+                             step(net);
+                             optimizer.step();
+                           }),
+             Contains("expected ranks that exchange messages"));
 }
 
 }  // namespace
