@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chorus/core/error.hpp>
 #include <chorus/core/tensor_group.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <string>
 
 namespace chorus::same_bits {
 
@@ -23,12 +25,17 @@ class LeafSums final : public detail::LeafProducts {
   LeafSums(std::size_t shares, int members) : shares_(static_cast<Index>(shares)), members_(members) {}
 
   void check(const detail::LeafCut& cut) const override {
-    const Index leaves = leaves_of(cut), own = leaves / members_;
-    chorus::check<UsageError>(
-        members_ == 1 || (leaves % members_ == 0 && std::has_single_bit(static_cast<std::size_t>(own))), cut.layer,
-        ": SameBits of ", shares_, " shares adds up ", cut.width / cut.unit, " units in ", leaves,
-        " leaves of equal size, and each rank takes 1, 2, 4 or more of them, a node of the tree: ", members_,
-        " ranks can't; expected 2, or another number of ranks that divides the leaves so");
+    const Index leaves = leaves_of(cut);
+    const auto fits = [&](Index members) {
+      return members == 1 || (leaves % members == 0 && std::has_single_bit(static_cast<std::size_t>(leaves / members)));
+    };
+    if (fits(members_)) return;
+    std::string numbers = "1";
+    for (Index members = 2; members <= leaves; ++members)
+      if (fits(members)) numbers += cat(", ", members);
+    fail<UsageError>(cut.layer, ": SameBits of ", shares_, " shares adds up ", cut.width / cut.unit, " units in ",
+                     leaves, " equal leaves, and each rank takes 1, 2, 4, ...: expected a number of ranks out of ",
+                     numbers, ", got ", members_, "; another number of shares may make other leaves");
   }
   void multiply(const detail::LeafCut& cut, const detail::LeafProduct<float>& product) const override {
     sum(cut, product);

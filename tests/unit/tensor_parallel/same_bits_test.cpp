@@ -101,7 +101,8 @@ template <class Model>
 std::string shared(int ranks, int shares) {
   return common_text(ranks, [shares](const World& world) {
     auto communicator = comm::connect(world);
-    ch::TensorParallel<ch::SameBits<Model>> net{ch::SameBits{filled<Model>(), shares}, communicator, {.check_every = 1}, 3};
+    ch::TensorParallel<ch::SameBits<Model>> net{
+        ch::SameBits{filled<Model>(), shares}, communicator, {.check_every = 1}, 3};
     return trained(net);
   });
 }
@@ -140,7 +141,8 @@ std::string refusal(int ranks, int shares, const Use& use) {
   return common_text(ranks, [&](const World& world) {
     auto communicator = comm::connect(world);
     return message_of<UsageError>([&] {
-      ch::TensorParallel<ch::SameBits<Model>> net{ch::SameBits{filled<Model>(), shares}, communicator, {.check_every = 1}, 3};
+      ch::TensorParallel<ch::SameBits<Model>> net{
+          ch::SameBits{filled<Model>(), shares}, communicator, {.check_every = 1}, 3};
       use(net);
     });
   });
@@ -173,9 +175,9 @@ TEST_CASE("SameBits: TensorParallel refuses what would not be one device's", "[t
     net(labels(40, 16, 1).view(ch::Shape<2>{8, 5}), labels(40, 16, 2).view(ch::Shape<2>{8, 5})).backward();
   };
   CHECK_THAT(refusal<Wide>(3, 8, step),
-             Contains("ColumnParallelLinear: SameBits of 8 shares adds up 2400 units in 8 leaves of equal size, and") &&
-                 Contains("3 ranks can't"));
-  CHECK_THAT(refusal<Gpt>(2, 9, step), Contains("GPTAttention: SameBits of 9 shares adds up 8 units in 1 leaves"));
+             Contains("ColumnParallelLinear: SameBits of 8 shares adds up 2400 units in 8 equal leaves, and each") &&
+                 Contains("expected a number of ranks out of 1, 2, 4, 8, got 3;"));
+  CHECK_THAT(refusal<Gpt>(2, 9, step), Contains("GPTAttention: SameBits of 9 shares adds up 8 units in 1 equal"));
   CHECK_THAT(refusal<Own>(2, 8, step), Contains("SameBits knows the order of sums over ranks in ColumnParallelLinear"));
   CHECK_THAT(refusal<Adapted>(2, 8, step), Contains("not in LoRA, copy or all_reduce"));
   CHECK_THAT(refusal<OfRank>(2, 8, step), Contains("rank 1 has a different gradient of 'gpt."));
