@@ -33,6 +33,7 @@ struct LeafProduct {
   bool accumulate;
 };
 
+/// A group's products.
 class LeafProducts {
  public:
   virtual ~LeafProducts() = default;

@@ -24,6 +24,7 @@ auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& 
                           const TensorGroupRef& group = tensor_group()) {
   using Rows = decltype(leave_tensor_region(embedding(weight, index), group));
   if (group == nullptr) return Rows(embedding(weight, index));
+  if (group->size() == 1) return Rows(embedding(weight, index) + 0.0);  // -0 becomes 0, as in a sum over ranks
   return leave_tensor_region(Rows(detail::rows_here(weight, index, entries, group->part(entries, 1))), group);
 }
 

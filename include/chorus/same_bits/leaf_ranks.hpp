@@ -21,7 +21,11 @@ template <class Communicator>
 class LeafRanks final : public ModelRanks, public optim::detail::NormAsWhole<Cpu> {
  public:
   LeafRanks(Communicator& ranks, std::weak_ptr<void> net) : ranks_(ranks), net_(std::move(net)) {}
-  void sum(std::span<double> numbers) override { living().all_reduce(numbers, comm::ReduceOp::sum, {}); }
+  void sum(std::span<double>) override {
+    fail<UsageError>(
+        "clip_grad_norm: SameBits under TensorParallel adds up the squares of one net: expected its parameters, got "
+        "those of several nets");
+  }
   void max(std::span<double> numbers) override { living().all_reduce(numbers, comm::ReduceOp::max, {}); }
 
   double grad_norm(const std::vector<nn::NamedParameter<Cpu>>& parameters) override {
