@@ -116,13 +116,14 @@ class UnitsAtHand final : public Residence {
   /// Ends the pass: joins the gathers that other ranks need and this one didn't, and frees all units except the one
   /// that backward begins with.
   void end_pass() {
+    if (pass_ == Pass::none) return;  // two backward passes of one run have ended
     Order& order = order_of_pass();
     while (next_ < order.units.size()) {
       come_ = next_;
       start_next(order);
       release_passed(Order::none);
     }
-    const bool keeps = pass_ == Pass::forward && order.learned;
+    const bool keeps = pass_ == Pass::forward && (order.learned || !reshard_after_forward_);
     if (!order.learned) learn(order);
     const std::size_t last = order.units.empty() ? Order::none : order.units.back();
     for (std::size_t u = 0; u < states_.size(); ++u) {
@@ -313,11 +314,11 @@ class UnitsAtHand final : public Residence {
     }
   }
   bool is_passed(std::size_t u) const {
+    if (!reshard_after_forward_) return false;
     const State& state = states_[u];
     // Backward: units whose nodes have all run; units with gradients to come are freed in gradients_complete.
     if (pass_ == Pass::backward)
       return state.first_node > backward_node() && backward_.place[u] != Order::none && backward_.place[u] < come_;
-    if (!reshard_after_forward_) return false;
     const Order& order = pass_ == Pass::aside ? aside_ : forward_;
     return order.place[u] == Order::none ? state.touched : order.last_used[u] < come_;
   }
