@@ -170,14 +170,14 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
                         D::kind, ", such as comm::StagedCommunicator, got ", gathers.backend());
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
-    bool reshards = Units::reshard_after_forward;
-    if constexpr (Base::adds_up_in_pass)  // a rank's shares use each unit one after the other
-      reshards = reshards && this->canonical_shares() == this->devices();
+    bool repeats = false;  // passes run the model several times, and use each unit again
+    if constexpr (Base::adds_up_in_pass) repeats = this->canonical_shares() > this->devices();
     // 1. The parameters, already rank 0's, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
-                                            options.find_unused_parameters, reshards);
+                                            options.find_unused_parameters,
+                                            Units::reshard_after_forward && !repeats);
     // 4. Gradients are averaged in parts, unit by unit. 5. An optimizer steps the parts.
-    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
+    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand, repeats);
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);

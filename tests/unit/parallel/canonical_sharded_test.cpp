@@ -126,6 +126,59 @@ TEST_CASE("canonical sharded: a GradScaler leaves out the same steps; Muon gets 
   check_same({.shares = 4, .stepping = Stepping::muon, .steps = steps({8, 7, 5})}, some);
 }
 
+TEST_CASE("canonical sharded: a ShardedOptimizer clips to the same norm, with whole averages or parts of them") {
+  const Program program{.shares = 5, .norm = true, .clip = 0.3, .steps = steps({16, 11, 5})};
+  const auto expected = result(program, Setup{});
+  CHECK(difference(result(program, {.who = Who::ddp, .devices = 3, .bucket_mb = 1.0 / 1024, .steps = Steps::sharded}),
+                   expected) == "");
+  for (const int ranks : {2, 3}) {
+    const auto got = of_ranks(ranks, [&](const World& world) {
+      test::Distributed<Cut, ReduceScatter> rank(world, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-3},
+                                                 {model_of(program), program.shares});
+      return Run(program, {program.shares, ranks, world.rank}, Steps::sharded, rank.net)();
+    });
+    CHECK(difference(got, expected) == "");
+  }
+}
+
+TEST_CASE("canonical sharded: bytes of a step on 4 ranks, K of parameters, one share each") {
+  const auto sent = [](const auto& with_net) {
+    std::array<double, 2> of_ranks{};  // in units of K: gradients, parameters
+    for (const auto& text : Ranks(4, [&](const World& world) {
+           std::string numbers;
+           with_net(world, [&](auto& net) {
+             Run(Program{.shares = 4, .steps = steps({8})}, {4, 4, world.rank}, Steps::whole, net)();
+             trace::reset_traffic();
+             const Part part{4, 4, world.rank};
+             const auto [scores, rows] = net(part(images(8, 1)), part(reshape(labels(32, 7, 1), Shape<2>{8, 4})));
+             (cross_entropy(scores, part(labels(8, 3, 1))) + cross_entropy(rows, part(labels(8, 5, 1)))).backward();
+             for (const auto kind : {trace::Traffic::gradients, trace::Traffic::parameters})
+               numbers += cat(trace::bytes_sent(world.rank, kind), " ");
+             return numbers;
+           });
+           std::size_t bytes = 0;
+           Model model(8);
+           for (const auto& named : nn::named_parameters<Cpu>(model)) bytes += named.parameter->size_bytes();
+           return cat(numbers, bytes);
+         }).texts()) {
+      const auto numbers = test::numbers_in(text);
+      of_ranks[0] += numbers[0] / numbers[2];
+      of_ranks[1] += numbers[1] / numbers[2];
+    }
+    return of_ranks;
+  };
+  const auto sharded = sent([](const World& world, const auto& body) {
+    with_net(Model(8), 4, {.shards = 4}, world, false, body);
+  });
+  CHECK(sharded[0] == Approx(3));                       // the tree's reduce-scatter
+  CHECK(sharded[1] == Approx(2 * 3).epsilon(0.3));      // gathered in forward and in backward, but for the last unit
+  const auto replicated = sent([](const World& world, const auto& body) {
+    test::Distributed<Cut> rank(world, {}, {Model(8), 4});
+    body(rank.net);
+  });
+  CHECK(replicated[0] == Approx(2 * 3).epsilon(0.1));  // and an all-gather
+}
+
 TEST_CASE("canonical sharded: what needs sums over pieces, or whole gradients, is refused by name") {
   const auto refusal = [](const auto& trained) {
     return of_ranks(2, [&](const World& world) -> std::string {
