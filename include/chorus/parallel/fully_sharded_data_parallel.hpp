@@ -170,12 +170,12 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
                         D::kind, ", such as comm::StagedCommunicator, got ", gathers.backend());
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
-    bool repeats = false;  // passes run the model several times, and use each unit again
-    if constexpr (Base::adds_up_in_pass) repeats = this->canonical_shares() > this->devices();
+    bool repeats = false;  // passes use units in orders of their own, and again
+    if constexpr (Base::adds_up_in_pass)
+      repeats = this->canonical_shares() > this->devices() || options.find_unused_parameters;
     // 1. The parameters, already rank 0's, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
-                                            options.find_unused_parameters,
-                                            Units::reshard_after_forward && !repeats);
+                                            options.find_unused_parameters, Units::reshard_after_forward, repeats);
     // 4. Gradients are averaged in parts, unit by unit. 5. An optimizer steps the parts.
     units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand, repeats);
     this->core().cut_buckets();

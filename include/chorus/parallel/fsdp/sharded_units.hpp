@@ -89,6 +89,8 @@ class ShardedUnits final : public ddp::Extension<D> {
       at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
     }
   }
+  // Other ranks may need gathers that this one does not, before they send gradients.
+  void backward_ended() override { at_hand_->end_pass(); }
   void averaged() override {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       shard_of_[i]->set_averaged(core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived());
