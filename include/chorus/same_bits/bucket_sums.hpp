@@ -37,6 +37,7 @@ class BucketSums final : public ddp::BucketSums {
   };
   struct Exchange {
     Storage<D> received;                        // the other ranks' sums of this rank's piece
+    std::vector<Storage<D>> sent;               // this rank's own
     std::vector<std::vector<std::byte*>> sums;  // by rank: of this rank's piece
     std::vector<comm::Work> work;
     bool added = false;

@@ -21,8 +21,8 @@ void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
   if (bucket.index == 0) share_out();
   for (const std::size_t i : bucket.parameters)
     check<UsageError>(shards_ == nullptr || !core_.flat.entries()[i].named.handle.shared()->has_gradient_hooks(),
-                      core_.where(), "SameBits: a hook on '", core_.name(i), "' needs the whole batch's gradient, of ",
-                      "which each rank gets a part: expected a policy whose ranks have whole gradients");
+                      core_.where(), "SameBits: a hook on '", core_.name(i), "' needs the whole batch's gradient, and ",
+                      "each rank gets a part: expected a policy whose ranks have whole gradients");
   if (exchanges_.size() <= bucket.index) exchanges_.resize(bucket.index + 1);
   if (copies_ > 1 && bucket.index > 0) add(core_.buckets.all()[bucket.index - 1]);
   ddp::with_type(core_.dtype(bucket), core_.gradients(bucket),
@@ -50,6 +50,7 @@ void BucketSums<D, Communicator>::exchange(const ddp::Bucket& bucket) {
   const auto own = [&](std::size_t k, const Piece& of) {
     return reinterpret_cast<T*>(tree_.sum(k, bucket.group, bucket.begin)) + of.begin;
   };
+  for (std::size_t k = 0; k < sums_[me].size(); ++k) all.sent.push_back(tree_.memory(k, bucket.group));
   all.sums.resize(ranks);
   for (std::size_t r = 0; r < ranks; ++r)
     for (std::size_t k = 0; k < sums_[r].size(); ++k) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Common part of DistributedDataParallel, FullyShardedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
-/// and the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel, FullyShardedDataParallel and ParameterServer for SameBits: each rank computes
+/// its run of the shares, and the sums of all runs are added up in the order of the tree.
 
 #include <chorus/autograd/tape.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
@@ -120,8 +120,8 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(core.options.non_finite != NonFinite::propagate,
            "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
-    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree(), shards,
-                                                                        replicas);
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree(),
+                                                                    shards, replicas);
   }
   /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {

@@ -18,8 +18,7 @@ struct PartOf;
 template <class Model, int Shares, class Axes>
 struct PartOf<SameBits<Model, Shares>, Axes, false> {
   static_assert(Axes::tensor::size == 1 && !Axes::tensor::shares_batch && Axes::sequence::size == 1,
-                "Mesh: expected no axes but mesh::Data and mesh::Shard with SameBits: others add in an order of their "
-                "own");
+                "Mesh: expected no axes but mesh::Data and mesh::Shard with SameBits: others add in another order");
   using whole = Model;
   using type = SameBits<Model, Shares>;
   static type make(type model, Groups&, const MeshOptions&) { return model; }
