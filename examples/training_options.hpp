@@ -136,7 +136,7 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_option(
          "--canonical-shares", options.canonical_shares,
          "cut each batch into this number of shares, on any number of devices up to it, and sum over samples in "
-         "one order. Every policy and number of devices then gives the same bits. Not for local_sgd or fsdp "
+         "one order. Every policy and number of devices then gives the same bits. Not for local_sgd or a mesh "
          "(default: one share for each device, summed in the fastest order)")
       ->transform(in_range(1, chorus::most_shares));
   app.add_option("--epochs", options.epochs, "passes over the data")
@@ -199,10 +199,10 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
   }
   if (options.canonical_shares == 0) return std::nullopt;
   const bool shares_layers = options.policy == "tp";
-  if (options.policy == "fsdp" || (mesh_of(options.policy) && !shares_layers)) {
+  if (mesh_of(options.policy) && !shares_layers) {
     std::fprintf(stderr,
-                 "%s: --canonical-shares %d: not under --policy %s, whose ranks have parts of the model: choose "
-                 "single, dp, ddp or tp\n",
+                 "%s: --canonical-shares %d: not under --policy %s, whose ranks have parts of layers: choose "
+                 "single, dp, ddp, fsdp or tp\n",
                  app.get_name().c_str(), options.canonical_shares, options.policy.c_str());
     return 2;
   }

@@ -6,6 +6,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/ops/mean_of_parts.hpp>
 #include <chorus/parallel/dp/backward.hpp>
+#include <chorus/same_bits/grad_norm.hpp>
 #include <chorus/same_bits/share_tree.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -58,14 +59,17 @@ class SharesNode final : public dp::BackwardNode {
 /// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one exists, losses look for cuts.
+/// While one exists, losses look for cuts, and norms of gradients don't depend on how ranks divide them.
 class CutsBatches {
  public:
   CutsBatches() {
     ++policies;
     detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+    optim::detail::norm_in_any_order<Cpu> = &grad_norm<Cpu>;
   }
-  ~CutsBatches() { --policies; }
+  ~CutsBatches() {
+    if (--policies == 0) optim::detail::norm_in_any_order<Cpu> = nullptr;
+  }
   CutsBatches(const CutsBatches&) = delete;
   CutsBatches& operator=(const CutsBatches&) = delete;
 

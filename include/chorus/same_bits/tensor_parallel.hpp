@@ -5,7 +5,6 @@
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/same_bits/checked_shares.hpp>
 #include <chorus/same_bits/leaf_group.hpp>
-#include <chorus/same_bits/leaf_ranks.hpp>
 #include <chorus/same_bits/model.hpp>
 #include <chorus/same_bits/model_shares.hpp>
 #include <chorus/same_bits/side_by_side.hpp>
@@ -103,11 +102,9 @@ class TensorParallel<SameBits<Model, Shares>, Sequence, Communicator> : public W
         buffers_(nn::named_buffers<D>(this->model_)),
         shares_(this->model_, this->flat_, buffers_, this->alive(), static_cast<std::size_t>(model.shares()),
                 0, 1) {
-    if (communicator.size() > 1) {
-      const auto ranks = std::make_shared<same_bits::LeafRanks<Communicator>>(communicator, this->alive());
-      for (const auto& named : this->parameters())
-        named.parameter->set_ranks(ranks, named.parameter->part() != nullptr || communicator.rank() == 0);
-    }
+    detail::decide_together(this->parameters(), communicator, this->alive(), [&](const auto& named) {
+      return named.parameter->part() != nullptr || communicator.rank() == 0;
+    });
     this->program_.listen(this->flat_.parameters(), buffers_, {});
   }
   static auto group_for(SameBits<Model, Shares>& model, Communicator& communicator,
