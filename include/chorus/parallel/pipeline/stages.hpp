@@ -10,6 +10,7 @@
 #include <chorus/parallel/parameter_slice.hpp>
 #include <chorus/parallel/pipeline/cut.hpp>
 #include <chorus/parallel/pipeline/elsewhere.hpp>
+#include <chorus/parallel/pipeline/loss_weights.hpp>
 #include <chorus/parallel/pipeline/pass.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <cmath>
@@ -45,7 +46,8 @@ class Stages {
   static_assert(std::is_same_v<D, Cpu>, "Pipeline: expected a model on the CPU");
   static_assert(
       requires { Model::pipeline_names; },
-      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
+      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order; for SameBits include "
+      "<chorus/same_bits/pipeline.hpp>");
 
   /// All ranks take rank 0's parameters. A collective.
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
@@ -126,15 +128,16 @@ class Stages {
     return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
-  /// How the batch is cut. Throws ShapeError if it is unknown whether a target has samples.
+  /// How the batch is cut, into at most `most` micro-batches. Throws ShapeError if it is unknown whether a target has
+  /// samples.
   template <class First, class... Rest>
-  dp::Split split(const First& first, const Rest&... rest) {
+  dp::Split split(int most, const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
                   "Pipeline: expected an input Tensor with the samples along axis 0");
     [[maybe_unused]] constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
     static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
                   "Pipeline: expected targets that are Tensors, without gradients");
-    return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
+    return roles_.split("Pipeline", most, 0, batch_axis<0>(first), rest...);
   }
 
   const Schedule& schedule_for(int m) {
@@ -201,7 +204,7 @@ class Stages {
       struct {
         double correction;
         LossWeights::Description loss;
-      } of_loss{pass.weights().correction(), pass.weights().description()};
+      } of_loss{pass.sums().weights().correction(), pass.sums().weights().description()};
       broadcast(&of_loss, sizeof of_loss, root, trace::Traffic::control);
       shared.correction = of_loss.correction;
       shared.loss = of_loss.loss;
@@ -244,8 +247,9 @@ class Stages {
     using T = typename Value::value_type;
     if constexpr (Pass::gives_loss) {
       result_wants_grad_ = pass.loss_wants_grad();
-      if (pass.recorded()) pass.weights().finish();
-      return Value::full({}, static_cast<T>(pass.weights().loss()), D{});
+      auto& weights = pass.sums().weights();
+      if (pass.recorded()) weights.finish();
+      return Value::full({}, static_cast<T>(weights.loss()), D{});
     } else {
       auto& parts = pass.results();
       auto shape = value_of(*parts[0]).shape();

@@ -54,6 +54,8 @@ class TiedParameters {
     else
       add_up(static_cast<double*>(numbers));
   }
+  /// Whether any rank has a tied parameter.
+  bool exist() const { return !groups_.empty(); }
   /// Whether this rank has a tied parameter.
   bool any() const {
     for (const Group& group : groups_)
