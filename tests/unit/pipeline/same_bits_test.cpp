@@ -5,7 +5,7 @@
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/same_bits.hpp>
 #include <chorus/same_bits/pipeline.hpp>
-#include <filesystem>
+#include <unit/io/files.hpp>
 
 #include "models.hpp"
 
@@ -72,7 +72,9 @@ std::string bits_of(nn::Module& model) {
 template <class Net>
 std::string bits_of_net(Net& net) {
   std::string text;
-  if constexpr (requires { net.gathered([](Model&) {}); })
+  if constexpr (requires { net.module().stages(); })
+    net.module().stages().gathered([&](Model& model) { text = bits_of(model); });
+  else if constexpr (requires { net.gathered([](Model&) {}); })
     net.gathered([&](Model& model) { text = bits_of(model); });
   else
     text = bits_of(net.module());
@@ -80,18 +82,32 @@ std::string bits_of_net(Net& net) {
 }
 enum class Gives { loss, output };
 
+/// The run of shares of one of several groups of ranks.
+struct Part {
+  std::size_t groups = 1, group = 0;
+  bool evaluates = true;
+  template <class T, int Rank>
+  Tensor<T, Rank> operator()(const Tensor<T, Rank>& batch) const {
+    const auto run = same_bits::shares_of_device(shares, groups, group);
+    return batch.slice(0, share_begin(batch.size(0), shares, run.begin), share_begin(batch.size(0), shares, run.end));
+  }
+};
+
 /// Steps [from, to): 16 samples, 11, 5 (fewer than shares), and one with gradients of two passes.
 template <class Net>
 std::string train(Net& net, optim::Optimizer<Cpu>& optimizer, Gives gives, std::uint32_t from = 0,
-                  std::uint32_t to = 4) {
+                  std::uint32_t to = 4, const Part& part = {}) {
   std::string text;
+  const auto loss_of = [&](Index size, std::uint32_t key) {
+    const auto x = part(inputs(size, key));
+    const auto y = part(labels(size, 3, key));
+    return gives == Gives::loss ? net(x, y) : cross_entropy(net(x), y);
+  };
   for (std::uint32_t i = from; i < to; ++i) {
     const Index size = std::array<Index, 4>{16, 11, 5, 9}[i];
     optimizer.zero_grad();
     for (std::uint32_t pass = 0; pass < (i == 3 ? 2 : 1); ++pass) {
-      const auto x = inputs(size, i + pass);
-      const auto y = labels(size, 3, i + pass);
-      const auto loss = gives == Gives::loss ? net(x, y) : cross_entropy(net(x), y);
+      const auto loss = loss_of(size, i + pass);
       (loss * (pass == 0 ? 1.0F : 0.5F)).backward();
       text += cat(loss.item(), " ");
     }
@@ -99,21 +115,20 @@ std::string train(Net& net, optim::Optimizer<Cpu>& optimizer, Gives gives, std::
   }
   const NoGrad no_grad;
   net.eval();
-  const auto x = inputs(11, 9);
-  const auto loss = gives == Gives::loss ? net(x, labels(11, 3, 9)) : cross_entropy(net(x), labels(11, 3, 9));
-  text += cat(loss.item(), "\n");
+  if (part.evaluates) text += cat(loss_of(11, 9).item(), "\n");
   net.train();
   return text + bits_of_net(net);
 }
 template <class Net>
-std::string train_all(Net& net, Gives gives) {
+std::string train_all(Net& net, Gives gives, const Part& part = {}) {
   optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
-  return train(net, optimizer, gives);
+  return train(net, optimizer, gives, 0, 4, part);
 }
-std::string alone(Gives gives) {
+/// On one device.
+std::string alone(Gives gives, bool evaluates = true) {
   return common_text(1, [&](const World&) {
     SingleDevice<Same> net(made(), 3);
-    return train_all(net, gives);
+    return train_all(net, gives, {.evaluates = evaluates});
   });
 }
 
@@ -156,6 +171,106 @@ TEST_CASE("pipeline of shares: parameters, statistics and losses have the bits o
   check_orders<GPipe, OneForwardOneBackward, Interleaved<2>, ZeroBubbleH1, Backwards>(2);
   check_orders<OneForwardOneBackward, ZeroBubbleH1>(3);
   check_orders<Interleaved<2>, ZeroBubbleH1>(4);
+}
+
+TEST_CASE("pipeline of shares: groups of ranks that divide the batch have runs of shares") {
+  using Staged = pipeline::StagedModel<Model, OneForwardOneBackward>;
+  for (const auto gives : {Gives::loss, Gives::output})
+    for (const std::size_t groups : {2u, 3u}) {
+      const auto expected = alone(gives, /*evaluates=*/false);
+      REQUIRE_THAT(expected, Contains("head.fc.weight"));
+      const auto texts = Ranks(static_cast<int>(2 * groups), [&](const World& world) -> std::string {
+                           auto all = comm::connect(world);
+                           const int group = world.rank / 2;
+                           const auto of_stages = comm::split(all, world, group);
+                           auto stages = comm::connect(of_stages);
+                           auto replicas = comm::connect(comm::split(all, world, world.rank % 2));
+                           DistributedDataParallel<SameBits<Staged, shares>> net(
+                               Staged(made(), stages, of_stages, {.micro_batches = 1}), replicas, {}, 3);
+                           return train_all(net, gives, {groups, static_cast<std::size_t>(group), false});
+                         }, 60s).texts();
+      for (const auto& text : texts) CHECK(text == expected);
+    }
+}
+
+TEST_CASE("pipeline of shares: a checkpoint goes from one device to ranks and back") {
+  const chorus_test::TemporaryFolder folder;
+  const auto half = folder.path() + "/half.safetensors";
+  const auto go_on = [&](auto& net, std::uint32_t from, std::uint32_t to) {
+    optim::Adam optimizer{net.parameters(), {.lr = 0.01}};
+    if (from > 0) io::load_checkpoint(net, optimizer, half);
+    const auto text = train(net, optimizer, Gives::loss, from, to);
+    if (to < 4) io::save_checkpoint(net, optimizer, {.step = to}, half);
+    return text;
+  };
+  const auto single = [&](std::uint32_t from, std::uint32_t to) {
+    return common_text(1, [&](const World&) {
+      SingleDevice<Same> net(made(), 3);
+      return go_on(net, from, to);
+    });
+  };
+  const auto piped = [&](std::uint32_t from, std::uint32_t to) {
+    return common_text(3, [&](const World& world) {
+      auto all = comm::connect(world);
+      Pipeline<Same, ZeroBubbleH1> net(made(), all, world, {}, 3);
+      return go_on(net, from, to);
+    });
+  };
+  const auto first = single(0, 2), expected = single(2, 4);
+  REQUIRE_THAT(expected, Contains("head.fc.weight"));
+  CHECK(piped(2, 4) == expected);
+  CHECK(piped(0, 2) == first);
+  CHECK(piped(2, 4) == expected);
+  CHECK(single(2, 4) == expected);
+}
+
+/// Two layers with one weight.
+struct Tied : Model {
+  Tied() { blocks[3].fc.weight = blocks[0].fc.weight; }
+};
+
+TEST_CASE("pipeline of shares: what would have other bits is refused") {
+  const auto told = [](const auto& body) {
+    return common_text(2, [&](const World& world) {
+      return message_of<UsageError>([&] {
+        auto all = comm::connect(world);
+        body(all, world);
+      });
+    });
+  };
+  const auto with_net = [&](const auto& body) {
+    return told([&](auto& all, const World& world) {
+      Pipeline<Same> net(made(), all, world, {}, 3);
+      body(net);
+    });
+  };
+  CHECK_THAT(told([](auto& all, const World& world) {
+               Pipeline<SameBits<Tied, shares>> net(Tied{}, all, world, {.cut = At{3}}, 3);
+             }),
+             Contains("stages share a parameter") && Contains("expected each parameter in one stage"));
+  CHECK_THAT(told([](auto& all, const World& world) {
+               Pipeline<SameBits<Model>> net(SameBits{made(), 0}, all, world, {}, 3);
+             }),
+             Contains("expected 1 to 64 shares, got 0"));
+  CHECK_THAT(with_net([](auto& net) { (net(inputs(16, 1), labels(16, 3, 1)) * 0.3F).backward(); }),
+             Contains("expected backward of the loss times a power of two, got 0.3"));
+  const auto texts = Ranks(2, [](const World& world) -> std::string {
+                       auto all = comm::connect(world);
+                       return message_of<UsageError>([&] {
+                         Pipeline<SameBits<Model>> net(SameBits{made(), 4 + world.rank}, all, world, {}, 3);
+                       });
+                     }).texts();
+  for (std::size_t rank = 0; rank < 2; ++rank)
+    CHECK_THAT(texts[rank], Contains(cat("this rank has ", 4 + rank, " shares, another rank another number")));
+  // The last stage's rank tells why; the other hears of it.
+  const auto uneven = Ranks(2, [](const World& world) -> std::string {
+                        auto all = comm::connect(world);
+                        Pipeline<Same> net(made(), all, world, {}, 3);
+                        auto classes = labels(16, 3, 1);
+                        classes.data()[0] = -100;
+                        return message_of<Error>([&] { net(inputs(16, 1), classes); });
+                      }).texts();
+  for (const auto& text : uneven) CHECK_THAT(text, Contains("is a mean over 15 in the whole batch"));
 }
 
 TEST_CASE("pipeline of shares: a plain pipeline has other bits") {
