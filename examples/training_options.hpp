@@ -91,6 +91,8 @@ template <class Net>
 bool is_named(const std::string& policy) {
   if constexpr (std::string_view(Net::name) == "mesh")
     return mesh_of(policy).has_value();
+  else if constexpr (std::string_view(Net::name) == "pipeline")
+    return policy == "pp";
   else
     return policy == Net::name;
 }
@@ -196,10 +198,11 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
     return 2;
   }
   if (options.canonical_shares == 0) return std::nullopt;
-  if (options.policy == "fsdp" || mesh_of(options.policy)) {
+  const bool has_stages = options.policy == "pp";
+  if (options.policy == "fsdp" || (mesh_of(options.policy) && !has_stages)) {
     std::fprintf(stderr,
                  "%s: --canonical-shares %d: not under --policy %s, whose ranks have parts of the model: choose "
-                 "single, dp or ddp\n",
+                 "single, dp, ddp or pp\n",
                  app.get_name().c_str(), options.canonical_shares, options.policy.c_str());
     return 2;
   }
@@ -213,7 +216,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
   // Without a number of devices, the policy checks those that it gets.
   const int devices = options.device.empty() ? options.devices.value_or(1)
                                              : chorus::DeviceList::of("--device", options.device).size();
-  if (options.canonical_shares < devices) {
+  if (options.canonical_shares < devices && !has_stages) {
     std::fprintf(stderr, "%s: --canonical-shares %d: each of %d devices takes whole shares: expected at least %d\n",
                  app.get_name().c_str(), options.canonical_shares, devices, devices);
     return 2;

@@ -2,7 +2,6 @@
 /// Adds up the gradients of a pipeline's micro-batches, which are canonical shares, in the order of the tree.
 
 #include <algorithm>
-#include <chorus/core/batch_group.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/pipeline/pass_node.hpp>
@@ -13,6 +12,7 @@
 #include <chorus/same_bits/micro_batch_losses.hpp>
 #include <chorus/same_bits/model_shares.hpp>
 #include <chorus/same_bits/share_buffers.hpp>
+#include <chorus/same_bits/share_scope.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -82,7 +82,7 @@ class MicroBatchSums {
    private:
     ShareBuffers<D>& buffers_;
     std::size_t share_;
-    detail::Replaced<bool> part_{detail::computes_part, true};
+    PartScope part_;
   };
   ForwardScope forward_scope(int micro_batch) const {
     return ForwardScope(stages_.buffers, static_cast<std::size_t>(micro_batch));

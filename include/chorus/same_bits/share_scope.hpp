@@ -24,8 +24,12 @@ class NoBatchGroup final : public BatchGroup {
   double weight() override { return 1; }
 };
 
-/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and means are the share's.
+/// While it lives, this thread computes a share: means are the share's, and no library chooses the order of sums.
+class PartScope {
+  detail::Replaced<bool> part_{detail::computes_part, true};
+};
+
+/// The same for share `i` of a split batch: operations draw the random numbers of its samples.
 class ShareScope {
  public:
   /// `random`: of all that is split. `group`: of the batch, if a layer needs all of it.
@@ -40,7 +44,7 @@ class ShareScope {
   RandomContext context_;
   RandomScope random_{context_};
   BatchGroupScope group_;
-  detail::Replaced<bool> part_{detail::computes_part, true};
+  PartScope part_;
 };
 
 }  // namespace chorus::same_bits
