@@ -20,7 +20,7 @@ class MicroBatchLosses {
 
   /// A pass begins, on a batch of that many samples.
   void begin(Index batch) { batch_ = static_cast<double>(batch); }
-  /// Returns the gradient of the batch's loss by the loss of share `i` of this process. Throws UsageError for the losses
+  /// Returns the gradient of the batch's loss by the loss of share `i` of this process. Throws UsageError for losses
   /// that SingleDevice refuses.
   template <class Loss>
   double add(const Loss& loss, std::size_t i, Index samples) {
@@ -58,8 +58,9 @@ class MicroBatchLosses {
     if (!known_) return;
     auto whole = cut_->add_up(weighted_, overs_);
     if (sums_only_) whole.over = 1;
-    check<UsageError>(cut_->samples() == 0 || whole.over == all_, "Pipeline: SameBits: the model's loss is a mean over ",
-                      whole.over, " in the whole batch, and by the samples of its first micro-batch over ", all_,
+    check<UsageError>(cut_->samples() == 0 || whole.over == all_,
+                      "Pipeline: SameBits: the model's loss is a mean over ", whole.over,
+                      " in the whole batch, and by the samples of its first micro-batch over ", all_,
                       ": expected a mean over samples, a mean over tokens with {.mean_over = the count in the whole "
                       "batch}, or a model that returns its output");
     loss_ = whole.value();

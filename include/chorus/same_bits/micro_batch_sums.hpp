@@ -2,6 +2,7 @@
 /// Adds up the gradients of a pipeline's micro-batches, which are canonical shares, in the order of the tree.
 
 #include <algorithm>
+#include <bit>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/pipeline/pass_node.hpp>
@@ -192,8 +193,8 @@ class MicroBatchSums {
   // The pass's gradients become the parameters'. Other numbers than powers of two would be rounded in another place
   // than on one device, whose backward begins with them.
   void take_back(double scale) {
-    int exponent = 0;
-    check<UsageError>(std::abs(std::frexp(scale, &exponent)) == 0.5,
+    const bool power_of_two = std::isfinite(scale) && scale != 0 && std::bit_cast<std::uint64_t>(scale) << 12 == 0;
+    check<UsageError>(power_of_two,
                       "Pipeline: SameBits: the model returns its loss, whose gradients are computed before backward: "
                       "expected backward of the loss times a power of two, got ",
                       scale, ": scale within the model, or return its output");

@@ -39,7 +39,8 @@ class ModelShares<pipeline::StagedModel<Model, Order, Communicator>> {
       : model_(model),
         shares_(shares),
         run_(shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))),
-        sums_{flat, ShareBuffers<D>(buffers), GradientTree<D>(flat), std::make_shared<Processes>(std::move(processes))} {
+        sums_{flat, ShareBuffers<D>(buffers), GradientTree<D>(flat),
+              std::make_shared<Processes>(std::move(processes))} {
     check<UsageError>(!model.stages().tied().exist(),
                       "Pipeline: SameBits: stages share a parameter, whose gradients they would add up in another "
                       "order than one device: expected each parameter in one stage");
