@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chorus/comm/any_communicator.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
 #include <chorus/parallel/pipeline/pass_node.hpp>
@@ -17,13 +18,25 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <span>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 namespace chorus::same_bits {
+
+/// A parameter that two stages have, maybe on one rank.
+template <Device D>
+struct SharedByStages {
+  const Node* parameter;
+  int first, last;               ///< the stages
+  comm::AnyCommunicator* group;  ///< of their ranks; null for one rank
+  bool has_first;                ///< whether this rank has the first stage
+};
 
 /// What all passes of a rank's stages use.
 template <Device D>
@@ -33,6 +46,7 @@ struct StageSums {
   GradientTree<D> tree;
   std::shared_ptr<Processes> processes;
   EarlierGradients<D> earlier = {};
+  std::vector<SharedByStages<D>> shared = {};  ///< by this rank's
   std::uint64_t passes = 0;  ///< the number of passes whose gradients the tree has added up
   std::function<void(Node&)> arrived = {};  ///< see ModelShares
   std::function<void()> ended = {};
@@ -110,8 +124,33 @@ class MicroBatchSums {
     complete_.assign(stages_.flat.entries().size(), false);
     early_.assign(run.count(), {});
   }
-  void gradients_arrived(int micro_batch) {
+  /// One device adds up a share's gradients of a parameter from the last use to the first: so the last stage's goes to
+  /// the first stage, which adds its own to it.
+  void last_gradients_begin(int stage, int) {
     if (early_.empty()) return;  // no samples
+    for (const auto& shared : stages_.shared) {
+      if (shared.first != stage) continue;
+      auto& p = parameter(entry_of(shared));
+      std::uint8_t any = 0;
+      if (shared.group != nullptr) {
+        shared.group->recv(std::span(&any, 1), peer(shared));
+        if (any != 0) shared.group->recv(bytes_at(p.grad_place(), p), peer(shared), gradients);
+      } else {
+        const auto from = std::exchange(handed_over_[shared.parameter], {});
+        any = from.bytes() > 0;
+        if (any != 0) copy_bytes(p.where(), p.grad_place(), p.where(), from.data(), p.size_bytes());
+      }
+      if (any != 0) p.set_grad_arrived(true);
+    }
+  }
+  void gradients_arrived(int stage, int micro_batch, bool last) {
+    if (early_.empty()) return;
+    for (const auto& shared : stages_.shared) {
+      auto& p = parameter(entry_of(shared));
+      check<UsageError>(last || !p.grad_arrived(), "Pipeline: SameBits: stages share '", shared.parameter->numbers_name(),
+                        "', and only a part of its gradients is deferred: expected a schedule that defers none");
+      if (shared.last == stage && last) hand_over(shared, p);
+    }
     const auto share = static_cast<std::size_t>(micro_batch);
     for (std::size_t i = 0; i < complete_.size(); ++i) {
       auto& p = parameter(i);
@@ -129,6 +168,7 @@ class MicroBatchSums {
     if (!early_.empty()) stages_.tree.end_share(early_.size() - 1, [](std::size_t) {});
     for (std::size_t i = 0; i < complete_.size(); ++i)
       if (complete_[i]) parameter(i).set_grad_arrived(true);
+    if (!early_.empty()) share_sums();
     if (!kept_apart_) return;
     const MemoryScope memory(trace::Memory::gradients);
     for (std::size_t i = 0; i < complete_.size(); ++i)
@@ -166,6 +206,54 @@ class MicroBatchSums {
     std::size_t entry;
     Storage<D> numbers;
   };
+
+  /// On its way to another rank.
+  struct Message {
+    std::uint8_t any;
+    Storage<D> numbers;
+    comm::Work head, body;
+  };
+  static constexpr comm::CollectiveOptions gradients{.traffic = trace::Traffic::gradients};
+
+  std::size_t entry_of(const SharedByStages<D>& shared) const { return *stages_.tree.entry_of(*shared.parameter); }
+  static int peer(const SharedByStages<D>& shared) { return 1 - shared.group->rank(); }
+  static std::span<std::uint8_t> bytes_at(void* numbers, const ParameterOn<D>& p) {
+    return {static_cast<std::uint8_t*>(numbers), p.size_bytes()};
+  }
+  void hand_over(const SharedByStages<D>& shared, ParameterOn<D>& p) {
+    Storage<D> numbers = p.grad_arrived() ? copy_of(p) : Storage<D>();
+    p.set_grad_arrived(false);
+    if (shared.group == nullptr) {
+      handed_over_[shared.parameter] = std::move(numbers);
+      return;
+    }
+    auto& message = on_their_way_.emplace_back();
+    message.any = numbers.bytes() > 0;
+    message.numbers = std::move(numbers);
+    message.head = shared.group->send_async(std::span(&message.any, 1), peer(shared));
+    if (message.any != 0)
+      message.body = shared.group->send_async(bytes_at(message.numbers.data(), p), peer(shared), gradients);
+  }
+  // Both stages' ranks step with the first one's sums.
+  void share_sums() {
+    for (Message& message : on_their_way_) {
+      message.head.wait();
+      if (message.any != 0) message.body.wait();
+    }
+    on_their_way_.clear();
+    for (const auto& shared : stages_.shared) {
+      if (shared.group == nullptr) continue;
+      const std::size_t i = entry_of(shared);
+      auto& p = parameter(i);
+      const int root = shared.has_first ? shared.group->rank() : peer(shared);
+      std::uint8_t any = p.grad_arrived();
+      shared.group->broadcast(std::span(&any, 1), root, {});
+      const auto& entry = stages_.flat.entries()[i];
+      for (std::size_t k = 0; k < stages_.tree.sums().size() && any != 0; ++k)
+        shared.group->broadcast(bytes_at(stages_.tree.sum(k, entry.group, entry.begin), p), root, gradients);
+      p.set_grad_arrived(any != 0);
+    }
+  }
 
   ParameterOn<D>& parameter(std::size_t i) const { return stages_.flat.entries()[i].parameter(); }
   static Storage<D> copy_of(const ParameterOn<D>& p) {
@@ -231,6 +319,8 @@ class MicroBatchSums {
   std::vector<char> complete_;                // by entry
   std::vector<std::vector<Gradient>> early_;  // by share with samples: those that came before earlier shares'
   std::vector<Gradient> kept_;
+  std::deque<Message> on_their_way_;
+  std::unordered_map<const Node*, Storage<D>> handed_over_;  // from one stage of this rank to another
   double scaled_by_ = 1;
 };
 

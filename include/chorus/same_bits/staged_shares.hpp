@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,7 @@ inline bool goes_back_in_order(const Schedule& schedule) {
 }
 
 /// See ModelShares. The model was made with `{.micro_batches = 1}`, for passes of a loss without gradients, which
-/// compute all samples at once. Throws UsageError for parameters in several stages.
+/// compute all samples at once. Throws UsageError for parameters in more than two stages.
 template <class Model, class Order, class Communicator>
 class ModelShares<pipeline::StagedModel<Model, Order, Communicator>> {
   using Staged = pipeline::StagedModel<Model, Order, Communicator>;
@@ -41,9 +42,17 @@ class ModelShares<pipeline::StagedModel<Model, Order, Communicator>> {
         run_(shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))),
         sums_{flat, ShareBuffers<D>(buffers), GradientTree<D>(flat),
               std::make_shared<Processes>(std::move(processes))} {
-    check<UsageError>(!model.stages().tied().exist(),
-                      "Pipeline: SameBits: stages share a parameter, whose gradients they would add up in another "
-                      "order than one device: expected each parameter in one stage");
+    auto& stages = model.stages();
+    const int here = stages.communicator().rank(), size = stages.communicator().size();
+    for (const auto& [parameter, uses] : stages.in_several_stages()) {
+      const auto& of_first = stages.in_several_stages().front().second;
+      check<UsageError>(uses.size() == 2 && uses == of_first, "Pipeline: SameBits: '", parameter->numbers_name(),
+                        "' is in the stages ", std::span(uses), ", another parameter in the stages ",
+                        std::span(of_first), ": expected each in one stage, or such parameters in the same two");
+      const bool has_first = uses[0] % size == here;
+      if (has_first || uses[1] % size == here)
+        sums_.shared.push_back({parameter.get(), uses[0], uses[1], stages.tied().group_of(*parameter), has_first});
+    }
   }
   ~ModelShares() { *sums_.processes = {}; }
   ModelShares(const ModelShares&) = delete;
@@ -60,6 +69,9 @@ class ModelShares<pipeline::StagedModel<Model, Order, Communicator>> {
     return model_.pass(
         static_cast<int>(run_.count()),
         [this](const auto& facts) {
+          check<UsageError>(sums_.shared.empty() || goes_back_in_order(facts.schedule),
+                            "Pipeline: SameBits: stages share a parameter: expected a schedule in which micro-batches "
+                            "go backward in the order of their numbers");
           return std::make_unique<MicroBatchSums<D>>(
               sums_,
               std::make_shared<const CutOfProcesses>(shares_, run_, facts.split.batch, sums_.processes),

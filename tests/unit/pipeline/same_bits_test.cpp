@@ -46,7 +46,8 @@ struct Model : nn::Module {
   CHORUS_PIPELINE(embed, blocks, head)
 };
 using Same = SameBits<Model, shares>;
-Model made() {
+template <class M = Model>
+M made() {
   manual_seed(7);
   return {};
 }
@@ -125,9 +126,10 @@ std::string train_all(Net& net, Gives gives, const Part& part = {}) {
   return train(net, optimizer, gives, 0, 4, part);
 }
 /// On one device.
+template <class M = Model>
 std::string alone(Gives gives, bool evaluates = true) {
   return common_text(1, [&](const World&) {
-    SingleDevice<Same> net(made(), 3);
+    SingleDevice<SameBits<M, shares>> net(made<M>(), 3);
     return train_all(net, gives, {.evaluates = evaluates});
   });
 }
@@ -146,16 +148,16 @@ struct Backwards {
   }
 };
 
-template <class... Orders>
+template <class M, class... Orders>
 void check_orders(int ranks) {
   for (const auto gives : {Gives::loss, Gives::output}) {
-    const auto expected = alone(gives);
+    const auto expected = alone<M>(gives);
     REQUIRE_THAT(expected, Contains("head.fc.weight"));
     const auto texts = Ranks(ranks, [&](const World& world) -> std::string {
                          auto all = comm::connect(world);
                          std::string different;
                          const auto check = [&]<class Order>(Order) {
-                           Pipeline<Same, Order> net(made(), all, world, {}, 3);
+                           Pipeline<SameBits<M, shares>, Order> net(made<M>(), all, world, {}, 3);
                            if (const auto text = train_all(net, gives); text != expected)
                              different += cat(Order::name, ":\n", text, "instead of\n", expected);
                          };
@@ -167,10 +169,19 @@ void check_orders(int ranks) {
 }
 
 TEST_CASE("pipeline of shares: parameters, statistics and losses have the bits of one device") {
-  check_orders<OneForwardOneBackward>(1);
-  check_orders<GPipe, OneForwardOneBackward, Interleaved<2>, ZeroBubbleH1, Backwards>(2);
-  check_orders<OneForwardOneBackward, ZeroBubbleH1>(3);
-  check_orders<Interleaved<2>, ZeroBubbleH1>(4);
+  check_orders<Model, OneForwardOneBackward>(1);
+  check_orders<Model, GPipe, OneForwardOneBackward, Interleaved<2>, ZeroBubbleH1, Backwards>(2);
+  check_orders<Model, OneForwardOneBackward, ZeroBubbleH1>(3);
+  check_orders<Model, Interleaved<2>, ZeroBubbleH1>(4);
+}
+
+/// Two blocks have one weight.
+struct Tied : Model {
+  Tied() { blocks[5].fc.weight = blocks[0].fc.weight; }
+};
+TEST_CASE("pipeline of shares: stages that share parameters add up their uses as one device does") {
+  check_orders<Tied, Interleaved<2>, ZeroBubbleH1>(2);
+  check_orders<Tied, OneForwardOneBackward>(3);
 }
 
 TEST_CASE("pipeline of shares: groups of ranks that divide the batch have runs of shares") {
@@ -224,11 +235,6 @@ TEST_CASE("pipeline of shares: a checkpoint goes from one device to ranks and ba
   CHECK(single(2, 4) == expected);
 }
 
-/// Two layers with one weight.
-struct Tied : Model {
-  Tied() { blocks[3].fc.weight = blocks[0].fc.weight; }
-};
-
 TEST_CASE("pipeline of shares: what would have other bits is refused") {
   const auto told = [](const auto& body) {
     return common_text(2, [&](const World& world) {
@@ -245,9 +251,16 @@ TEST_CASE("pipeline of shares: what would have other bits is refused") {
     });
   };
   CHECK_THAT(told([](auto& all, const World& world) {
-               Pipeline<SameBits<Tied, shares>> net(Tied{}, all, world, {.cut = At{3}}, 3);
+               Tied model;
+               model.blocks[4].fc.bias = model.blocks[2].fc.bias;
+               Pipeline<SameBits<Tied, shares>, Interleaved<2>> net(std::move(model), all, world, {}, 3);
              }),
-             Contains("stages share a parameter") && Contains("expected each parameter in one stage"));
+             Contains("another parameter in the stages"));
+  CHECK_THAT(told([](auto& all, const World& world) {
+               Pipeline<SameBits<Tied, shares>, Backwards> net(Tied{}, all, world, {}, 3);
+               net(inputs(16, 1), labels(16, 3, 1));
+             }),
+             Contains("expected a schedule in which micro-batches go backward in the order"));
   CHECK_THAT(told([](auto& all, const World& world) {
                Pipeline<SameBits<Model>> net(SameBits{made(), 0}, all, world, {}, 3);
              }),

@@ -138,6 +138,7 @@ class Pass {
       if (auto root = output.take_gradient()) roots.push_back(std::move(root));
     }
     here.later.weights = &sums_->leaves();
+    if (!splits_) sums_->last_gradients_begin(action.stage, action.micro_batch);
     {
       [[maybe_unused]] const auto scope = sums_->backward_scope();  // for recomputation by checkpoints
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
@@ -145,7 +146,7 @@ class Pass {
       describe(span, "backward", action.micro_batch);
       run_backward(roots, {.hooks = false});
     }
-    sums_->gradients_arrived(action.micro_batch);
+    sums_->gradients_arrived(action.stage, action.micro_batch, !splits_);
     here.outputs.clear();
     for (std::size_t part = 0; part < here.inputs.size(); ++part) {
       auto input = std::move(here.inputs[part].value);
@@ -164,8 +165,9 @@ class Pass {
     const NoGrad no_grad;
     trace::Span span(trace::Lane::backward, "backward", "weight");
     describe(span, "weight", action.micro_batch);
+    sums_->last_gradients_begin(action.stage, action.micro_batch);
     kept(action).later.run();
-    sums_->gradients_arrived(action.micro_batch);
+    sums_->gradients_arrived(action.stage, action.micro_batch, true);
   }
 
   bool recorded() const { return recorded_; }

@@ -54,8 +54,11 @@ class PassGradients {
   void forward_ended() {}
   /// Backward begins, within the pass's forward or in the user's backward.
   void begin_backward(bool) {}
-  /// A stage's backward or deferred work for this micro-batch has ended. Its other deferred gradients arrive later.
-  void gradients_arrived(int) {}
+  /// The last gradients by a stage's parameters from this micro-batch will be computed: in backward, or in its deferred
+  /// work.
+  void last_gradients_begin(int, int) {}
+  /// The stage's backward or deferred work for this micro-batch has ended. `last`: no other gradients will come.
+  void gradients_arrived(int, int, bool) {}
   /// Backward has ended. A collective of the stages that share parameters.
   void end_backward(TiedParameters<D>& tied) { sum_tied(tied); }
 

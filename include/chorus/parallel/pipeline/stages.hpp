@@ -166,6 +166,8 @@ class Stages {
   /// For results on the tape, which may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
   TiedParameters<D>& tied() { return *tied_; }
+  /// Parameters that several stages have, each with these stages, on all ranks in the same order.
+  const std::vector<std::pair<Ref<Node>, std::vector<int>>>& in_several_stages() const { return in_several_; }
   void flush() { wires_->flush(); }
   /// The current stage, for messages.
   void at_stage(int stage) { stage_now_ = stage; }
@@ -325,15 +327,15 @@ class Stages {
     }
     return out;
   }
-  int rank_of_layer(std::size_t layer) const {
-    const auto after = std::upper_bound(begins_.begin(), begins_.end(), layer);
-    return static_cast<int>((after - begins_.begin() - 1) % communicator_.size());
+  int stage_of_layer(std::size_t layer) const {
+    return static_cast<int>(std::upper_bound(begins_.begin(), begins_.end(), layer) - begins_.begin() - 1);
   }
+  int rank_of_layer(std::size_t layer) const { return stage_of_layer(layer) % communicator_.size(); }
 
   // Frees the memory of other stages.
   [[gnu::cold]] void keep_own(const comm::World& world) {
     const auto all = layers();
-    std::unordered_map<const Node*, std::vector<int>> owners;
+    std::unordered_map<const Node*, std::vector<int>> owners, stages_of;
     std::vector<bool> own(all.size());
     for (std::size_t i = 0; i < all.size(); ++i) {
       const int rank = rank_of_layer(i);
@@ -342,7 +344,11 @@ class Stages {
         auto& ranks = owners[node];
         if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
       };
-      for (const auto& named : all[i].parameters) note(named.handle.shared().get());
+      for (const auto& named : all[i].parameters) {
+        note(named.handle.shared().get());
+        auto& stages = stages_of[named.handle.shared().get()];
+        if (stages.empty() || stages.back() != stage_of_layer(i)) stages.push_back(stage_of_layer(i));
+      }
       for (const auto& named : all[i].buffers) note(named.handle.shared().get());
     }
     std::vector<const detail::AtHome<D>*> foreign;
@@ -368,6 +374,8 @@ class Stages {
     for (const auto& named : nn::named_parameters<D>(model_)) {
       sort(named, *named.parameter);
       parameters.push_back(named.handle.shared().get());
+      if (auto& stages = stages_of[parameters.back()]; stages.size() > 1)
+        in_several_.emplace_back(named.handle.shared(), std::move(stages));
       ranks_of.push_back(owners[named.handle.shared().get()]);
     }
     for (const auto& named : nn::named_buffers<D>(model_)) {
@@ -422,6 +430,7 @@ class Stages {
   std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
   std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // their empty stand-ins
   std::vector<Numbers> numbers_;
+  std::vector<std::pair<Ref<Node>, std::vector<int>>> in_several_;
   dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
