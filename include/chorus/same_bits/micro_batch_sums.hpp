@@ -147,7 +147,8 @@ class MicroBatchSums {
     if (early_.empty()) return;
     for (const auto& shared : stages_.shared) {
       auto& p = parameter(entry_of(shared));
-      check<UsageError>(last || !p.grad_arrived(), "Pipeline: SameBits: stages share '", shared.parameter->numbers_name(),
+      check<UsageError>(last || !p.grad_arrived(), "Pipeline: SameBits: stages share '",
+                        shared.parameter->numbers_name(),
                         "', and only a part of its gradients is deferred: expected a schedule that defers none");
       if (shared.last == stage && last) hand_over(shared, p);
     }

@@ -33,7 +33,8 @@ struct Head : nn::Module {
   nn::Linear<Cpu> fc{16, 3};
   CHORUS_MODULE(Head, fc)
   auto forward(const auto& x) const { return fc(x); }
-  auto forward(const auto& x, const auto& y) const { return cross_entropy(fc(x), y); }
+  std::optional<double> over = {};
+  auto forward(const auto& x, const auto& y) const { return cross_entropy(fc(x), y, {.mean_over = over}); }
 };
 struct Model : nn::Module {
   nn::Linear<Cpu> embed{5, 16};
@@ -173,6 +174,10 @@ TEST_CASE("pipeline of shares: parameters, statistics and losses have the bits o
   check_orders<Model, GPipe, OneForwardOneBackward, Interleaved<2>, ZeroBubbleH1, Backwards>(2);
   check_orders<Model, OneForwardOneBackward, ZeroBubbleH1>(3);
   check_orders<Model, Interleaved<2>, ZeroBubbleH1>(4);
+  struct Counted : Model {
+    Counted() { head.over = 21; }
+  };
+  check_orders<Counted, OneForwardOneBackward>(2);
 }
 
 /// Two blocks have one weight.
