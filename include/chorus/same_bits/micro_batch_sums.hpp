@@ -46,9 +46,9 @@ struct StageSums {
   GradientTree<D> tree;
   std::shared_ptr<Processes> processes;
   EarlierGradients<D> earlier = {};
-  std::vector<SharedByStages<D>> shared = {};  ///< by this rank's
-  std::uint64_t passes = 0;  ///< the number of passes whose gradients the tree has added up
-  std::function<void(Node&)> arrived = {};  ///< see ModelShares
+  std::vector<SharedByStages<D>> shared = {};  ///< those of this rank
+  std::uint64_t passes = 0;                    ///< the number of passes whose gradients the tree has added up
+  std::function<void(Node&)> arrived = {};     ///< see ModelShares
   std::function<void()> ended = {};
 };
 
@@ -318,7 +318,7 @@ class MicroBatchSums {
   bool in_order_, in_forward_ = false, kept_apart_ = false;
   std::uint64_t pass_ = 0;
   std::vector<char> complete_;                // by entry
-  std::vector<std::vector<Gradient>> early_;  // by share with samples: those that came before earlier shares'
+  std::vector<std::vector<Gradient>> early_;  // by share with samples: unless in_order_, all gradients wait here
   std::vector<Gradient> kept_;
   std::deque<Message> on_their_way_;
   std::unordered_map<const Node*, Storage<D>> handed_over_;  // from one stage of this rank to another

@@ -1,8 +1,8 @@
 #pragma once
 /// The gradients and losses of one pass through a pipeline, apart from those that the parameters already have.
 
-#include <chorus/kernels/copy.hpp>
 #include <chorus/autograd/variable.hpp>
+#include <chorus/kernels/copy.hpp>
 #include <chorus/nn/module.hpp>
 #include <chorus/parallel/pipeline/loss_weights.hpp>
 #include <chorus/parallel/pipeline/pass_node.hpp>
