@@ -93,6 +93,8 @@ bool is_named(const std::string& policy) {
     return mesh_of(policy).has_value();
   else if constexpr (std::string_view(Net::name) == "tensor_parallel")
     return policy == "tp";
+  else if constexpr (std::string_view(Net::name) == "pipeline")
+    return policy == "pp";
   else
     return policy == Net::name;
 }
@@ -198,11 +200,11 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
     return 2;
   }
   if (options.canonical_shares == 0) return std::nullopt;
-  const bool shares_layers = options.policy == "tp";
-  if (mesh_of(options.policy) && !shares_layers) {
+  const bool has_parts = options.policy == "tp" || options.policy == "pp";
+  if (mesh_of(options.policy) && !has_parts) {
     std::fprintf(stderr,
-                 "%s: --canonical-shares %d: not under --policy %s, whose ranks have parts of layers: choose "
-                 "single, dp, ddp, fsdp or tp\n",
+                 "%s: --canonical-shares %d: not under --policy %s, a mesh of layers' parts and stages: choose single, "
+                 "dp, ddp, fsdp, tp or pp\n",
                  app.get_name().c_str(), options.canonical_shares, options.policy.c_str());
     return 2;
   }
@@ -216,7 +218,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
   // Without a number of devices, the policy checks those that it gets.
   const int devices = options.device.empty() ? options.devices.value_or(1)
                                              : chorus::DeviceList::of("--device", options.device).size();
-  if (options.canonical_shares < devices && !shares_layers) {
+  if (options.canonical_shares < devices && !has_parts) {
     std::fprintf(stderr, "%s: --canonical-shares %d: each of %d devices takes whole shares: expected at least %d\n",
                  app.get_name().c_str(), options.canonical_shares, devices, devices);
     return 2;

@@ -41,14 +41,23 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// The node of backward through such a policy.
-class SharesNode final : public dp::BackwardNode {
+/// A node of backward through such a policy.
+class CutNode {
+ public:
+  explicit CutNode(std::shared_ptr<const BatchCut> batch_cut) : cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+
+ protected:
+  virtual ~CutNode() = default;
+};
+
+/// That node, if the policy computes the shares one after the other.
+class SharesNode final : public dp::BackwardNode, public CutNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
              std::shared_ptr<const BatchCut> batch_cut)
-      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
-
-  const std::shared_ptr<const BatchCut> cut;
+      : BackwardNode(runner, std::move(alive), std::move(returns)), CutNode(std::move(batch_cut)) {}
 };
 
 /// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
