@@ -36,11 +36,11 @@ class BucketSums final : public ddp::BucketSums {
     std::size_t begin, count;
   };
   struct Exchange {
-    Storage<D> received;                        // the other ranks' sums of this rank's piece
-    std::vector<Storage<D>> sent;               // this rank's own
-    std::vector<std::vector<std::byte*>> sums;  // by rank: of this rank's piece
-    std::vector<comm::Work> work;
-    bool added = false;
+    Storage<D> received = {};                        // the other ranks' sums of this rank's piece
+    std::vector<Storage<D>> sent = {};               // this rank's own
+    std::vector<std::vector<std::byte*>> sums = {};  // by rank: of this rank's piece
+    std::vector<comm::Work> work = {};
+    bool added = false;  // to the result
   };
 
   // Determines which sums of this batch each rank has, and which part of a bucket.

@@ -17,12 +17,12 @@ namespace chorus::same_bits {
 
 template <Device D, class Communicator>
 void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
-  if (core_.ranks.size() == 1) return;
-  if (bucket.index == 0) share_out();
   for (const std::size_t i : bucket.parameters)
     check<UsageError>(shards_ == nullptr || !core_.flat.entries()[i].named.handle.shared()->has_gradient_hooks(),
                       core_.where(), "SameBits: a hook on '", core_.name(i), "' needs the whole batch's gradient, and ",
                       "each rank gets a part: expected a policy whose ranks have whole gradients");
+  if (core_.ranks.size() == 1) return;
+  if (bucket.index == 0) share_out();
   if (exchanges_.size() <= bucket.index) exchanges_.resize(bucket.index + 1);
   if (copies_ > 1 && bucket.index > 0) add(core_.buckets.all()[bucket.index - 1]);
   ddp::with_type(core_.dtype(bucket), core_.gradients(bucket),
@@ -34,13 +34,14 @@ void BucketSums<D, Communicator>::finish(ddp::Bucket& bucket) {
   if (core_.ranks.size() == 1) return;
   add(bucket);
   for (comm::Work& work : exchanges_[bucket.index].work) work.wait();
-  exchanges_[bucket.index] = {};
+  exchanges_[bucket.index] = {.added = true};
 }
 
 template <Device D, class Communicator>
 template <class T>
 void BucketSums<D, Communicator>::exchange(const ddp::Bucket& bucket) {
   Exchange& all = exchanges_[bucket.index];
+  all.added = false;
   const std::size_t ranks = sums_.size(), me = rank(), mine = piece(bucket, me).count;
   std::size_t others = 0;
   for (std::size_t r = 0; r < ranks; ++r) others += r == me ? 0 : sums_[r].size();

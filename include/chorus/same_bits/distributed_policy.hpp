@@ -1,6 +1,6 @@
 #pragma once
-/// Common part of DistributedDataParallel, FullyShardedDataParallel and ParameterServer for SameBits: each rank computes
-/// its run of the shares, and the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel, FullyShardedDataParallel and ParameterServer for SameBits: each rank
+/// computes its run of the shares, and the sums of all runs are added up in the order of the tree.
 
 #include <chorus/autograd/tape.hpp>
 #include <chorus/parallel/distributed_policy.hpp>

@@ -43,8 +43,8 @@ template <Device D, class Communicator>
 class UnitsAtHand final : public Residence {
  public:
   /// All units are present at first. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`: see
-  /// KeepParameters. `at_once`: passes use units in any order, and again: they begin
-  /// with all gathers, and units stay until they end.
+  /// KeepParameters. `at_once`: passes use units in any order, and again: they begin with all gathers, and units stay
+  /// until they end.
   UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
               bool reshard_after_forward, bool at_once)
       : flat_(&flat),
