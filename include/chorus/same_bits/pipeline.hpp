@@ -24,7 +24,7 @@ class Pipeline<SameBits<Model, Shares>, Order, Communicator> : public Pipeline<M
   using rebind = Pipeline<SameBits<Other, Shares>, Order, Communicator>;
 
   /// Throws UsageError, on every rank, for the reasons of Pipeline's constructor, for an invalid or another number of
-  /// shares, and for parameters in several stages.
+  /// shares, and for parameters in more than two stages.
   Pipeline(SameBits<Model, Shares> model, Communicator& communicator, const comm::World& world,
            const PipelineOptions& options = {}, std::uint64_t seed = initial_seed())
       : Base(std::move(model.model()), communicator, world, {.micro_batches = 1, .cut = options.cut}, seed),
