@@ -38,8 +38,8 @@ class SameBits : public nn::Module {
   void forward(const Inputs&...) const {
     static_assert(sizeof...(Inputs) != sizeof...(Inputs),
                   "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
-                  "DistributedDataParallel, FullyShardedDataParallel, ParameterServer, TensorParallel, Pipeline, or Mesh "
-                  "along Data and Shard");
+                  "DistributedDataParallel, FullyShardedDataParallel, ParameterServer, TensorParallel, Pipeline, or "
+                  "Mesh along Data and Shard");
   }
   void visit(nn::Visitor& visitor) override {
     visitor.inner(model_);
