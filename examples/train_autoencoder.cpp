@@ -91,6 +91,7 @@ int main(int argc, char** argv) {
   using Fsdp = ch::FullyShardedDataParallel<Autoencoder<ch::Cpu>>;
   using Cut = ch::SameBits<Autoencoder<ch::Cpu>>;  // --canonical-shares
   return launch<Autoencoder<ch::Cpu>, Fsdp, ch::SingleDevice<Cut>, ch::DataParallel<Cut>,
+                ch::FullyShardedDataParallel<Cut>,
                 ch::DistributedDataParallel<Cut>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     const auto dataset = [&](ch::data::Split split, ch::Index count) -> ch::data::ImageDataset {
       if (data != "synthetic") return ch::data::open_images(data, split);

@@ -152,6 +152,6 @@ int main(int argc, char** argv) {
   using Cut = ch::SameBits<Model>;  // --canonical-shares
   return launch<Model, ch::FullyShardedDataParallel<Model>, ch::ParameterServer<Model>, ch::LocalSgd<Model>, Mesh,
                 ch::SingleDevice<Cut>, ch::DataParallel<Cut>, ch::DistributedDataParallel<Cut>,
-                ch::ParameterServer<Cut>>(
+                ch::FullyShardedDataParallel<Cut>, ch::ParameterServer<Cut>, ch::TensorParallel<Cut>>(
       argc, argv, options, [&]<class Net>(ch::Run& run) { train<Net>(run, options); });
 }

@@ -2,6 +2,7 @@
 
 #include <chorus/nn/models/gpt.hpp>
 #include <chorus/parallel/mesh.hpp>
+#include <chorus/same_bits/pipeline.hpp>
 
 #include "text.hpp"
 #include "training.hpp"
@@ -55,7 +56,8 @@ int main(int argc, char** argv) {
   using Mesh = ch::Mesh<Model, ch::mesh::Pipe<dynamic>, ch::mesh::Data<dynamic>, ch::mesh::Tensor<dynamic>>;
   using Cut = ch::SameBits<Model>;  // --canonical-shares
   return launch<Model, ch::FullyShardedDataParallel<Model>, Mesh, ch::SingleDevice<Cut>, ch::DataParallel<Cut>,
-                ch::DistributedDataParallel<Cut>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
+                ch::FullyShardedDataParallel<Cut>, ch::DistributedDataParallel<Cut>, ch::TensorParallel<Cut>,
+                ch::Pipeline<Cut>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     ch::check<ch::UsageError>(size.n_embd % size.n_head == 0, "--heads ", size.n_head, " do not divide --width ",
                               size.n_embd);
     const Text text = read_text(data, options.seed);

@@ -76,6 +76,7 @@ int main(int argc, char** argv) {
   using Fsdp = ch::FullyShardedDataParallel<Model>;
   using Cut = ch::SameBits<Model>;  // --canonical-shares
   return launch<Model, Fsdp, ch::SingleDevice<Cut>, ch::DataParallel<Cut>,
+                ch::FullyShardedDataParallel<Cut>,
                 ch::DistributedDataParallel<Cut>>(argc, argv, options, [&]<class Net>(ch::Run& run) {
     const Text text = read_text(data, options.seed);
     auto own = size;

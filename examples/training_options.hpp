@@ -91,6 +91,10 @@ template <class Net>
 bool is_named(const std::string& policy) {
   if constexpr (std::string_view(Net::name) == "mesh")
     return mesh_of(policy).has_value();
+  else if constexpr (std::string_view(Net::name) == "tensor_parallel")
+    return policy == "tp";
+  else if constexpr (std::string_view(Net::name) == "pipeline")
+    return policy == "pp";
   else
     return policy == Net::name;
 }
@@ -134,7 +138,7 @@ inline void add_options(CLI::App& app, TrainingOptions& options, const std::vect
   app.add_option(
          "--canonical-shares", options.canonical_shares,
          "cut each batch into this number of shares, on any number of devices up to it, and sum over samples in "
-         "one order. Every policy and number of devices then gives the same bits. Not for local_sgd or fsdp "
+         "one order. Every policy and number of devices then gives the same bits. Not for local_sgd or a mesh "
          "(default: one share for each device, summed in the fastest order)")
       ->transform(in_range(1, chorus::most_shares));
   app.add_option("--epochs", options.epochs, "passes over the data")
@@ -196,10 +200,11 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
     return 2;
   }
   if (options.canonical_shares == 0) return std::nullopt;
-  if (options.policy == "fsdp" || mesh_of(options.policy)) {
+  const bool has_parts = options.policy == "tp" || options.policy == "pp";
+  if (mesh_of(options.policy) && !has_parts) {
     std::fprintf(stderr,
-                 "%s: --canonical-shares %d: not under --policy %s, whose ranks have parts of the model: choose "
-                 "single, dp or ddp\n",
+                 "%s: --canonical-shares %d: not under --policy %s, a mesh of layers' parts and stages: choose single, "
+                 "dp, ddp, fsdp, tp or pp\n",
                  app.get_name().c_str(), options.canonical_shares, options.policy.c_str());
     return 2;
   }
@@ -213,7 +218,7 @@ inline std::optional<int> parse(CLI::App& app, int argc, char** argv, const Trai
   // Without a number of devices, the policy checks those that it gets.
   const int devices = options.device.empty() ? options.devices.value_or(1)
                                              : chorus::DeviceList::of("--device", options.device).size();
-  if (options.canonical_shares < devices) {
+  if (options.canonical_shares < devices && !has_parts) {
     std::fprintf(stderr, "%s: --canonical-shares %d: each of %d devices takes whole shares: expected at least %d\n",
                  app.get_name().c_str(), options.canonical_shares, devices, devices);
     return 2;

@@ -66,8 +66,8 @@ if NAME == "train_wgan":
     text = run(*EXAMPLE["small"], "--steps", "1", "--canonical-shares", "4", fails=True)
     assert "--canonical-shares" in text, text
 else:  # the same bits on any number of devices
-    ends = {events("--policy", policy, "--devices", devices, "--canonical-shares", "4", steps=4)[1]["parameters_sha256"]
-            for policy, devices in (("single", "1"), ("dp", "3"), ("ddp", "2"))}
+    ends = {events("--policy", policy, "--devices", str(devices), "--canonical-shares", "4", steps=4)[1]["parameters_sha256"]
+            for policy, devices in (("single", "1"), ("dp", "3"), ("ddp", "2"), ("fsdp", "2"), *MESHES[:2])}
     assert len(ends) == 1, ends
 
 if NAME == "train_gpt":  # the same steps, dropout included, in less memory

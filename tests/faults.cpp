@@ -444,6 +444,13 @@ const std::map<std::string, Program>& policies() {
          ch::FullyShardedDataParallel<Net> net(Net{}, rank.communicator(), rank.communicator(), {}, 3);
          train(net, rank, done, one_each(rank));
        }},
+      {"fsdp_same_bits",
+       [](cs::SimulatedRank& rank, Steps& done) {
+         ch::FullyShardedDataParallel<ch::SameBits<Net, 8>> net(Net{}, rank.communicator(), rank.communicator(), {}, 3);
+         const auto n = static_cast<std::size_t>(rank.size()), r = static_cast<std::size_t>(rank.rank());
+         const auto begin = [&](std::size_t i) { return static_cast<std::size_t>(ch::share_begin(8, n, i)); };
+         train(net, rank, done, {8, begin(r), begin(r + 1)});
+       }},
       {"pipeline",
        [](cs::SimulatedRank& rank, Steps& done) {
          ch::Pipeline<Chain> net(Chain{}, rank.communicator(), rank.world(), {.micro_batches = 3}, 3);

@@ -26,7 +26,7 @@ def run(*words, limit=600):
 status, out, err = run("--seeds", f"0:{SEEDS}")
 expect(status == 0 and not err, out + err)
 policies = re.findall(rf"^(\w+): {SEEDS} seeds, 0 violations \((\d+) failed, (?:(\d+) met no fault, )?(\d+) went on\)$", out, re.M)
-expect(len(policies) == 25 and len(policies) == len(out.splitlines()), out)
+expect(len(policies) == 26 and len(policies) == len(out.splitlines()), out)
 for policy, failed, unmet, went_on in policies:
     expect(min(int(failed), int(went_on)) > SEEDS // 10 and int(unmet or 0) < SEEDS // 4, out)
 say(f"{len(policies)} policies")

@@ -88,7 +88,7 @@ run(*SMALL, "--policy", "dp", "--resume", saved)
 run(*SMALL, "--policy", "fsdp", "--devices", "2", "--resume", saved)
 # Sharded gradients and parameters: the same numbers.
 assert logs["fsdp2"][-1]["parameters_sha256"] == logs["ddp2"][-1]["parameters_sha256"]
-assert "not under --policy fsdp" in run(*SMALL, "--policy", "fsdp", "--canonical-shares", "4", fails=True)
+assert "not under --policy mesh:2x2" in run(*SMALL, "--policy", "mesh:2x2", "--canonical-shares", "4", fails=True)
 # Under local_sgd a checkpoint holds each rank's own state.
 options = ("--policy", "local_sgd", "--devices", "2", "--save-every", "5")
 whole = events("whole", *options, "--save", saved)
@@ -100,7 +100,7 @@ print("a resumed run goes on as if it had not stopped")
 # With the same canonical shares, all policies and numbers of devices give the same bits.
 options = ("--canonical-shares", "4", "--steps", "14")
 cut = {}
-for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("parameter_server", 3)):
+for policy, devices in (("single", 1), ("dp", 3), ("ddp", 2), ("fsdp", 3), ("tp", 2), ("parameter_server", 3)):
     *_, cut[policy] = events("cut", "--policy", policy, "--devices", str(devices), *options, "--save", saved)
     assert cut[policy]["canonical_shares"] == 4, cut[policy]
 assert len({done["parameters_sha256"] for done in cut.values()}) == 1, cut
@@ -108,7 +108,7 @@ assert "canonical_shares" not in logs["single1"][-1], logs["single1"][-1]
 uncut = events("uncut", "--steps", "14")[-1]["parameters_sha256"]
 assert uncut != cut["single"]["parameters_sha256"], "a batch in four shares has the bits of a whole one"
 whole = events("cut", *options[:2])[-1]["parameters_sha256"]
-for policy in ("single", "ddp"):  # resumes from another policy's checkpoint
+for policy in ("single", "ddp", "fsdp"):  # resumes from another policy's checkpoint
     rest = events("resumed", "--policy", policy, *options[:2], "--resume", saved)
     assert rest[-1]["parameters_sha256"] == whole, (policy, rest[-1])
 assert "the run's canonical_shares, 4, got 0 (none)" in run(*SMALL, "--resume", saved, fails=True)

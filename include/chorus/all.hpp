@@ -139,6 +139,7 @@
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/quantization.hpp>
 #include <chorus/same_bits.hpp>
+#include <chorus/same_bits/pipeline.hpp>
 #include <chorus/simulate.hpp>
 #include <chorus/simulate/elastic_members.hpp>
 #include <chorus/simulate/meshed.hpp>

@@ -4,5 +4,7 @@
 
 #include <chorus/same_bits/data_parallel.hpp>
 #include <chorus/same_bits/distributed_data_parallel.hpp>
+#include <chorus/same_bits/mesh.hpp>
 #include <chorus/same_bits/model.hpp>
 #include <chorus/same_bits/single_device.hpp>
+#include <chorus/same_bits/tensor_parallel.hpp>

@@ -29,7 +29,7 @@ STANDARD = {
     "cctype": "isspace",
     "charconv": "from_chars from_chars_result to_chars",
     "chrono": "chrono",
-    "cmath": "abs atan2 ceil copysign cos erf exp expm1 fabs floor fmod hypot isfinite isinf isnan lgamma log log1p log2 llround lround nearbyint "
+    "cmath": "abs atan2 ceil copysign cos erf exp expm1 fabs floor fmod frexp hypot isfinite isinf isnan ldexp lgamma log log1p log2 llround lround nearbyint "
              "nextafter pow round sin sqrt tan tanh",
     "complex": "complex",
     "concepts": "constructible_from convertible_to derived_from floating_point integral invocable regular same_as unsigned_integral",

@@ -50,6 +50,10 @@ struct SplitLayout {
   }
 };
 
+namespace detail {
+class LeafProducts;
+}
+
 /// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
 /// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
@@ -82,6 +86,11 @@ class TensorGroup {
   }
 
   AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+  /// Under SameBits: the same members for layers whose sums must not depend on the number of members; else null.
+  virtual std::shared_ptr<TensorGroup> in_leaves() { return nullptr; }
+  /// How that group multiplies; null for other groups.
+  virtual const detail::LeafProducts* products() const { return nullptr; }
 
  protected:
   virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;

@@ -97,8 +97,10 @@ class MultiheadAttention : public Module {
     const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    auto joined = reshape(seen_by_heads(q, k, v, seen, head, group),
-                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    auto joined = reshape(
+        chorus::detail::with_leaf_cut({"MultiheadAttention", group, features, head, 1, /*of_inputs=*/false},
+                                      [&] { return seen_by_heads(q, k, v, seen, head, group); }),
+        Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }
   // [batch, queries, this rank's heads, features / heads]
@@ -160,13 +162,15 @@ class MultiheadAttention : public Module {
   static auto node_in(const SequencePart<X>& x) {
     return node_of(x.part());
   }
-  // A value that is used several times enters once, so that its gradients are summed in one message.
+  // A value that is used several times enters once, so that its gradients are summed in one message. In leaves, each
+  // gradient is a sum of its own.
   template <class X, class Known, class Entered>
   static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
     requires std::is_same_v<X, Known>
   {
     if constexpr (!chorus::detail::is_graph_variable<Entered>)
-      if (group != nullptr && node_in(x) && node_in(x) == node_in(known)) return known_entered;
+      if (group != nullptr && group->products() == nullptr && node_in(x) && node_in(x) == node_in(known))
+        return known_entered;
     return detail::entered(x, group);
   }
   template <class X, class Known, class Entered>

@@ -12,15 +12,16 @@
 namespace chorus::nn {
 
 namespace detail {
-/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
-/// UsageError if there is no such group.
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all, unless a
+/// group of one adds up in leaves. Throws UsageError if there is no such group.
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
-  if (mine == width) return nullptr;
   const auto& group = tensor_group();
+  auto leaves = group == nullptr || chorus::detail::interceptor != nullptr ? nullptr : group->in_leaves();
+  if (mine == width && (leaves == nullptr || leaves->size() > 1)) return nullptr;
   check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
                     " entries are split over ranks, and this rank has a part: call the net, not its module(); "
                     "TensorParallel::gathered gives a whole model");
-  return group;
+  return leaves != nullptr ? leaves : group;
 }
 
 /// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
@@ -80,7 +81,8 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = this->apply(detail::entered(x, group));
+    auto y = chorus::detail::with_leaf_cut({"ColumnParallelLinear", group, out_, unit_, 1, /*of_inputs=*/false},
+                                           [&] { return this->apply(detail::entered(x, group)); });
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -145,7 +147,10 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
-    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+    const auto own = chorus::detail::with_leaf_cut(
+        {"RowParallelLinear", x.group(), in_, unit_, 1, /*of_inputs=*/true},
+        [&] { return linear(x.part(), this->weight); });
+    return with_bias(leave_tensor_region(own, x.group()), this->bias);
   }
   template <class X>
   auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {

@@ -10,6 +10,7 @@
 #include <chorus/kernels/gemm.hpp>
 #include <chorus/kernels/reduction.hpp>
 #include <chorus/ops/cast.hpp>
+#include <chorus/ops/leaf_products.hpp>
 #include <chorus/ops/shape.hpp>
 #include <functional>
 #include <numeric>
@@ -154,22 +155,24 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   detail::count_multiply_adds(rows * out_features * in_features);
+  const auto leaves =
+      detail::leaf_cut == nullptr ? nullptr : std::make_shared<const detail::LeafCut>(*detail::leaf_cut);
   // Without recording, a few rows are summed in another, faster order. A recorded pass has one order for any number of
   // rows, so that a sample's result does not depend on the share of the batch it is in.
   bool done = false;
   if constexpr (std::is_same_v<typename tensor_of<X>::device_type, Cpu> && std::floating_point<T>) {
     const bool recorded = grad_enabled() && (node_of(x) || node_of(weight) || node_of(bias));
-    done = !recorded && rows <= kernels::few_rows;
+    done = !recorded && rows <= kernels::few_rows && leaves == nullptr;
     if (done)
       kernels::linear_of_few_rows(device, rows, out_features, in_features, input.data(), w.data(), out.data(),
                                   b.data());
   }
   if (!done)
-    kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
-                  in_features, out.data(), out_features, false, b.data());
+    detail::gemm_in_leaves(leaves.get(), true, device, Trans::yes, rows, out_features, in_features, input.data(),
+                           w.data(), in_features, out.data(), false, b.data());
   return record(
       Linear{}, std::move(out),
-      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
+      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features, leaves,
        part = detail::computes_part](const auto& dy, auto dx, auto dw, auto db) {
         // For a part of a batch the bias's gradient is summed in a fixed order, whatever a library would choose.
         const bool both = dw && db && !part &&
@@ -188,8 +191,8 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features,
-                        w.read("linear").data(), in_features, grad.data(), in_features, accumulate);
+          detail::gemm_in_leaves(leaves.get(), false, device, Trans::no, rows, in_features, out_features, dy.data(),
+                                 w.read("linear").data(), in_features, grad.data(), accumulate);
         }
       },
       x, weight, bias);

@@ -26,6 +26,7 @@ std::span<T> span_of(const Tensor<T, Rank, D>& x) {
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   const auto dense = contiguous(x);
+  if (group.size() == 1) return dense;
   auto sum = Tensor<T, Rank, D>::empty(dense.shape(), dense.device());
   copy_bytes(sum.device(), sum.data(), dense.device(), dense.data(), dense.bytes());
   group.sum(span_of(sum));
@@ -47,6 +48,7 @@ inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& sha
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto part = contiguous(x);
+  if (group.size() == 1) return part;
   auto shape = part.shape();
   shape[shared.axis] = shared.width;
   const auto whole = around_axis(shape, shared.axis);

@@ -10,6 +10,7 @@
 #include <chorus/ops/masking.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@ auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& 
                           const TensorGroupRef& group = tensor_group()) {
   using Rows = decltype(leave_tensor_region(embedding(weight, index), group));
   if (group == nullptr) return Rows(embedding(weight, index));
+  if (group->size() == 1) return Rows(embedding(weight, index) + 0.0);  // -0 becomes 0, as in a sum over ranks
   return leave_tensor_region(Rows(detail::rows_here(weight, index, entries, group->part(entries, 1))), group);
 }
 
@@ -61,6 +63,16 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
       logits.part());
 }
 
+// All classes, if each rank computes the loss by itself: without a group, and under SameBits, where a sum over classes
+// has one device's order.
+template <class X>
+std::optional<X> whole_scores(const Columns<X>& logits) {
+  const auto& group = logits.group();
+  if (group == nullptr) return logits.part();
+  if (group->products() == nullptr) return std::nullopt;
+  return gather_axis(logits.part(), -1, logits.width(), logits.unit(), false, group);
+}
+
 // `f(columns)`; bf16 and half columns are computed in float.
 template <class X, class F>
 auto columns_in_float(const Columns<X>& logits, const F& f) {
@@ -79,7 +91,7 @@ auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& l
                    const CrossEntropyOptions& options = {}) {
   detail::check_first_order<X>();
   using Loss = decltype(cross_entropy(logits.part(), labels, options));
-  if (logits.group() == nullptr) return cross_entropy(logits.part(), labels, options);
+  if (const auto whole = detail::whole_scores(logits)) return cross_entropy(*whole, labels, options);
   return Loss(detail::columns_in_float(logits, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores.part()).device());
     const auto loss_of = [&](const CrossEntropyOptions& reducing) {
@@ -98,7 +110,7 @@ auto cross_entropy_per_sample(const Columns<X>& logits, const Tensor<std::int64_
                               const CrossEntropyOptions& options = {}) {
   detail::check_first_order<X>();
   using Losses = decltype(cross_entropy_per_sample(logits.part(), labels, options));
-  if (logits.group() == nullptr) return cross_entropy_per_sample(logits.part(), labels, options);
+  if (const auto whole = detail::whole_scores(logits)) return cross_entropy_per_sample(*whole, labels, options);
   return Losses(detail::columns_in_float(logits, [&](const auto& scores) {
     return detail::vocabulary_cross_entropy<1>(scores, to_device(labels, value_of(scores.part()).device()),
                                                detail::unreduced("cross_entropy_per_sample", options));

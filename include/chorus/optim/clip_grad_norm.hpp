@@ -69,6 +69,10 @@ void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double n
   const auto* first = first_not_finite(parameters);
   raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
+/// A room replaces the norm by one whose bits don't depend on how ranks divide the gradients. `ranks`: those that have
+/// the other parameters; null: the parameters name them.
+template <Device D>
+inline double (*norm_in_any_order)(const std::vector<nn::NamedParameter<D>>&, ModelRanks* ranks) = nullptr;
 /// The norm of all gradients as one vector.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
@@ -159,8 +163,13 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   }
 #endif
   {
-    double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
-    for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+    double norm = 0;
+    if (auto* const room = detail::norm_in_any_order<D>) {
+      norm = room(parameters, nullptr);
+    } else {
+      norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
+      for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+    }
     if (options.error_if_nonfinite)
       detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
     detail::scale_down(parameters, norm, max_norm);

@@ -4,6 +4,7 @@
 #include <array>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/square_sum.hpp>
+#include <chorus/optim/clip_grad_norm.hpp>
 #include <chorus/optim/elementwise.hpp>
 #include <chorus/optim/pieces.hpp>
 #include <chorus/tensor/allocator.hpp>
@@ -29,13 +30,16 @@ class ByNorms : public Optimizer<D> {
   using Range = typename Optimizer<D>::Range;
   ByNorms(const char* who, std::vector<nn::NamedParameter<D>> parameters, double lr,
           std::initializer_list<double> numbers)
-      : Optimizer<D>(parameters, lr, numbers), pieces_(who, std::move(parameters)) {}
+      : Optimizer<D>(parameters, lr, numbers), who_(who), pieces_(who, std::move(parameters)) {}
 
   /// Calls `found = first(T{}, range)`, and then `second(T{}, range, found)`, where `found.squares`, the two norms'
   /// squares, are those of the whole parameter.
   template <class First, class Second>
   void step_by_norms(const First& first, const Second& second) {
     pieces_.meet([](std::size_t) { return 0; });
+    check<UsageError>(!pieces_.any() || !norm_in_any_order<D>, who_,
+                      ": SameBits: ranks have pieces of parameters, and sums of their squares round in another order: "
+                      "expected an optimizer that steps each number by itself, such as Adam, or Muon");
     if (!pieces_.any())
       return this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
         second(type, range, first(type, range));
@@ -58,6 +62,7 @@ class ByNorms : public Optimizer<D> {
   }
 
  private:
+  const char* who_;
   Pieces<D> pieces_;
 };
 }  // namespace detail

@@ -38,10 +38,10 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   /// A forward pass that records gradients begins, with the net's message about it: on all ranks.
   void forward_begins(ForwardPass& pass);
   void forward_ended();
+  /// 3. Before backward, ranks exchange the counts that their losses average over: the weights of their gradients.
+  void backward_is_weighed() override;
 
  private:
-  // 3. Before backward, ranks exchange the counts that their losses average over: the weights of their gradients.
-  void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
   void gradient_is_final(std::size_t i);
   void begin_backward() override;

@@ -123,7 +123,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
   /// See Policy::gathered.
   template <class F>
-  requires std::invocable<const F&, Model&>
+  requires std::invocable<const F&, typename Base::model_type&>
   void gathered(const F& f) {
     const auto whole = gathered({.write = true});
     f(this->model_);
@@ -170,11 +170,14 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
                         D::kind, ", such as comm::StagedCommunicator, got ", gathers.backend());
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
+    bool repeats = false;  // passes use units in orders of their own, and again
+    if constexpr (Base::adds_up_in_pass)
+      repeats = this->canonical_shares() > this->devices() || options.find_unused_parameters;
     // 1. The parameters, already rank 0's, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
-                                            options.find_unused_parameters, Units::reshard_after_forward);
+                                            options.find_unused_parameters, Units::reshard_after_forward, repeats);
     // 4. Gradients are averaged in parts, unit by unit. 5. An optimizer steps the parts.
-    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
+    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand, repeats);
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);

@@ -40,6 +40,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
              public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
   using All = mesh::AxesOf<Axes...>;
+  using Part = mesh::PartOf<Model, All>;
   using WithGroups = mesh::WithGroups<typename All::tensor>;
   using WithGroups::groups, WithGroups::layers;
   using Communicator = comm::AnyCommunicator;
@@ -53,7 +54,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
 
  public:
   using typename Base::D;
-  using model_type = Model;
+  using model_type = typename Part::whole;
   using policy_type = Mesh;
   static constexpr const char* name = "mesh";
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
@@ -113,7 +114,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   /// The number of shares of a batch.
   int shares() const { return groups.batch.size() / All::sequence::size; }
   /// The whole model; this rank may read only its own part.
-  Model& module() {
+  model_type& module() {
     if constexpr (All::pipes)
       return this->model_.stages().model();
     else
@@ -131,7 +132,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   template <class F>
   void gathered(const F& f) {
     this->meet();
-    const auto whole_layers = [&](Model& model) { layers.with_whole(model, f); };
+    const auto whole_layers = [&](model_type& model) { layers.with_whole(model, f); };
     if constexpr (All::pipes)
       Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
     else
@@ -152,8 +153,6 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   }
 
  private:
-  using Part = mesh::PartOf<Model, All>;
-
   typename Part::type cut(Model model, const MeshOptions& options) {
     auto part = Part::make(layers.share_out(std::move(model)), groups, options);
     if constexpr (!All::shards) detail::keep_promises();
@@ -181,7 +180,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
       return true;
   }
   [[gnu::cold]] void decide_together() {
-    if (groups.all().size() == groups.sizes()[1]) return;  // each rank has the whole model
+    if (!All::shards && groups.all().size() == groups.sizes()[1]) return;  // each rank has the whole model
     auto all = parameters();
     if constexpr (All::pipes) {
       const auto here = nn::named_parameters<D>(module());

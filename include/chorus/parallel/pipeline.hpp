@@ -76,13 +76,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// gets all of `whole(y)` and of a tensor with another size. See DataParallel for ambiguous sizes.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
-    handles_.check_kept(this->model_);
-    this->compare_programs();
-    const RandomScope random(this->begin_forward());
-    const detail::WatchScope watch(this->watch_once());
-    auto result = this->model_(this->on_model_device(x), this->on_model_device(targets)...);
-    this->end_forward();
-    return result;
+    return pass_of([this](const auto&... inputs) { return this->model_.forward(inputs...); }, x, targets...);
   }
 
   const PipelineOptions& options() const { return stages().options(); }
@@ -104,9 +98,21 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
     stages().gathered(f);
   }
 
- private:
+ protected:
+  /// A forward pass, in which `call(inputs...)` returns the staged model's result.
+  template <class Call, class... Inputs>
+  auto pass_of(const Call& call, const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
+    this->compare_programs();
+    const RandomScope random(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
+    auto result = call(this->on_model_device(inputs)...);
+    this->end_forward();
+    return result;
+  }
   pipeline::Stages<Model, Order, Communicator>& stages() const { return this->model_.stages(); }
 
+ private:
   detail::ModelHandles handles_;
 };
 

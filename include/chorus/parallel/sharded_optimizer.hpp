@@ -10,6 +10,7 @@
 #include <chorus/optim/optimizer.hpp>
 #include <chorus/parallel/access.hpp>
 #include <chorus/parallel/ddp/with_type.hpp>
+#include <chorus/parallel/model_ranks.hpp>
 #include <chorus/parallel/sharded/parameter_shards.hpp>
 #include <cmath>
 #include <cstddef>
@@ -236,10 +237,17 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm is not supported in a captured step");
 #endif
     prepare(net);
-    double squares = 0;
-    detail::access_to(net).with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
-    net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    const double norm = std::sqrt(squares);
+    double norm = 0;
+    detail::access_to(net).with_gradients([&] {
+      if (auto* const room = optim::detail::norm_in_any_order<D>) {
+        detail::CommunicatorRanks ranks(net.communicator(), net.alive());
+        norm = room(shards_.mine(), &ranks);
+        return;
+      }
+      double squares = optim::detail::square_sum(shards_.mine());
+      net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+      norm = std::sqrt(squares);
+    });
     if (error_if_nonfinite && !std::isfinite(norm)) raise_not_finite(net, norm);
     detail::access_to(net).with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
     return norm;

@@ -141,7 +141,7 @@ class QuantizationAware : public Module {
   /// Arguments and result of `Model::forward`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
-    check<UsageError>(tensor_group() == nullptr,
+    check<UsageError>(tensor_group() == nullptr || tensor_group()->size() == 1,
                       "QuantizationAware: TensorParallel, which splits a layer's channels, is not supported");
     check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: nesting is not supported");
     const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();

@@ -6,6 +6,7 @@
 #include <chorus/core/config.hpp>
 #include <chorus/ops/mean_of_parts.hpp>
 #include <chorus/parallel/dp/backward.hpp>
+#include <chorus/same_bits/grad_norm.hpp>
 #include <chorus/same_bits/share_tree.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -40,14 +41,23 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// The node of backward through such a policy.
-class SharesNode final : public dp::BackwardNode {
+/// A node of backward through such a policy.
+class CutNode {
+ public:
+  explicit CutNode(std::shared_ptr<const BatchCut> batch_cut) : cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+
+ protected:
+  virtual ~CutNode() = default;
+};
+
+/// That node, if the policy computes the shares one after the other.
+class SharesNode final : public dp::BackwardNode, public CutNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
              std::shared_ptr<const BatchCut> batch_cut)
-      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
-
-  const std::shared_ptr<const BatchCut> cut;
+      : BackwardNode(runner, std::move(alive), std::move(returns)), CutNode(std::move(batch_cut)) {}
 };
 
 /// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
@@ -58,14 +68,17 @@ class SharesNode final : public dp::BackwardNode {
 /// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one exists, losses look for cuts.
+/// While one exists, losses look for cuts, and norms of gradients don't depend on how ranks divide them.
 class CutsBatches {
  public:
   CutsBatches() {
     ++policies;
     detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+    optim::detail::norm_in_any_order<Cpu> = &grad_norm<Cpu>;
   }
-  ~CutsBatches() { --policies; }
+  ~CutsBatches() {
+    if (--policies == 0) optim::detail::norm_in_any_order<Cpu> = nullptr;
+  }
   CutsBatches(const CutsBatches&) = delete;
   CutsBatches& operator=(const CutsBatches&) = delete;
 

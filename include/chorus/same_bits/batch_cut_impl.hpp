@@ -23,7 +23,7 @@ CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
   detail::FoundNodes nodes;
   nodes.add(*node);
   nodes.walk([&](const Node& next) {
-    const auto* const shares = dynamic_cast<const SharesNode*>(&next);
+    const auto* const shares = dynamic_cast<const CutNode*>(&next);
     if (shares == nullptr) return true;
     const auto& cut = shares->cut;
     check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
@@ -40,7 +40,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
   const auto is_mean = [](const Node& node) {
     return std::string_view(node.operation()) == detail::mean_of_parts_name;  // maybe another file's copy of the name
   };
-  const auto is_cut = [](const Node& node) { return dynamic_cast<const SharesNode*>(&node) != nullptr; };
+  const auto is_cut = [](const Node& node) { return dynamic_cast<const CutNode*>(&node) != nullptr; };
   detail::FoundNodes under;
   for (const Ref<Node>& node : nodes)
     if (is_mean(*node)) under.add_inputs_of(*node);

@@ -1,7 +1,8 @@
 #pragma once
-/// Common part of DistributedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
-/// and the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel, FullyShardedDataParallel and ParameterServer for SameBits: each rank
+/// computes its run of the shares, and the sums of all runs are added up in the order of the tree.
 
+#include <chorus/autograd/tape.hpp>
 #include <chorus/parallel/distributed_policy.hpp>
 #include <chorus/same_bits/bucket_sums.hpp>
 #include <chorus/same_bits/checked_shares.hpp>
@@ -15,11 +16,29 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace chorus {
+
+struct ReduceScatter;
+template <class Communicator>
+struct HybridReduceScatter;
+namespace ddp {
+template <Device D, class Hook, class Communicator>
+class Reducer;
+}  // namespace ddp
+namespace same_bits {
+/// Whether each rank of a DistributedDataParallel gets averages of its part only.
+template <class OfRanks>
+inline constexpr bool averages_in_parts = false;
+template <Device D, class Communicator>
+inline constexpr bool averages_in_parts<ddp::Reducer<D, ReduceScatter, Communicator>> = true;
+template <Device D, class Shards, class Communicator>
+inline constexpr bool averages_in_parts<ddp::Reducer<D, HybridReduceScatter<Shards>, Communicator>> = true;
+}  // namespace same_bits
 
 template <class Model, int Shares, class Communicator, class OfRanks>
 class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public Policy<Model, OfRanks> {
@@ -49,6 +68,8 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     .batch =
                         [this] {
                           this->weigh_unless_weighed(/*refuses_sums=*/false);
+                          // Another forward pass of the same backward run has a pass of its own.
+                          if (std::exchange(last_run_, backward_run()) == backward_run()) this->backward_is_weighed();
                           return this->shares_.batch();
                         }}) {
     this->whole_passes_ = true;
@@ -78,9 +99,20 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
-    check<UsageError>(
-        default_hook,
-        "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
+    Communicator *shards = nullptr, *replicas = nullptr;
+    constexpr bool in_parts = same_bits::averages_in_parts<OfRanks>;
+    if constexpr (in_parts) {
+      shards = &core.ranks;
+      if constexpr (requires { this->hook().replicas; }) {
+        shards = this->hook().shards;
+        replicas = this->hook().replicas;
+      }
+    }
+    check<UsageError>(default_hook || in_parts,
+                      "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, "
+                      "AllReduce, or ReduceScatter");
+    check<UsageError>(!in_parts || std::is_same_v<D, Cpu>,
+                      "DistributedDataParallel: SameBits with shards: expected a model on the CPU, got ", D::kind);
     const auto refuse = [](bool chosen, const char* option) {
       check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " can't be combined");
     };
@@ -88,7 +120,8 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(core.options.non_finite != NonFinite::propagate,
            "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
-    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree(),
+                                                                    shards, replicas);
   }
   /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {
@@ -131,6 +164,9 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
+
+ private:
+  std::uint64_t last_run_ = 0;  // of backward
 };
 
 }  // namespace chorus

@@ -29,6 +29,7 @@ class GradientCopy {
  public:
   explicit GradientCopy(const nn::FlatParameters<D>& flat);
   std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+  const Storage<D>& memory(std::size_t group) const { return groups_[group]; }
 
  private:
   std::vector<Storage<D>> groups_;
@@ -61,6 +62,10 @@ class GradientTree {
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
   /// The address of an element of the flat gradients in the k-th sum.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
+  /// The memory of the k-th sum, for messages that may end after the tree.
+  const Storage<D>& memory(std::size_t k, std::size_t group) const {
+    return k + 1 == tree_.sums().size() ? flat_.groups()[group].grads : copies_[k].numbers.memory(group);
+  }
   /// The entry of the parameter with that leaf; null if there is none.
   const std::size_t* entry_of(const Node& leaf);
 

@@ -45,9 +45,7 @@ struct JoinShares : dp::JoinOutputs<D> {
       const auto losses = dp::JoinOutputs<D>::operator()(outputs);
       if (losses.node()) return mean_of_share_losses(losses, cut);
     }
-    check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a scalar for each share, not for the batch: expected one "
-                      "value for each sample, [batch]");
+    check<UsageError>(outputs.size() == 1, scalar_of_share);
     return *outputs[0];
   }
 };

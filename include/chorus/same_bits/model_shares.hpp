@@ -10,6 +10,7 @@
 #include <chorus/same_bits/device_shares.hpp>
 #include <chorus/same_bits/earlier_gradients.hpp>
 #include <chorus/same_bits/join_shares.hpp>
+#include <chorus/same_bits/leaves.hpp>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -20,19 +21,32 @@
 
 namespace chorus::same_bits {
 
+/// The functions of a policy of several processes.
+struct Processes {
+  /// Sums over all processes.
+  std::function<void(std::span<double>)> sum;
+  /// The whole batch's number of samples, in backward.
+  std::function<Index()> batch;
+};
+
+/// The cut of one of its passes.
+class CutOfProcesses final : public BatchCut {
+ public:
+  CutOfProcesses(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+      : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
+  void sum_over_processes(std::span<double> values) const override {
+    if (processes_->sum) processes_->sum(values);
+  }
+
+ private:
+  std::shared_ptr<const Processes> processes_;  // without functions once the policy is gone
+};
+
 /// A policy's part for the shares of one process.
 template <class Model>
 class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
-
-  /// The functions of a policy of several processes.
-  struct Processes {
-    /// Sums over all processes.
-    std::function<void(std::span<double>)> sum;
-    /// The whole batch's number of samples, in backward.
-    std::function<Index()> batch;
-  };
 
   /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
@@ -63,7 +77,7 @@ class ModelShares final : private dp::BackwardRunner {
     const dp::Split split =
         roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
     (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
-    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const auto cut = std::make_shared<const CutOfProcesses>(shares_, device_.run(), split.batch, processes_);
     const D device = flat_.groups().front().values.device();
     std::vector<dp::GradientReturns> returns(split.devices);
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
@@ -78,19 +92,6 @@ class ModelShares final : private dp::BackwardRunner {
   }
 
  private:
-  /// The cut of one pass.
-  class Cut final : public BatchCut {
-   public:
-    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
-        : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
-    void sum_over_processes(std::span<double> values) const override {
-      if (processes_->sum) processes_->sum(values);
-    }
-
-   private:
-    std::shared_ptr<const Processes> processes_;  // null once the policy is gone
-  };
-
   // Inputs without samples are the same on all processes, and no single one would have their gradient.
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
@@ -137,7 +138,10 @@ class ModelShares final : private dp::BackwardRunner {
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
-  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
+  if (detail::holds_scalars<Output> && !grad_enabled()) {
+    const LeafScope leaves(shares.shares());
+    return model.forward(inputs...);
+  }
   if constexpr (dp::is_recorded<Inputs...>) {
     fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
   } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {

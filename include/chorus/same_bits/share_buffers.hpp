@@ -18,7 +18,7 @@ class ShareBuffers {
 
   /// `shares`: their number. `writes`: whether they may write buffers; they don't if no layer is in training.
   void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after the earlier ones, or continues.
+  /// That share begins, or continues.
   void enter(std::size_t share);
   /// The share has ended, or others continue.
   void leave(std::size_t share);
@@ -28,7 +28,7 @@ class ShareBuffers {
   struct Kept {
     Storage<D> before;
     std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // number of shares that have begun
+    std::vector<char> begun;  // by share
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const;

@@ -5,6 +5,7 @@
 #include <chorus/same_bits/share_buffers.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace chorus::same_bits {
 
@@ -14,7 +15,7 @@ void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     kept_[i].of_share.resize(shares);
     copy_out(i, kept_[i].before);
-    kept_[i].begun = 0;
+    kept_[i].begun.assign(shares, false);
     kept_[i].version = buffers_[i].buffer->version();
   }
 }
@@ -22,8 +23,7 @@ void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
 template <Device D>
 void ShareBuffers<D>::enter(std::size_t share) {
   for (std::size_t i = 0; i < kept_.size(); ++i) {
-    const bool goes_on = share < kept_[i].begun;
-    if (!goes_on) kept_[i].begun = share + 1;
+    const bool goes_on = std::exchange(kept_[i].begun[share], true);
     copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
   }
 }

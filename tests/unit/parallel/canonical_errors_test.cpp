@@ -93,7 +93,8 @@ TEST_CASE("canonical errors: samples lie along the first axis") {
 TEST_CASE("canonical errors: under ddp no other hook, and no options that look at gradients on their way") {
   CHECK(message_of_ranks(2, [](const World&, auto& c) {
           DistributedDataParallel<Cut, Bf16Compress> net(cut(4), c, {}, 3, Bf16Compress{});
-        }) == "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
+        }) == "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce, or "
+              "ReduceScatter");
   const auto refused = [](const auto& choose) {
     DistributedDataParallelOptions options;
     choose(options);

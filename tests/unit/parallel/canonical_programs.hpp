@@ -12,6 +12,7 @@
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/losses.hpp>
 #include <chorus/optim/grad_scaler.hpp>
+#include <chorus/optim/muon.hpp>
 #include <chorus/parallel/data_parallel.hpp>
 #include <chorus/parallel/fused_optimizer.hpp>
 #include <chorus/parallel/parameter_server.hpp>
@@ -89,7 +90,7 @@ struct Step {
   std::uint32_t frozen = 0;  // layers, by their bits
 };
 enum class Loss { cross_entropy, smoothed, mse, mean_of_samples, over_given };
-enum class Stepping { sgd, adam };
+enum class Stepping { sgd, adam, muon };
 
 struct Program {
   int shares = 4;
@@ -232,7 +233,9 @@ template <class Net>
 class Run {
  public:
   Run(const Program& program, const Part& part, Steps steps, Net& net) : program_(program), part_(part), net_(net) {
-    if (program.stepping == Stepping::adam)
+    if (program.stepping == Stepping::muon)
+      step_by<optim::Muon<Cpu>>(steps, {.lr = 0.02});
+    else if (program.stepping == Stepping::adam)
       step_by<optim::Adam<Cpu>>(steps, {.lr = 0.02});
     else
       step_by<optim::Sgd<Cpu>>(steps, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
@@ -242,14 +245,20 @@ class Run {
   std::string operator()() {
     for (const auto& step : program_.steps) take(step);
     net_.eval();  // only then a server's workers have its parameters
-    return losses_ + "|" + numbers_of(net_.module());
+    std::string numbers;
+    const auto read = [&](auto& model) { numbers = numbers_of(model); };
+    if constexpr (std::string_view(Net::name) == "fsdp" || std::string_view(Net::name) == "mesh")
+      net_.gathered(read);
+    else
+      read(net_.module());
+    return losses_ + "|" + numbers;
   }
 
  private:
   template <class Opt>
   void step_by(Steps steps, const typename Opt::options_type& options) {
     if (steps == Steps::fused) return own(std::make_shared<FusedOptimizer<Opt>>(net_, options));
-    if constexpr (requires { net_.hook(); })
+    if constexpr (chorus::detail::DistributedInBuckets<Net>)
       if (steps == Steps::sharded) return own(std::make_shared<ShardedOptimizer<Opt>>(net_, options));
     own(std::make_shared<Opt>(net_.parameters(), options));
   }

@@ -32,12 +32,17 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   Averaging averaging = Averaging::by_hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
+    if (core.sums) return core.sums->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) {
       bucket.work =
           averaging == Averaging::whole ? AllReduce{}.start(view, core.ranks) : hook.start(view, core.ranks);
     });
   }
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+    if (core.sums) {
+      for (Bucket& bucket : buckets) core.sums->finish(bucket);
+      return;
+    }
     if (averaging == Averaging::by_hook) return resume_until_done(hook, core, buckets);
     for (Bucket& bucket : buckets) bucket.work.wait();
   }

@@ -24,8 +24,9 @@ class ShardedUnits final : public ddp::Extension<D> {
  public:
   using AtHand = UnitsAtHand<D, Communicator>;
 
-  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand)
-      : core_(core), at_hand_(std::move(at_hand)) {
+  /// `repeats`: gradients of all units are written before the first one is complete.
+  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand, bool repeats)
+      : core_(core), at_hand_(std::move(at_hand)), repeats_(repeats) {
     std::vector<char> begins(core_.entries());
     unit_of_.resize(core_.entries());
     for (std::size_t u = 0; u < at_hand_->units(); ++u) {
@@ -71,6 +72,7 @@ class ShardedUnits final : public ddp::Extension<D> {
       core_.buckets.expect(i, gradients);
     }
     at_hand_->begin(Pass::backward);
+    for (std::size_t u = 0; repeats_ && u < at_hand_->units(); ++u) at_hand_->gradient_begins(u);
     at_backward_end([units = at_hand_] { units->end_pass(); });
   }
   void gradient_arrived(std::size_t i) override {
@@ -87,6 +89,8 @@ class ShardedUnits final : public ddp::Extension<D> {
       at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
     }
   }
+  // Other ranks may need gathers that this one does not, before they send gradients.
+  void backward_ended() override { at_hand_->end_pass(); }
   void averaged() override {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       shard_of_[i]->set_averaged(core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived());
@@ -150,6 +154,7 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   ddp::Core<D, Communicator>& core_;
   std::shared_ptr<AtHand> at_hand_;
+  const bool repeats_;
   std::vector<std::size_t> unit_of_;                 // by entry
   std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty if this rank has no part of it
   std::vector<nn::NamedParameter<D>> shards_;

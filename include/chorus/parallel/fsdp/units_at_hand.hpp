@@ -43,13 +43,15 @@ template <Device D, class Communicator>
 class UnitsAtHand final : public Residence {
  public:
   /// All units are present at first. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`: see
-  /// KeepParameters.
+  /// KeepParameters. `at_once`: passes use units in any order, and again: they begin with all gathers, and units stay
+  /// until they end.
   UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
-              bool reshard_after_forward)
+              bool reshard_after_forward, bool at_once)
       : flat_(&flat),
         ranks_(ranks),
         keeps_unused_(keeps_unused),
-        reshard_after_forward_(reshard_after_forward),
+        reshard_after_forward_(reshard_after_forward && !at_once),
+        at_once_(at_once),
         forward_(layer_order(units), units.size()),
         aside_(forward_),
         backward_({forward_.units.rbegin(), forward_.units.rend()}, units.size()) {
@@ -107,6 +109,8 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
+    if (at_once_)
+      for (const Order& order = order_of_pass(); next_ < order.units.size();) start_next(order);
     // Backward's first unit is present: start gathering the next one.
     if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
       const bool has_first = states_[order.units.front()].at == At::here;
@@ -116,14 +120,15 @@ class UnitsAtHand final : public Residence {
   /// Ends the pass: joins the gathers that other ranks need and this one didn't, and frees all units except the one
   /// that backward begins with.
   void end_pass() {
+    if (pass_ == Pass::none) return;
     Order& order = order_of_pass();
     while (next_ < order.units.size()) {
       come_ = next_;
       start_next(order);
       release_passed(Order::none);
     }
-    const bool keeps = pass_ == Pass::forward && order.learned;
-    if (!order.learned) learn(order);
+    const bool keeps = pass_ == Pass::forward && (order.learned || at_once_);
+    if (!order.learned && !at_once_) learn(order);
     const std::size_t last = order.units.empty() ? Order::none : order.units.back();
     for (std::size_t u = 0; u < states_.size(); ++u) {
       if (keeps && (u == last || !reshard_after_forward_)) continue;
@@ -149,7 +154,7 @@ class UnitsAtHand final : public Residence {
 
   /// The unit's gradients of this backward pass are complete: nothing reads its parameters any more.
   void gradients_complete(std::size_t u) {
-    if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
+    if (pass_ == Pass::backward && states_[u].at == At::here && !at_once_) give_back(u);
   }
   /// A gradient of the unit is about to be written.
   void gradient_begins(std::size_t u) {
@@ -249,6 +254,7 @@ class UnitsAtHand final : public Residence {
   }
 
   void fetch(std::size_t u) {
+    if (at_once_) return arrive(u);
     Order& order = order_of_pass();
     if (const std::size_t place = order.place[u]; place != Order::none && place >= come_) {
       while (next_ <= place) start_next(order);
@@ -368,7 +374,7 @@ class UnitsAtHand final : public Residence {
 
   nn::FlatParameters<D>* flat_;
   Communicator& ranks_;
-  const bool keeps_unused_, reshard_after_forward_;
+  const bool keeps_unused_, reshard_after_forward_, at_once_;
   Order forward_, aside_, backward_;
   std::vector<State> states_;
   std::optional<UnitMemory<D>> memory_;

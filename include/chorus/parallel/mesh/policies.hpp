@@ -27,14 +27,17 @@ struct MeshOptions {
 
 namespace mesh {
 
-/// A rank's part of a model: all of it, or its stages.
+/// A rank's part of a model: all of it, or its stages. `whole`: what `module()` returns. A room specialises this for
+/// its types around models.
 template <class Model, class Axes, bool = Axes::pipes>
 struct PartOf {
+  using whole = Model;
   using type = Model;
   static Model make(Model model, Groups&, const MeshOptions&) { return model; }
 };
 template <class Model, class Axes>
 struct PartOf<Model, Axes, true> {
+  using whole = Model;
   using type = pipeline::StagedModel<Model, typename Axes::pipe::order>;
   static type make(Model model, Groups& groups, const MeshOptions& options) {
     return type(std::move(model), groups.pipe, groups.pipe_world,

@@ -10,8 +10,6 @@
 #include <chorus/core/trace_listener.hpp>
 #include <chorus/parallel/dp/samples.hpp>
 #include <chorus/parallel/pipeline/chain.hpp>
-#include <chorus/parallel/pipeline/loss_weights.hpp>
-#include <chorus/parallel/pipeline/pass_gradients.hpp>
 #include <chorus/parallel/pipeline/schedule.hpp>
 #include <chorus/parallel/pipeline/wires.hpp>
 #include <cstddef>
@@ -52,7 +50,8 @@ struct PassFacts {
   D device;
 };
 
-template <class Model, class X, class... Targets>
+/// `Sums`: adds up the micro-batches' gradients and losses, such as PassGradients.
+template <class Model, class Sums, class X, class... Targets>
 class Pass {
  public:
   using D = typename Model::device_type;
@@ -66,15 +65,14 @@ class Pass {
 
   using Facts = PassFacts<Model>;
 
-  Pass(const Facts& facts, const X& x, const Targets&... targets)
+  Pass(const Facts& facts, std::unique_ptr<Sums> sums, const X& x, const Targets&... targets)
       : facts_(facts),
         x_(x),
         targets_(targets...),
         recorded_(grad_enabled()),
-        weights_(facts.split.batch),
+        sums_(std::move(sums)),
         kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
         results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
-    if (recorded_) gradients_.emplace(facts.parameters);
     // Replace the addresses of the caller's inputs by those of the pass's own.
     std::vector<const void*> theirs, own;
     if (facts_.split.whole.empty()) return;
@@ -139,14 +137,16 @@ class Pass {
                            [&](const Header&) { return here.outputs[part].value; });
       if (auto root = output.take_gradient()) roots.push_back(std::move(root));
     }
-    here.later.weights = &gradients_->leaves();
+    here.later.weights = &sums_->leaves();
+    if (!splits_) sums_->last_gradients_begin(action.stage, action.micro_batch);
     {
-      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for recomputation by checkpoints
+      [[maybe_unused]] const auto scope = sums_->backward_scope();  // for recomputation by checkpoints
       const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
       trace::Span span(trace::Lane::backward, "backward", "backward");
       describe(span, "backward", action.micro_batch);
       run_backward(roots, {.hooks = false});
     }
+    sums_->gradients_arrived(action.stage, action.micro_batch, !splits_);
     here.outputs.clear();
     for (std::size_t part = 0; part < here.inputs.size(); ++part) {
       auto input = std::move(here.inputs[part].value);
@@ -165,14 +165,15 @@ class Pass {
     const NoGrad no_grad;
     trace::Span span(trace::Lane::backward, "backward", "weight");
     describe(span, "weight", action.micro_batch);
+    sums_->last_gradients_begin(action.stage, action.micro_batch);
     kept(action).later.run();
+    sums_->gradients_arrived(action.stage, action.micro_batch, true);
   }
 
   bool recorded() const { return recorded_; }
   bool drew() const { return drew_; }
   bool loss_wants_grad() const { return loss_wants_grad_; }
-  LossWeights& weights() { return weights_; }
-  PassGradients<D>& gradients() { return *gradients_; }
+  Sums& sums() { return *sums_; }
   std::vector<std::optional<Result>>& results() { return results_; }
   Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
   Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
@@ -261,8 +262,7 @@ class Pass {
     const BatchGroupScope group(whole_batch_);
     trace::Span span(trace::Lane::forward, "forward", "forward");
     describe(span, "forward", micro_batch);
-    std::optional<typename PassGradients<D>::Scope> stand_ins;
-    if (recorded_) stand_ins.emplace(*gradients_);
+    [[maybe_unused]] const auto scope = sums_->forward_scope(micro_batch);
     const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});
     auto outcome = std::apply(
         [&](const auto&... targets) {
@@ -281,8 +281,7 @@ class Pass {
   void weigh(int micro_batch, const Result& loss) {
     const auto node = node_of(loss);
     loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
-    const double weight =
-        weights_.add(recorded_ ? node.get() : nullptr, static_cast<double>(value_of(loss).item()), size(micro_batch));
+    const double weight = sums_->weigh(loss, micro_batch, size(micro_batch));
     using T = typename tensor_of<Result>::value_type;
     if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
   }
@@ -310,8 +309,7 @@ class Pass {
   const std::tuple<Targets...> targets_;
   const bool recorded_;
   const bool splits_ = facts_.schedule.splits_backward();
-  LossWeights weights_;
-  std::optional<PassGradients<D>> gradients_;
+  const std::unique_ptr<Sums> sums_;
   std::vector<Kept> kept_;  // by stage and micro-batch
   std::vector<std::optional<Result>> results_;
   tensor_of<Result> result_gradient_;

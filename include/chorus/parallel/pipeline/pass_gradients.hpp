@@ -1,8 +1,11 @@
 #pragma once
-/// The gradients of one pass through a pipeline, apart from those that the parameters already have.
+/// The gradients and losses of one pass through a pipeline, apart from those that the parameters already have.
 
+#include <chorus/autograd/variable.hpp>
 #include <chorus/kernels/copy.hpp>
 #include <chorus/nn/module.hpp>
+#include <chorus/parallel/pipeline/loss_weights.hpp>
+#include <chorus/parallel/pipeline/pass_node.hpp>
 #include <chorus/parallel/pipeline/tied.hpp>
 #include <cstddef>
 #include <unordered_set>
@@ -12,12 +15,14 @@
 namespace chorus::pipeline {
 
 /// While a pass is recorded, a leaf replaces each parameter and collects the gradients of its micro-batches. The user's
-/// backward then adds them, times its seed, to the parameters' gradients; without it they are dropped.
+/// backward then adds them, times its seed, to the parameters' gradients; without it they are dropped. A room can
+/// replace it by a class with the same members: see StagedModel::pass.
 template <Device D>
 class PassGradients {
  public:
-  explicit PassGradients(const std::vector<nn::NamedParameter<D>>& parameters)
-      : parameters_(parameters), stand_ins_(parameters.size()) {
+  /// `samples`: of the whole batch.
+  PassGradients(const std::vector<nn::NamedParameter<D>>& parameters, Index samples)
+      : parameters_(parameters), stand_ins_(grad_enabled() ? parameters.size() : 0), weights_(samples) {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i)
       if (parameter(i).wants_grad()) {
         stand_ins_[i] = parameter(i).make_stand_in();
@@ -42,23 +47,31 @@ class PassGradients {
     const PassGradients& gradients_;
   };
 
+  /// While it lives, a stage runs forward for this micro-batch, or backward.
+  Scope forward_scope(int) const { return Scope(*this); }
+  Scope backward_scope() const { return Scope(*this); }
+  /// All micro-batches have run forward.
+  void forward_ended() {}
+  /// Backward begins, within the pass's forward or in the user's backward.
+  void begin_backward(bool) {}
+  /// The last gradients by a stage's parameters from this micro-batch will be computed: in backward, or in its deferred
+  /// work.
+  void last_gradients_begin(int, int) {}
+  /// The stage's backward or deferred work for this micro-batch has ended. `last`: no other gradients will come.
+  void gradients_arrived(int, int, bool) {}
+  /// Backward has ended. A collective of the stages that share parameters.
+  void end_backward(TiedParameters<D>& tied) { sum_tied(tied); }
+
+  /// How the micro-batches' losses are weighted, and the gradient by the next one's.
+  LossWeights& weights() { return weights_; }
+  template <class Loss>
+  double weigh(const Loss& loss, int, Index samples) {
+    return weights_.add(grad_enabled() ? node_of(loss).get() : nullptr, static_cast<double>(value_of(loss).item()),
+                        samples);
+  }
+
   /// The stand-ins' nodes.
   const std::unordered_set<const Node*>& leaves() const { return leaves_; }
-
-  /// Sums the gradients of parameters that several stages share. A collective of those stages' ranks.
-  void sum_tied(TiedParameters<D>& tied) {
-    const MemoryScope memory(trace::Memory::gradients);
-    sums_.resize(stand_ins_.size());
-    tied.for_each(parameters_, [&](std::size_t i, auto& group) {
-      if (!stand_ins_[i]) return;
-      sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
-      if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
-        copy_bytes(D{}, sums_[i].data(), D{}, own, sums_[i].bytes());
-      else
-        zero_bytes(D{}, sums_[i].data(), sums_[i].bytes());
-      TiedParameters<D>::sum(group, parameter(i), sums_[i].data());
-    });
-  }
 
   /// Adds `scale` times the pass's gradients to the parameters' gradients.
   void add_to_parameters(double scale) {
@@ -73,13 +86,32 @@ class PassGradients {
     }
   }
 
-  template <class F>
-  void for_each_leaf(const F& f) const {
-    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
-      if (stand_ins_[i]) f(*parameters_[i].handle.shared());
+  /// The pass's node: see PassNode. `GivesLoss`: its result is the loss.
+  template <bool GivesLoss, Real T, int Rank>
+  Ref<PassNode<T, Rank, D>> node(const Tensor<T, Rank, D>& value, typename PassNode<T, Rank, D>::Back back) const {
+    return Ref<PassNode<T, Rank, D>>(new PassNode<T, Rank, D>(value, parameter_nodes(), std::move(back)));
   }
 
  private:
+  std::vector<Ref<Node>> parameter_nodes() const {
+    std::vector<Ref<Node>> nodes;
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
+      if (stand_ins_[i]) nodes.push_back(parameters_[i].handle.shared());
+    return nodes;
+  }
+  void sum_tied(TiedParameters<D>& tied) {
+    const MemoryScope memory(trace::Memory::gradients);
+    sums_.resize(stand_ins_.size());
+    tied.for_each(parameters_, [&](std::size_t i, auto& group) {
+      if (!stand_ins_[i]) return;
+      sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
+      if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
+        copy_bytes(D{}, sums_[i].data(), D{}, own, sums_[i].bytes());
+      else
+        zero_bytes(D{}, sums_[i].data(), sums_[i].bytes());
+      TiedParameters<D>::sum(group, parameter(i), sums_[i].data());
+    });
+  }
   ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
   const void* gradient(std::size_t i) const {
     if (!stand_ins_[i]) return nullptr;
@@ -96,6 +128,7 @@ class PassGradients {
   const std::vector<nn::NamedParameter<D>>& parameters_;
   std::vector<Ref<Node>> stand_ins_;  // null for frozen parameters
   std::unordered_set<const Node*> leaves_;
+  LossWeights weights_;
   std::vector<Storage<D>> sums_;  // of tied parameters
 };
 

@@ -9,7 +9,7 @@
 namespace chorus::pipeline {
 
 template <Real T, int Rank, Device D>
-class PassNode final : public GradNode<T, Rank, D> {
+class PassNode : public GradNode<T, Rank, D> {
  public:
   using Back = std::function<void(const Tensor<T, Rank, D>& gradient, bool keep)>;
 

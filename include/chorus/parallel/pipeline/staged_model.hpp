@@ -6,11 +6,12 @@
 #include <chorus/nn/module.hpp>
 #include <chorus/parallel/pipeline/check_schedule.hpp>
 #include <chorus/parallel/pipeline/pass.hpp>
-#include <chorus/parallel/pipeline/pass_node.hpp>
+#include <chorus/parallel/pipeline/pass_gradients.hpp>
 #include <chorus/parallel/pipeline/stages.hpp>
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,7 +41,12 @@ class StagedModel : public nn::Module {
   template <class X, class... Targets>
   auto forward(const X& x, const Targets&... targets) const {
     if constexpr (requires { Model::pipeline_names; })
-      return pass(x, targets...);
+      return pass(
+          stages_->options().micro_batches,
+          [](const auto& facts) {
+            return std::make_unique<pipeline::PassGradients<D>>(facts.parameters, facts.split.batch);
+          },
+          x, targets...);
     else
       return Variable<float, 0, D>();  // so that the missing CHORUS_PIPELINE is the only error
   }
@@ -49,31 +55,37 @@ class StagedModel : public nn::Module {
     return forward(inputs...);
   }
 
- private:
-  using Action = Schedule::Action;
-  using Kind = Schedule::Kind;
-
-  template <class... Inputs>
-  auto pass(const Inputs&... inputs) const {
-    using Pass = pipeline::Pass<Model, Inputs...>;
+  /// The same in at most `micro_batches`, whose gradients and losses `make_sums(facts)` adds up: a pointer to
+  /// PassGradients, or to a class with the same members. `facts`: PassFacts.
+  template <class MakeSums, class... Inputs>
+  auto pass(int micro_batches, const MakeSums& make_sums, const Inputs&... inputs) const {
+    using Sums = typename std::invoke_result_t<MakeSums, const PassFacts<Model>&>::element_type;
+    using Pass = pipeline::Pass<Model, Sums, Inputs...>;
     RandomContext* const random = chorus::detail::random_context();
     check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
     // 1. The batch is cut into micro-batches; the schedule's table lists the actions of each rank.
-    const auto split = stages_->split(inputs...);
+    const auto split = stages_->split(micro_batches, inputs...);
     const Schedule& schedule = stages_->schedule_for(static_cast<int>(split.devices));
     return stages_->or_all_end([&] {
-      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, split), inputs...);
+      const auto facts = stages_->facts(schedule, *random, split);
+      const auto batch = std::make_shared<Pass>(facts, make_sums(facts), inputs...);
       // 2. If the model returns its loss, backward runs within the schedule; otherwise it waits for the loss.
       const bool goes_back = Pass::gives_loss && batch->recorded();
+      if (goes_back) batch->sums().begin_backward(/*in_forward=*/true);
       for (const Action& action : stages_->own_actions(schedule))
         if (goes_back || action.kind == Kind::forward) act(*stages_, *batch, action);
-      if (goes_back) batch->gradients().sum_tied(stages_->tied());
+      batch->sums().forward_ended();
+      if (goes_back) batch->sums().end_backward(stages_->tied());
       // 3. All ranks get the last stage's result.
       auto shared = stages_->share_result(schedule, *batch);
       random->drew = random->drew || shared.drew;
       return on_tape(schedule, batch, std::move(shared));
     });
   }
+
+ private:
+  using Action = Schedule::Action;
+  using Kind = Schedule::Kind;
 
   template <class Pass>
   static void act(Stages& stages, Pass& batch, const Action& action) {
@@ -95,16 +107,12 @@ class StagedModel : public nn::Module {
       return std::move(shared.value);
     } else {
       if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
-      std::vector<Ref<Node>> leaves;
-      batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
-      using T = typename tensor_of<Result>::value_type;
-      using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
-      Ref<typename Result::node_type> node(
-          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
+      const auto node = batch->sums().template node<Pass::gives_loss>(shared.value,
+                                                                      way_back(schedule, batch, shared.correction));
       using Loss = LossWeights::Description;
       if (Pass::gives_loss && shared.loss.kind == Loss::mean) node->set_mean(shared.loss.total, true);
       if (Pass::gives_loss && shared.loss.kind == Loss::sum) node->set_sum(shared.loss.divisor, shared.loss.counted);
-      return Result(std::move(shared.value), std::move(node));
+      return Result(std::move(shared.value), Ref<typename Result::node_type>(node.get()));
     }
   }
 
@@ -119,7 +127,7 @@ class StagedModel : public nn::Module {
     if constexpr (Pass::gives_loss) {
       return [check_alive, batch, correction](const Gradient& gradient, bool) {
         check_alive();
-        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
+        batch->sums().add_to_parameters(static_cast<double>(gradient.item()) * correction);
       };
     } else {
       return [stages = stages_.get(), check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
@@ -127,12 +135,13 @@ class StagedModel : public nn::Module {
         check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
         stages->or_all_end([&] {
           batch->take_result_gradient(gradient);
+          batch->sums().begin_backward(/*in_forward=*/false);
           for (const Action& action : stages->own_actions(schedule))
             if (action.kind != Kind::forward) act(*stages, *batch, action);
-          batch->gradients().sum_tied(stages->tied());
+          batch->sums().end_backward(stages->tied());
           stages->flush();
         });
-        batch->gradients().add_to_parameters(1);
+        batch->sums().add_to_parameters(1);
       };
     }
   }

@@ -10,6 +10,7 @@
 #include <chorus/parallel/parameter_slice.hpp>
 #include <chorus/parallel/pipeline/cut.hpp>
 #include <chorus/parallel/pipeline/elsewhere.hpp>
+#include <chorus/parallel/pipeline/loss_weights.hpp>
 #include <chorus/parallel/pipeline/pass.hpp>
 #include <chorus/parallel/policy.hpp>
 #include <cmath>
@@ -45,7 +46,8 @@ class Stages {
   static_assert(std::is_same_v<D, Cpu>, "Pipeline: expected a model on the CPU");
   static_assert(
       requires { Model::pipeline_names; },
-      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
+      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order; for SameBits include "
+      "<chorus/same_bits/pipeline.hpp>");
 
   /// All ranks take rank 0's parameters. A collective.
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
@@ -126,15 +128,16 @@ class Stages {
     return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
-  /// How the batch is cut. Throws ShapeError if it is unknown whether a target has samples.
+  /// How the batch is cut, into at most `most` micro-batches. Throws ShapeError if it is unknown whether a target has
+  /// samples.
   template <class First, class... Rest>
-  dp::Split split(const First& first, const Rest&... rest) {
+  dp::Split split(int most, const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
                   "Pipeline: expected an input Tensor with the samples along axis 0");
     [[maybe_unused]] constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
     static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
                   "Pipeline: expected targets that are Tensors, without gradients");
-    return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
+    return roles_.split("Pipeline", most, 0, batch_axis<0>(first), rest...);
   }
 
   const Schedule& schedule_for(int m) {
@@ -163,6 +166,8 @@ class Stages {
   /// For results on the tape, which may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
   TiedParameters<D>& tied() { return *tied_; }
+  /// Parameters that several stages have, each with these stages, on all ranks in the same order.
+  const std::vector<std::pair<Ref<Node>, std::vector<int>>>& in_several_stages() const { return in_several_; }
   void flush() { wires_->flush(); }
   /// The current stage, for messages.
   void at_stage(int stage) { stage_now_ = stage; }
@@ -201,7 +206,7 @@ class Stages {
       struct {
         double correction;
         LossWeights::Description loss;
-      } of_loss{pass.weights().correction(), pass.weights().description()};
+      } of_loss{pass.sums().weights().correction(), pass.sums().weights().description()};
       broadcast(&of_loss, sizeof of_loss, root, trace::Traffic::control);
       shared.correction = of_loss.correction;
       shared.loss = of_loss.loss;
@@ -244,8 +249,9 @@ class Stages {
     using T = typename Value::value_type;
     if constexpr (Pass::gives_loss) {
       result_wants_grad_ = pass.loss_wants_grad();
-      if (pass.recorded()) pass.weights().finish();
-      return Value::full({}, static_cast<T>(pass.weights().loss()), D{});
+      auto& weights = pass.sums().weights();
+      if (pass.recorded()) weights.finish();
+      return Value::full({}, static_cast<T>(weights.loss()), D{});
     } else {
       auto& parts = pass.results();
       auto shape = value_of(*parts[0]).shape();
@@ -321,15 +327,15 @@ class Stages {
     }
     return out;
   }
-  int rank_of_layer(std::size_t layer) const {
-    const auto after = std::upper_bound(begins_.begin(), begins_.end(), layer);
-    return static_cast<int>((after - begins_.begin() - 1) % communicator_.size());
+  int stage_of_layer(std::size_t layer) const {
+    return static_cast<int>(std::upper_bound(begins_.begin(), begins_.end(), layer) - begins_.begin() - 1);
   }
+  int rank_of_layer(std::size_t layer) const { return stage_of_layer(layer) % communicator_.size(); }
 
   // Frees the memory of other stages.
   [[gnu::cold]] void keep_own(const comm::World& world) {
     const auto all = layers();
-    std::unordered_map<const Node*, std::vector<int>> owners;
+    std::unordered_map<const Node*, std::vector<int>> owners, stages_of;
     std::vector<bool> own(all.size());
     for (std::size_t i = 0; i < all.size(); ++i) {
       const int rank = rank_of_layer(i);
@@ -338,7 +344,11 @@ class Stages {
         auto& ranks = owners[node];
         if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
       };
-      for (const auto& named : all[i].parameters) note(named.handle.shared().get());
+      for (const auto& named : all[i].parameters) {
+        note(named.handle.shared().get());
+        auto& stages = stages_of[named.handle.shared().get()];
+        if (stages.empty() || stages.back() != stage_of_layer(i)) stages.push_back(stage_of_layer(i));
+      }
       for (const auto& named : all[i].buffers) note(named.handle.shared().get());
     }
     std::vector<const detail::AtHome<D>*> foreign;
@@ -364,6 +374,8 @@ class Stages {
     for (const auto& named : nn::named_parameters<D>(model_)) {
       sort(named, *named.parameter);
       parameters.push_back(named.handle.shared().get());
+      if (auto& stages = stages_of[parameters.back()]; stages.size() > 1)
+        in_several_.emplace_back(named.handle.shared(), std::move(stages));
       ranks_of.push_back(owners[named.handle.shared().get()]);
     }
     for (const auto& named : nn::named_buffers<D>(model_)) {
@@ -418,6 +430,7 @@ class Stages {
   std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
   std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // their empty stand-ins
   std::vector<Numbers> numbers_;
+  std::vector<std::pair<Ref<Node>, std::vector<int>>> in_several_;
   dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;

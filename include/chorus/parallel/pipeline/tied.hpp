@@ -54,6 +54,13 @@ class TiedParameters {
     else
       add_up(static_cast<double*>(numbers));
   }
+  /// The ranks that have that parameter; null if this rank has none of it, or all of it.
+  comm::AnyCommunicator* group_of(const Node& parameter) {
+    for (Group& group : groups_)
+      for (const Node* known : group.parameters)
+        if (known == &parameter) return &*group.communicator;
+    return nullptr;
+  }
   /// Whether this rank has a tied parameter.
   bool any() const {
     for (const Group& group : groups_)

@@ -23,7 +23,7 @@ class CommunicatorGroup : public Base {
   int size() const override { return size_; }
   bool splits_sequences() const override { return splits_sequences_; }
   /// Nodes of the tape may outlive the policy.
-  void end() { communicator_ = nullptr; }
+  virtual void end() { communicator_ = nullptr; }
 
  protected:
   void all_reduce(void* data, std::size_t count, DType type, bool largest) override {

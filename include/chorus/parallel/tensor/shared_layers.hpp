@@ -18,8 +18,10 @@ template <class Communicator>
 class SharedLayers {
  public:
   SharedLayers(Communicator& communicator, bool splits_sequences)
-      : communicator_(communicator),
-        group_(std::make_shared<CommunicatorGroup<Communicator>>(communicator, splits_sequences)) {}
+      : SharedLayers(communicator,
+                     std::make_shared<CommunicatorGroup<Communicator>>(communicator, splits_sequences)) {}
+  SharedLayers(Communicator& communicator, std::shared_ptr<CommunicatorGroup<Communicator>> group)
+      : communicator_(communicator), group_(std::move(group)) {}
   SharedLayers(const SharedLayers&) = delete;
   SharedLayers& operator=(const SharedLayers&) = delete;
   ~SharedLayers() { group_->end(); }

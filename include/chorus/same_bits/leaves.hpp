@@ -1,0 +1,127 @@
+#pragma once
+/// Products whose inner axis is cut into the same leaves on any number of ranks that share it: each leaf has a product,
+/// and these are added in the tree of shares.
+
+#include <algorithm>
+#include <bit>
+#include <chorus/core/error.hpp>
+#include <chorus/core/tensor_group.hpp>
+#include <chorus/kernels/copy.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/gemm.hpp>
+#include <chorus/ops/leaf_products.hpp>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+
+namespace chorus::same_bits {
+
+/// The product of one of `members` that share a layer. An axis of whole units has as many equal leaves as possible, at
+/// most `shares`: their greatest common divisor.
+class LeafSums final : public detail::LeafProducts {
+ public:
+  LeafSums(std::size_t shares, int members) : shares_(static_cast<Index>(shares)), members_(members) {}
+
+  void check(const detail::LeafCut& cut) const override {
+    const Index leaves = leaves_of(cut);
+    const auto fits = [&](Index members) {
+      return members == 1 || (leaves % members == 0 && std::has_single_bit(static_cast<std::size_t>(leaves / members)));
+    };
+    if (fits(members_)) return;
+    std::string numbers = "1";
+    for (Index members = 2; members <= leaves; ++members)
+      if (fits(members)) numbers += cat(", ", members);
+    fail<UsageError>(cut.layer, ": SameBits of ", shares_, " shares adds up ", cut.width / cut.unit, " units in ",
+                     leaves, " equal leaves, and each rank takes 1, 2, 4, ...: expected a number of ranks out of ",
+                     numbers, ", got ", members_, "; another number of shares may make other leaves");
+  }
+  void multiply(const detail::LeafCut& cut, const detail::LeafProduct<float>& product) const override {
+    sum(cut, product);
+  }
+  void multiply(const detail::LeafCut& cut, const detail::LeafProduct<double>& product) const override {
+    sum(cut, product);
+  }
+
+ private:
+  Index leaves_of(const detail::LeafCut& cut) const { return std::gcd(shares_, cut.width / cut.unit); }
+
+  template <class T>
+  void sum(const detail::LeafCut& cut, const detail::LeafProduct<T>& product) const {
+    const Index leaves = leaves_of(cut), own = leaves / members_;
+    // Sums of some rows fit into the cache.
+    const Index rows = std::min<Index>(product.m, 256);
+    const auto depth = static_cast<Index>(std::bit_width(static_cast<std::size_t>(own - 1)));
+    const kernels::Scratch<T> memory(Cpu{}, (depth + (product.accumulate ? 1 : 0)) * rows * product.n);
+    const Tree<T> tree{product, cut.blocks, cut.width / leaves, own, rows};
+    for (Index first = 0; first < product.m; first += rows)
+      tree.add_rows(first, std::min(rows, product.m - first), memory.data());
+  }
+
+  template <class T>
+  struct Tree {
+    const detail::LeafProduct<T>& product;
+    Index blocks, width, leaves, rows;
+
+    // The product's rows from `first` on, with memory for further sums.
+    void add_rows(Index first, Index count, T* memory) const {
+      T* const c = product.c + first * product.n;
+      if (!product.accumulate) return add_up(first, count, 0, leaves, c, memory);
+      add_up(first, count, 0, leaves, memory, memory + rows * product.n);
+      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, c);
+    }
+    // to = the sum of `n` leaves; left halves are powers of two, as in ShareTree.
+    void add_up(Index first, Index count, Index leaf, Index n, T* to, T* memory) const {
+      if (n == 1) return multiply(first, count, leaf, to, false);
+      const auto left = static_cast<Index>(std::bit_ceil(static_cast<std::size_t>(n)) / 2);
+      add_up(first, count, leaf, left, to, memory);
+      // A product in one piece is added while its tile is in registers, which is the same sum.
+      if (n - left == 1 && blocks == 1 && width <= kernels::detail::gemm_depth)
+        return multiply(first, count, leaf + left, to, true);
+      add_up(first, count, leaf + left, n - left, memory, memory + rows * product.n);
+      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, to);
+    }
+    void multiply(Index first, Index count, Index leaf, T* to, bool accumulate) const {
+      const auto& [tb, m, n, k, a, b, ldb, c, into] = product;
+      for (Index block = 0; block < blocks; ++block) {
+        const Index at = (block * leaves + leaf) * width;
+        kernels::gemm(Cpu{}, kernels::Trans::no, tb, count, n, width, a + first * k + at, k,
+                      b + (tb == kernels::Trans::yes ? at : at * ldb), ldb, to, n, accumulate || block > 0);
+      }
+    }
+  };
+
+  Index shares_, members_;
+};
+
+/// A device that has whole layers, and adds up as ranks that share them.
+class OneMember final : public TensorGroup, public std::enable_shared_from_this<OneMember> {
+ public:
+  explicit OneMember(std::size_t shares) : sums_(shares, 1) {}
+
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::shared_ptr<TensorGroup> in_leaves() override { return shared_from_this(); }
+  const detail::LeafProducts* products() const override { return &sums_; }
+
+ protected:
+  void all_reduce(void*, std::size_t, DType, bool) override {}
+  void all_gather(const void* mine, void* all, std::size_t count, DType type) override {
+    std::memmove(all, mine, count * size_of(type));
+  }
+  void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) override {
+    std::memmove(mine, all, count * size_of(type));
+  }
+
+ private:
+  LeafSums sums_;
+};
+
+/// While it lives, this thread's layers add up in leaves: with the ranks that share them, if there are any.
+struct LeafScope : TensorGroupScope {
+  explicit LeafScope(std::size_t shares)
+      : TensorGroupScope(tensor_group() != nullptr ? tensor_group() : std::make_shared<OneMember>(shares)) {}
+};
+
+}  // namespace chorus::same_bits
