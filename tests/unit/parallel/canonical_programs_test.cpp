@@ -46,7 +46,7 @@ Setup setup(Draw& d, Drawn& p, bool once_each, bool simple) {
   if (p.feature("fused",
                 simple && p.clip == 0 && !p.scaled && (way.who == Who::single || way.who == Who::dp) && d.chance(40)))
     way.steps = Steps::fused;
-  else if (p.feature("sharded", !p.scaled && way.who == Who::ddp && d.chance(40)))
+  else if (p.feature("sharded", (p.clip == 0 || simple) && !p.scaled && way.who == Who::ddp && d.chance(40)))
     way.steps = Steps::sharded;
   ++p.features[cat("policy ", static_cast<int>(way.who))];
   return way;
