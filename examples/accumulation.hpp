@@ -22,6 +22,7 @@ class Accumulation {
   /// epoch's next batch, nonzero if a run is resumed. Throws UsageError if that is in the middle of a step.
   Accumulation(Net& net, chorus::Index samples, chorus::Index batch, chorus::Index batches, chorus::Index first = 0)
       : net_(net), samples_(samples), of_step_(batches * batch), batch_(batch), begin_(first * batch) {
+    if (begin_ >= samples) begin_ = 0;  // the checkpoint is of the end of an epoch
     chorus::check<chorus::UsageError>(begin_ % of_step_ == 0, "checkpoint: a run that accumulates ", batches,
                                       " batches per step can resume after whole steps only: expected a multiple of ",
                                       batches, " batches, got a checkpoint after ", first, " of its epoch");

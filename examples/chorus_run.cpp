@@ -30,7 +30,8 @@ ranks are still supervised and no output is lost: a rank that prints waits (with
 A job of several machines needs the same secret in CHORUS_TOKEN on each machine. With --rdzv-backend c10d machines
 number themselves; machine 0 has the endpoint's address. If a machine is lost and at least MIN are left, all ranks
 restart without it. If a machine joins or returns and fewer than MAX are there, all restart with it. Neither counts
-as a restart. Work after the newest checkpoint is lost.)";
+as a restart. Work after the newest checkpoint is lost. In an elastic job nobody restarts: the ranks that live
+continue, also if this process is killed.)";
 
 }  // namespace
 

@@ -31,7 +31,7 @@ done=0
 : >"$logs/kills"
 while [ $done -lt "$kills" ]; do
   sleep "$every"
-  ranks=$(pgrep -P $job) || break
+  ranks=$(pgrep -P $job -x survive) || break
   # shellcheck disable=SC2086
   victim=$(printf '%s\n' $ranks | shuf -n 1)
   # The log has the machine's clock since its start.

@@ -226,13 +226,21 @@ def machines_that_come_later():
 
 
 def jobs_that_outlive_ranks():
-    """Another process takes a killed rank's place; if a machine's launcher is killed, the other machine's ranks continue."""
+    """Another process takes a killed rank's place; if a machine's launcher is killed, its ranks continue, and so does another
+    launcher for them; if all its processes are killed, the other machine's ranks continue."""
     job = Job(2, "--nproc-per-node", 2, "--max-restarts", 1, PROBE, "--do", "outlive", "--size", 2, machines=2)
     first, second = job.launchers
     lost = int(next(line for line in iter(first.stdout.readline, "") if line.startswith("ready")).split()[2])
     os.kill(lost, signal.SIGKILL)
-    until(lambda: len(children(first.pid)) == 2 and lost not in children(first.pid), "nobody in the lost one's place")
+    until(lambda: len(children(first.pid)) == 3 and lost not in children(first.pid), "nobody in the lost one's place")
+    until(lambda: len(children(second.pid)) == 3, "nobody stands by")
+    ranks = children(second.pid)
+    successor = ranks.pop()
     second.kill()
+    until(lambda: children(successor), "nobody has taken over")
+    os.kill(successor, signal.SIGSTOP)  # it starts no other one
+    for victim in [*children(successor), *ranks, successor]:
+        os.kill(victim, signal.SIGKILL)
     (status, out, err), other = job.ends()
     expect(status == 0 and out.count("of 2\n") == 2 and other[0] == -signal.SIGKILL, status, out, err, other)
     expect(f"(pid {lost}) was killed by SIGKILL; the others continue, and another process takes its place\n" in err, err)

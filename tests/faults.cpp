@@ -1,12 +1,23 @@
 /// Trains small nets on ranks in virtual time while things go wrong: a plan of faults is drawn from each seed. After
 /// each run every surviving rank has either the bits of the undisturbed run, step by step, or an error, in time, that
-/// names a rank that has failed.
+/// names a rank that has failed. Policies save_P also save a checkpoint after each step, on a disk that fails: the file
+/// stays one of those that were saved, the last one that was completed or a later one, and loads on one device and on
+/// other numbers of ranks.
 ///   faults [--policy P|all] [--ranks N] [--seeds FIRST:COUNT]     prints `N seeds, M violations` and each violation
 ///   faults --policy P --seed S [--plan TEXT] [--trace FILE]       one run, told and drawn; TEXT instead of S's plan
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdarg>
 #include <chorus/comm/any_communicator.hpp>
 #include <chorus/core/trace.hpp>
 #include <chorus/data/loader.hpp>
+#include <chorus/io/checkpoint.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/nn/activations.hpp>
 #include <chorus/nn/chain.hpp>
@@ -30,6 +41,7 @@
 #include <chorus/parallel/parameter_server.hpp>
 #include <chorus/parallel/pipeline.hpp>
 #include <chorus/parallel/sequence_parallel.hpp>
+#include <chorus/parallel/single_device.hpp>
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/same_bits.hpp>
 #include <chorus/simulate/elastic_members.hpp>
@@ -38,8 +50,14 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <regex>
 #include <set>
 #include <string>
@@ -52,6 +70,135 @@ namespace {
 
 constexpr int steps = 4;
 constexpr double timeout = 30;
+
+/// Where the ranks of a run save, and what they have done to their files.
+struct Disk {
+  std::string folder = made(), path = folder + "/run.safetensors";
+  bool keeps = false;                     ///< all of the saved files
+  bool restarts = false;                  ///< ranks load the file and save it again, instead of training
+  int begun = -1, completed = -1;         ///< the newest saves
+  std::map<int, std::uint64_t> files;     ///< operations, by rank
+  std::map<int, std::string> saved;       ///< the file, by step
+  std::set<ino_t> unsynced;               ///< files that a loss of power would take bytes from
+  bool folder_unsynced = false;
+  std::string wrong;
+
+  Disk() = default;
+  Disk(const Disk&) = delete;
+  ~Disk() { std::filesystem::remove_all(folder); }
+
+ private:
+  static std::string made() {
+    auto name = (std::filesystem::temp_directory_path() / "faults.XXXXXX").string();
+    ch::check<ch::FileError>(::mkdtemp(name.data()) != nullptr, "faults: expected a folder for temporary files");
+    return name;
+  }
+};
+Disk* disk = nullptr;  // of the present run; null: nothing is saved
+
+struct Saving;
+thread_local Saving* saving = nullptr;
+/// A save on this thread, which is a rank's.
+struct Saving {
+  explicit Saving(cs::SimulatedRank& of) : rank(of) { saving = this; }
+  Saving(const Saving&) = delete;
+  ~Saving() { saving = nullptr; }
+  cs::SimulatedRank& rank;
+  bool renamed = false;
+};
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool is_dead() { return saving != nullptr && saving->rank.has_died(saving->rank.rank()); }
+/// The errno with which this thread's next operation on a file fails; 0: it does not. Of a write, `bytes` may become less.
+int fault_of_file(std::size_t* bytes = nullptr) noexcept {
+  if (saving == nullptr) return 0;
+  ++disk->files[saving->rank.rank()];
+  try {
+    const auto wrong = saving->rank.touch_file();
+    if (wrong == cs::Fault::Kind::full) return ENOSPC;
+    if (wrong == cs::Fault::Kind::bad) return EIO;
+    if (wrong && bytes != nullptr) *bytes = (*bytes + 1) / 2;
+    return 0;
+  } catch (const cs::Killed&) {  // functions of C don't throw: the rank's next call does
+    return EIO;
+  }
+}
+ino_t number_of(int file) {
+  struct stat facts {};
+  return ::fstat(file, &facts) == 0 ? facts.st_ino : 0;
+}
+template <class... Words>
+long on_disk(int error, long call, const Words&... words) {
+  if (error != 0) return errno = error, -1;
+  return ::syscall(call, words...);
+}
+int opened(int folder, const char* path, int flags, mode_t mode) noexcept {
+  const bool writes = (flags & O_ACCMODE) != O_RDONLY;
+  return static_cast<int>(on_disk(writes ? fault_of_file() : 0, SYS_openat, folder, path, flags, mode));
+}
+long written(int file, long done) {
+  if (saving != nullptr && done >= 0) disk->unsynced.insert(number_of(file));
+  return done;
+}
+
+}  // namespace
+
+// Instead of the C library's functions: a rank's operations on the file that it saves fail as its plan says.
+extern "C" {
+int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const auto mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : mode_t{};
+  va_end(more);
+  return opened(AT_FDCWD, path, flags, mode);
+}
+int openat(int folder, const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const auto mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : mode_t{};
+  va_end(more);
+  return opened(folder, path, flags, mode);
+}
+ssize_t write(int file, const void* data, std::size_t count) {
+  const int error = fault_of_file(&count);
+  return written(file, on_disk(error, SYS_write, file, data, count));
+}
+ssize_t pwrite(int file, const void* data, std::size_t count, off_t offset) {
+  const int error = fault_of_file(&count);
+  return written(file, on_disk(error, SYS_pwrite64, file, data, count, offset));
+}
+ssize_t pread(int file, void* data, std::size_t count, off_t offset) {
+  return on_disk(fault_of_file(), SYS_pread64, file, data, count, offset);
+}
+int ftruncate(int file, off_t length) noexcept {
+  return static_cast<int>(written(file, on_disk(fault_of_file(), SYS_ftruncate, file, length)));
+}
+int fsync(int file) {
+  if (saving == nullptr) return static_cast<int>(::syscall(SYS_fsync, file));
+  if (const int error = fault_of_file()) return errno = error, -1;
+  struct stat facts {};
+  if (::fstat(file, &facts) == 0 && S_ISDIR(facts.st_mode)) disk->folder_unsynced = false;
+  disk->unsynced.erase(facts.st_ino);
+  return 0;
+}
+int renameat(int from_folder, const char* from, int to_folder, const char* to) noexcept {
+  struct stat facts {};
+  if (saving != nullptr && ::fstatat(from_folder, from, &facts, 0) == 0 && disk->unsynced.contains(facts.st_ino))
+    disk->wrong = "a file takes the place of the old one before all of it is on the disk";
+  const auto done = on_disk(fault_of_file(), SYS_renameat2, from_folder, from, to_folder, to, 0);
+  if (saving != nullptr && done == 0) saving->renamed = disk->folder_unsynced = true;
+  return static_cast<int>(done);
+}
+int unlinkat(int folder, const char* path, int flags) noexcept {  // the dead don't tidy up
+  return is_dead() ? 0 : static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
+}
+}
+
+namespace {
 
 /// Draws random numbers and has buffers.
 struct Net : ch::nn::Module {
@@ -145,8 +292,57 @@ struct StepMark {
   ~StepMark() { rank.mark("step", ch::cat("step ", step), begun, 0, step); }
 };
 
+template <class N, class Optimizer>
+void save(N& net, Optimizer& optimizer, cs::SimulatedRank& rank, int step) {
+  if (disk == nullptr) return;
+  Saving own{rank};
+  disk->begun = std::max(disk->begun, step);
+  try {
+    ch::io::save_checkpoint(net, optimizer, {.step = step}, disk->path);
+  } catch (...) {
+    if (is_dead()) throw cs::Killed{};
+    throw;
+  }
+  if (!own.renamed) return;  // another rank has written
+  disk->completed = std::max(disk->completed, step);
+  if (disk->keeps) disk->saved[step] = bytes_of(disk->path);
+  if (disk->folder_unsynced) disk->wrong = "a save has returned before the folder is on the disk";
+}
+
+/// The policies that save.
+template <class N>
+constexpr bool saves = false;
+template <>
+constexpr bool saves<ch::DistributedDataParallel<Net>> = true;
+template <>
+constexpr bool saves<ch::LocalSgd<Net, ch::Nesterov>> = true;
+template <>
+constexpr bool saves<ch::FullyShardedDataParallel<Net>> = true;
+template <>
+constexpr bool saves<ch::TensorParallel<Divided>> = true;
+template <>
+constexpr bool saves<ch::Pipeline<Chain>> = true;
+template <>
+constexpr bool saves<ch::Mesh<Divided, ch::mesh::Data<2>, ch::mesh::Tensor<2>>> = true;
+
+/// Loads the file, and saves it again. Returns its step.
+template <class N>
+std::int64_t restart(N& net, const std::string& path) {
+  ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
+  const auto position = ch::io::load_checkpoint(net, optimizer, path);
+  ch::io::save_checkpoint(net, optimizer, position, path);
+  return position.step;
+}
+template <class Model>
+std::int64_t restart_alone(const std::string& path) {
+  ch::SingleDevice<Model> net(Model{}, 3);
+  return restart(net, path);
+}
+
 template <class N>
 void train(N& net, cs::SimulatedRank& rank, Steps& done, const Parts& parts) {
+  if constexpr (saves<N>)
+    if (disk != nullptr && disk->restarts) return done.push_back(static_cast<std::uint64_t>(restart(net, disk->path)));
   ch::optim::Sgd optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.9}};
   for (int step = 0; step < steps; ++step) {
     const auto key = static_cast<std::uint32_t>(step);
@@ -164,6 +360,7 @@ void train(N& net, cs::SimulatedRank& rank, Steps& done, const Parts& parts) {
     optimizer.step();
     rank.compute(1e-3);
     done.push_back(hash_of(net.parameters()));
+    if constexpr (saves<N>) save(net, optimizer, rank, step);
   }
 }
 
@@ -200,6 +397,7 @@ void survive(cs::SimulatedRank& rank, Steps& done) {
       if (net.is_void()) continue;
       done.resize(std::max(done.size(), step + 1));
       done[step] = hash_of(ch::nn::named_parameters<ch::Cpu>(net.module()));  // their order in memory changes
+      save(net, optimizer, rank, static_cast<int>(step));
     }
   }
   done.resize(static_cast<std::size_t>(net.steps()));
@@ -288,18 +486,44 @@ const std::map<std::string, Program>& policies() {
   return all;
 }
 
+/// How the file of a policy that saves is read again: on one device, and on that many ranks (0: not).
+struct Reading {
+  std::function<std::int64_t(const std::string&)> alone;
+  int ranks;
+};
+const std::map<std::string, Reading>& readings() {
+  static const std::map<std::string, Reading> all = {
+      {"save_ddp", {restart_alone<Net>, 3}},
+      {"save_diloco", {restart_alone<Net>, 3}},
+      {"save_elastic", {restart_alone<ch::SameBits<Net, 8>>, 0}},
+      {"save_fsdp", {restart_alone<Net>, 3}},
+      {"save_mesh_data_tensor", {restart_alone<Divided>, 0}},
+      {"save_pipeline", {restart_alone<Chain>, 3}},
+      {"save_tp", {restart_alone<Divided>, 2}},
+  };
+  return all;
+}
+const Program& program_of(const std::string& policy) {
+  return policies().at(readings().contains(policy) ? policy.substr(5) : policy);
+}
+
 struct Outcome {
+  std::unique_ptr<Disk> disk;  ///< of a policy that saves
   cs::SimulatedTimes times;
   std::vector<Steps> done;
 };
-Outcome simulated(const Program& program, int ranks, const cs::FaultPlan& plan, bool keep_spans = false) {
+Outcome simulated(const std::string& policy, int ranks, const cs::FaultPlan& plan, bool keep_spans = false) {
+  const auto& program = program_of(policy);
   Outcome out;
+  if (readings().contains(policy)) out.disk = std::make_unique<Disk>(), out.disk->keeps = plan.faults.empty();
+  disk = out.disk.get();
   out.done.resize(static_cast<std::size_t>(ranks));
   elastic_job = std::make_shared<cs::ElasticJob>(ranks - 1, ch::elastic::Options{.lost_after = std::chrono::seconds(60)});
   out.times = cs::simulate({.ranks = ranks, .keep_spans = keep_spans, .faults = plan}, [&](cs::SimulatedRank& rank) {
     ch::manual_seed(1);
     program(rank, out.done[static_cast<std::size_t>(rank.rank())]);
   });
+  disk = nullptr;
   return out;
 }
 
@@ -308,16 +532,20 @@ std::string message_of(const std::exception_ptr& error) {
     std::rethrow_exception(error);
   } catch (const ch::CommError& expected) {
     return expected.what();
+  } catch (const ch::FileError& expected) {
+    return expected.what();
   } catch (const std::exception& other) {
     return ch::cat("no CommError: ", other.what());
   }
 }
 /// The rank that an error names as the cause; -1: none.
 int named_by(const std::string& error) {
-  static const std::regex cause("rank (\\d+) has died|waiting for rank (\\d+)|the connection to rank (\\d+) is lost|rank (\\d+) was silent");
+  static const std::regex cause(
+      "rank (\\d+) has died|waiting for rank (\\d+)|the connection to rank (\\d+) is lost|rank (\\d+) was silent|"
+      "rank (\\d+): saving |rank (\\d+) failed: ");
   int named = -1;
   for (std::sregex_iterator match(error.begin(), error.end(), cause), end; match != end; ++match)
-    for (std::size_t group = 1; group <= 4; ++group)
+    for (std::size_t group = 1; group <= 6; ++group)
       if ((*match)[group].matched) named = std::stoi((*match)[group]);
   return named;
 }
@@ -330,8 +558,8 @@ struct Allowed {
   bool alike = false;  ///< all ranks hold the same, and one may take another's state
 };
 Allowed allowed_by(const std::string& policy) {
-  if (policy == "elastic") return {.waits = 100, .alike = true};
-  return {.waits = policy.starts_with("mesh") ? 3 : policy == "pipeline" ? 2 : 1};
+  if (policy.ends_with("elastic")) return {.waits = 100, .alike = true};
+  return {.waits = policy.find("mesh") != policy.npos ? 3 : policy.ends_with("pipeline") ? 2 : 1};
 }
 
 /// What is wrong with a run; empty: nothing.
@@ -343,7 +571,7 @@ std::string violation(const Outcome& run, const Outcome& undisturbed, const Allo
     using Kind = cs::Fault::Kind;
     if (fault.kind == Kind::stop) stops += fault.amount;
     if (fault.lasts()) continue;
-    harmless = harmless && fault.kind == Kind::stop;
+    harmless = harmless && (fault.kind == Kind::stop || fault.kind == Kind::part);
     guilty.insert(fault.rank);
     if (fault.kind == Kind::cut) guilty.insert(fault.peer);
     first = std::min(first, cs::seconds(at));
@@ -364,12 +592,54 @@ std::string violation(const Outcome& run, const Outcome& undisturbed, const Allo
     }
     const auto said = message_of(rank.error);
     const double end = cs::seconds(rank.end);
+    const bool of_file = said.find(": saving ") != said.npos || said.starts_with("saving ");
+    if (of_file && (!run.disk || said.find(run.disk->path) == said.npos))
+      return ch::cat("rank ", r, " names no file: ", said);
+    if (said.starts_with("saving ") && guilty.contains(static_cast<int>(r))) continue;
     if (harmless) return ch::cat("rank ", r, " failed without a reason: ", said);
     // A newcomer that had no state yet when the others ended can only end, too.
     if (how.alike && r + 1 == run.done.size() && said.starts_with("Elastic: the ranks with the state")) continue;
     if (!guilty.contains(named_by(said))) return ch::cat("rank ", r, " names an innocent rank, or none: ", said);
     if (end > first + stops + how.waits * timeout + 1) return ch::cat("rank ", r, " failed late, at ", end, " s: ", said);
   }
+  return {};
+}
+
+/// What is wrong with the file that a run has left; empty: nothing.
+std::string file_violation(const Outcome& run, const Outcome& undisturbed, const std::string& policy, int ranks) {
+  auto& own = *run.disk;
+  if (!own.wrong.empty()) return own.wrong;
+  if (!std::filesystem::exists(own.path)) return own.completed < 0 ? "" : "the checkpoint is lost";
+  const auto& saved = undisturbed.disk->saved;
+  const auto bytes = bytes_of(own.path);
+  const auto found = std::find_if(saved.begin(), saved.end(), [&](const auto& save) { return save.second == bytes; });
+  if (found == saved.end()) return ch::cat("a checkpoint of ", bytes.size(), " bytes that nobody has saved");
+  const int step = found->first;
+  if (step < own.completed || step > own.begun)
+    return ch::cat("the checkpoint is of step ", step, ", expected one from ", own.completed, " to ", own.begun);
+  const auto& reading = readings().at(policy);
+  try {
+    if (const int again = ranks == reading.ranks ? ranks - 1 : reading.ranks; again > 0) {
+      disk = &own;
+      own.restarts = true;
+      std::vector<std::int64_t> begun(static_cast<std::size_t>(again), -1);
+      cs::simulate({.ranks = again}, [&](cs::SimulatedRank& rank) {
+        Steps at;
+        program_of(policy)(rank, at);
+        begun[static_cast<std::size_t>(rank.rank())] = static_cast<std::int64_t>(at.at(0));
+      });
+      disk = nullptr;
+      for (const auto at : begun)
+        if (at != step) return ch::cat("on ", again, " ranks it begins at step ", at, ", expected ", step);
+    }
+    const auto at = reading.alone(own.path);
+    if (at != step) return ch::cat("on one device it begins at step ", at, ", expected ", step);
+  } catch (const std::exception& error) {
+    disk = nullptr;
+    return ch::cat("the checkpoint can't be loaded: ", error.what());
+  }
+  for (const auto& file : std::filesystem::directory_iterator(own.folder))
+    if (file.path() != own.path) return ch::cat("after the next save there is still ", file.path().filename().string());
   return {};
 }
 
@@ -385,7 +655,6 @@ std::size_t bytes_now() {
   return all;
 }
 
-
 /// The place for faults in a run without any.
 cs::FaultRoom room_of(const Outcome& run) {
   cs::FaultRoom room{.ranks = static_cast<int>(run.done.size())};
@@ -400,12 +669,13 @@ cs::FaultRoom room_of(const Outcome& run) {
   room.bytes = bytes / std::max<std::uint64_t>(links, 1) + 1;
   // Elastic ranks meet in groups of their own, whose calls are not kept.
   if (bytes == 0) room.calls = 150, room.bytes = 20'000;
+  if (run.disk)
+    for (const auto& [rank, files] : run.disk->files) room.files = std::max(room.files, files);
   return room;
 }
 
 int check_seeds(const std::string& policy, int ranks, std::uint64_t first, std::uint64_t count) {
-  const auto& program = policies().at(policy);
-  const auto undisturbed = simulated(program, ranks, {.timeout = timeout}, true);
+  const auto undisturbed = simulated(policy, ranks, {.timeout = timeout}, true);
   for (const auto& rank : undisturbed.times.ranks)
     if (rank.error) return std::printf("%s: %s\n", policy.c_str(), message_of(rank.error).c_str()), 1;
   const auto room = room_of(undisturbed);
@@ -415,12 +685,13 @@ int check_seeds(const std::string& policy, int ranks, std::uint64_t first, std::
     const auto plan = cs::drawn_faults(seed, room, timeout);
     const int threads = threads_now();
     const auto bytes = bytes_now();
-    const auto run = simulated(program, ranks, plan);
+    const auto run = simulated(policy, ranks, plan);
     auto wrong = violation(run, undisturbed, allowed_by(policy));
+    if (wrong.empty() && run.disk) wrong = file_violation(run, undisturbed, policy, ranks);
     if (wrong.empty() && threads_now() != threads) wrong = "a thread is left";
     if (wrong.empty() && bytes_now() != bytes) wrong = "memory is left";
     if (wrong.empty() && seed % 100 == 0) {
-      const auto again = simulated(program, ranks, plan);
+      const auto again = simulated(policy, ranks, plan);
       if (again.done != run.done || again.times.seconds() != run.times.seconds()) wrong = "a second run differs";
     }
     bool failed = false;
@@ -440,8 +711,7 @@ int check_seeds(const std::string& policy, int ranks, std::uint64_t first, std::
 }
 
 int replay(const std::string& policy, int ranks, std::uint64_t seed, const std::string& text, const std::string& trace) {
-  const auto& program = policies().at(policy);
-  const auto undisturbed = simulated(program, ranks, {.timeout = timeout}, true);
+  const auto undisturbed = simulated(policy, ranks, {.timeout = timeout}, true);
   auto plan = cs::drawn_faults(seed, room_of(undisturbed), timeout);
   if (!text.empty()) {
     plan = cs::FaultPlan::read(text);
@@ -450,7 +720,7 @@ int replay(const std::string& policy, int ranks, std::uint64_t seed, const std::
   }
   std::printf("plan: %s\n", plan.text().c_str());
   std::fflush(stdout);
-  const auto run = simulated(program, ranks, plan, true);
+  const auto run = simulated(policy, ranks, plan, true);
   for (const auto& [fault, at] : run.times.faults) std::printf("%.6f s: %s\n", cs::seconds(at), cs::text_of(fault).c_str());
   for (std::size_t r = 0; r < run.done.size(); ++r) {
     const auto& rank = run.times.ranks[r];
@@ -460,7 +730,8 @@ int replay(const std::string& policy, int ranks, std::uint64_t seed, const std::
                              : "ended");
   }
   if (!trace.empty()) std::ofstream(trace) << cs::trace_text(run.times, ranks, policy, "");
-  const auto wrong = violation(run, undisturbed, allowed_by(policy));
+  auto wrong = violation(run, undisturbed, allowed_by(policy));
+  if (wrong.empty() && run.disk) wrong = file_violation(run, undisturbed, policy, ranks);
   std::printf("%s\n", wrong.empty() ? "no violation" : wrong.c_str());
   return !wrong.empty();
 }
@@ -479,8 +750,11 @@ int main(int argc, char** argv) {
     }
     const auto& policy = options["--policy"];
     std::string known = "all";
-    for (const auto& [name, program] : policies()) known += ", " + name;
-    ch::check<ch::UsageError>(policy == "all" || policies().contains(policy), "faults: policy '", policy,
+    std::vector<std::string> names;
+    for (const auto& [name, program] : policies()) names.push_back(name);
+    for (const auto& [name, reading] : readings()) names.push_back(name);
+    for (const auto& name : names) known += ", " + name;
+    ch::check<ch::UsageError>(policy == "all" || std::ranges::find(names, policy) != names.end(), "faults: policy '", policy,
                               "': expected one of ", known);
     const int ranks = std::stoi(options["--ranks"]);
     if (!options["--seed"].empty() || !options["--plan"].empty()) {
@@ -492,7 +766,7 @@ int main(int argc, char** argv) {
     const auto colon = seeds.find(':');
     ch::check<ch::UsageError>(colon != std::string::npos, "faults: --seeds: expected FIRST:COUNT, got '", seeds, "'");
     int status = 0;
-    for (const auto& [name, program] : policies())
+    for (const auto& name : names)
       if (policy == "all" || policy == name)
         status |= check_seeds(name, ranks, std::stoull(seeds.substr(0, colon)), std::stoull(seeds.substr(colon + 1)));
     return status;

@@ -14,7 +14,7 @@ import trace_rules
 from processes import CLEAN, expect, say
 
 PROGRAM = sys.argv[1]
-SEEDS = int(sys.argv[2]) if len(sys.argv) > 2 else 300
+SEEDS = int(sys.argv[2]) if len(sys.argv) > 2 else 250
 
 
 def run(*words, limit=600):
@@ -26,7 +26,7 @@ def run(*words, limit=600):
 status, out, err = run("--seeds", f"0:{SEEDS}")
 expect(status == 0 and not err, out + err)
 policies = re.findall(rf"^(\w+): {SEEDS} seeds, 0 violations \((\d+) failed, (?:(\d+) met no fault, )?(\d+) went on\)$", out, re.M)
-expect(len(policies) == 18 and len(policies) == len(out.splitlines()), out)
+expect(len(policies) == 25 and len(policies) == len(out.splitlines()), out)
 for policy, failed, unmet, went_on in policies:
     expect(min(int(failed), int(went_on)) > SEEDS // 10 and int(unmet or 0) < SEEDS // 4, out)
 say(f"{len(policies)} policies")
@@ -60,6 +60,12 @@ expect(out.count("is lost") == 4, out)
 status, out, err = run("--policy", "ddp", "--plan", "stop 1 @call 9 for 29, slow 0-1 x 1000, delay 2-3 up to 0.01")
 expect(status == 0 and out.count(": ended\n") == 4 and "until 29.0" in out, out)
 
+# A disk that fails: who writes and the file are named, by all that write together; a rank that dies leaves the old file.
+status, out, err = run("--policy", "save_tp", "--plan", "full 2 @file 9")
+expect(status == 0 and out.count("rank 2: saving ") == 4 and out.count("No space left on device") == 4, out)
+status, out, err = run("--policy", "save_ddp", "--plan", "kill 0 @file 6, part 0 @file 2")
+expect(status == 0 and out.count(": killed") == 1 and out.endswith("no violation\n"), out)
+
 for words, wanted in ((("--policy", "dp"), "policy 'dp': expected one of all, ddp"),
                       (("--seeds", "3"), "expected FIRST:COUNT, got '3'"),
                       (("--seed", "3"), "expected --policy P with --seed"),
@@ -67,6 +73,7 @@ for words, wanted in ((("--policy", "dp"), "policy 'dp': expected one of all, dd
                       (("--policy", "ddp", "--plan", "kill 9 @call 1"), "'kill 9 @call 1' with 4 ranks"),
                       (("--policy", "ddp", "--plan", "burn 1"), "'burn 1': expected such as kill 2 @call 17"),
                       (("--policy", "ddp", "--plan", "kill 1-1 @byte 3"), "expected such as"),
+                      (("--policy", "save_ddp", "--plan", "full 0 @call 3"), "expected such as"),
                       (("--policy", "ddp", "--plan", "stop 1 @call 3"), "expected such as")):
     status, out, err = run(*words)
     expect(status == 2 and wanted in err and len(err.splitlines()) == 1, (words, status, out, err))

@@ -379,6 +379,15 @@ for policy, devices, optimizer, stop in (("single", 1, "sgd", 10), ("single", 1,
 _, again = log(*options, "--resume", FOLDER / "stopped", "--save", FOLDER / "complete")
 nothing, same = log(*options, "--resume", FOLDER / "complete")
 assert nothing == [] and same == again == whole
+# --save-every also writes at an epoch's last step, before the epoch is over.
+first, _ = log(*options, "--steps", 7, "--save", FOLDER / "edge")
+edge = (FOLDER / "edge").read_bytes()
+for old, new in (('epoch":"1"', 'epoch":"0"'), ('batch":"0"', 'batch":"7"')):
+    assert edge.count(f'"training/{old}'.encode()) == 1, edge[:2000]
+    edge = edge.replace(f'"training/{old}'.encode(), f'"training/{new}'.encode())
+(FOLDER / "edge").write_bytes(edge)
+rest, resumed = log(*options, "--resume", FOLDER / "edge")
+assert first + rest == losses and resumed == whole, "a run resumed at the end of an epoch differs"
 
 training = Training("--save", FOLDER / "killed", "--save-every", 7, "--seed", 4)
 time.sleep(0.3)

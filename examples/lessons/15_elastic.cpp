@@ -5,8 +5,9 @@
 ///   2. They meet (ch::elastic::Processes): a new list of ranks, a new communicator. That is a new epoch.
 ///   3. One that is ahead gives its parameters to the others, also to a newcomer.
 ///   4. They divide the shares again, and go on with the first step that is not done.
-/// With --kill 40 the last rank ends itself in the middle of step 40; its launcher starts another process. The lesson ends
-/// with one device's bits. `ch::Elastic` does the same behind a loop that does not know of it.
+/// With --kill 40 the last rank ends itself in the middle of step 40; its launcher starts another process. (The launcher
+/// itself may be killed, too: a process stands by.) The lesson ends with one device's bits. `ch::Elastic` does the same
+/// behind a loop that does not know of it.
 
 #include <bit>
 #include <chorus/parallel/elastic/processes.hpp>

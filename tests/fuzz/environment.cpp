@@ -1,7 +1,7 @@
 // Variables of launchers, a line NAME=VALUE each.
 #include <chorus/launch/launch.hpp>
 #include <chorus/launch/launch_impl.hpp>
-#include <chorus/launch/supervisor_link.hpp>
+#include <chorus/launch/job_file.hpp>
 
 #include "fuzz.hpp"
 

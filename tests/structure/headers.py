@@ -165,8 +165,8 @@ def problems(header, text):
 # Headers that <chorus/all.hpp> need not bring: what bodies of functions alone use, what needs a library of its own, and
 # tests, which a program would only wait for.
 INNER = re.compile(r"chorus/(compiled/|testing/|core/check_output|trace/merge_traces|comm/(engine|meeting|store|transport)/|comm/(mpi|gloo|nccl|staged)|parallel/ddp/gpu_rank|"
-                   r"quantization/layer_output|launch/(console|variables|job_of_machines|machines|rank_output|rank_process|signal_pipe|supervisor|supervisor_link"
-                   r"|world_from_environment)\.hpp)|/cuda[/.]|_impl\.hpp$|\.cuh$")
+                   r"quantization/layer_output|launch/(console|variables|job|job_of_machines|machines|rank_output|rank_process|replacements|signal_pipe|stand_by"
+                   r"|supervised_rank|supervisor|supervisor_link|world_from_environment)\.hpp)|/cuda[/.]|_impl\.hpp$|\.cuh$")
 
 
 def left_out_of_all(headers):

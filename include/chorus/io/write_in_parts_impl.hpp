@@ -26,8 +26,8 @@
 namespace chorus::io::detail {
 
 /// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
-/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
-/// job. All ranks call it.
+/// that names the first such rank. Before that `undo()` has ended on all of them, and all have the reason, as a rank that
+/// throws may end the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -46,6 +46,10 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   if (failed == 0) return;
   undo();
   const auto texts = comm::all_gather_object(ranks, text);
+  try {
+    ranks.barrier();
+  } catch (const CommError&) {  // another one has them all, too, and has thrown
+  }
   const auto same = [&](const std::string& other) { return other == text; };
   if (own && std::all_of(texts.begin(), texts.end(), same)) std::rethrow_exception(own);
   const auto first = std::find_if(texts.begin(), texts.end(), [](const std::string& each) { return !each.empty(); });

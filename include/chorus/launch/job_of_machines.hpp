@@ -1,7 +1,9 @@
 #pragma once
 /// `run_job` for several launchers that find each other.
 
+#include <chorus/launch/job.hpp>
 #include <chorus/launch/machines.hpp>
+#include <chorus/launch/stand_by.hpp>
 #include <chrono>
 #include <thread>
 
@@ -14,7 +16,7 @@ inline GroupOutcome supervise_with_machines(const RankGroup& group, Console& con
   try {
     Supervisor supervisor(group, console);
     const auto watcher = machines.watch([&](const char* why) { supervisor.interrupt(why); });
-    return supervisor.run();
+    return supervisor.run([&](const RankLife& life) { machines.open_doors(life); });
   } catch (const Error& error) {  // ranks can't be started
     machines.leave(group, error.what());
     throw;
@@ -29,8 +31,17 @@ inline GroupOutcome supervise_with_machines(const RankGroup& group, Console& con
 /// again, all ranks restart with it, up to `machines.most`; beyond that it waits for a place for at most
 /// `machines.join_timeout`. Neither counts as a restart. The job ends with the machine that listens at `machines.host`,
 /// because it holds the machines' store.
+///
+/// In a job that outlives its ranks these continue, and let a new machine's ranks in. If this machine's supervisor is
+/// killed in it, another process takes its place, but not its part in the store: no round begins here any more.
 inline int run_job(RankGroup group, const MachineOptions& options) {
+  auto estate = detail::stand_by(group);
   detail::Console console;
+  if (estate) {
+    const auto outcome = detail::Supervisor(group, console, std::move(estate)).run();
+    if (outcome.signal != 0) console.finish(group.grace);
+    return console.status_after(outcome.status);
+  }
   detail::Machines machines(options, group, console);
   for (int status = 0;;) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
@@ -42,7 +53,9 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
         console.say("the job has succeeded without this machine");
         return console.status_after(0);
       }
-      if (group.restart > restarts)
+      if (!group.doors.empty())
+        console.say(detail::format("starting %d %s that join it", group.ranks, group.ranks == 1 ? "rank" : "ranks"));
+      else if (group.restart > restarts)
         console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
       else if (!first && group.nodes <= nodes)
         console.say(detail::format("continuing with %d of %d machines", group.nodes, nodes));
@@ -60,6 +73,11 @@ inline int run_job(RankGroup group, const MachineOptions& options) {
     }
     if (outcome.status == 0 && !machines.end_well()) outcome.status = lost_peer_status;
     status = outcome.status;
+    if (!group.doors.empty() && !outcome.met && outcome.signal == 0 && status == lost_peer_status) {
+      machines.was_not_let_in();
+      std::this_thread::sleep_until(next);
+      continue;
+    }
     if (!detail::worth_a_restart(outcome)) {
       if (outcome.signal != 0)
         machines.leave();

@@ -10,8 +10,9 @@
 #include <chorus/core/check_output.hpp>
 #include <chorus/core/random.hpp>
 #include <chorus/core/standard_streams.hpp>
+#include <chorus/launch/job.hpp>
 #include <chorus/launch/launch.hpp>
-#include <chorus/launch/supervisor.hpp>
+#include <chorus/launch/stand_by.hpp>
 #include <chorus/launch/supervisor_link.hpp>
 #include <chorus/launch/variables.hpp>
 #include <chorus/launch/world_from_environment.hpp>
@@ -50,17 +51,6 @@ inline Failure current_failure() {
   } catch (...) {
     return {1, "an exception of another type than std::exception"};
   }
-}
-
-/// The path of this program; not /proc/self/exe, for which `ps` would show "exe".
-inline std::string own_program() {
-  char path[PATH_MAX];
-  const auto size = readlink("/proc/self/exe", path, sizeof path);
-  if (size > 0 && size < PATH_MAX) {
-    std::string program(path, static_cast<std::size_t>(size));
-    if (access(program.c_str(), X_OK) == 0) return program;
-  }
-  return "/proc/self/exe";
 }
 
 /// For programs that can record runs.
@@ -332,7 +322,8 @@ inline RunListener listener_to(const LaunchOptions& options) {
   if (policy.distributed) {
     auto joined = join(policy, options.devices);
     if (!joined) {
-      check<UsageError>(!order,
+      const bool stands_by = env("CHORUS_STAND_BY") != nullptr;
+      check<UsageError>(!order || stands_by,
                         "launch: this process was started as a rank, but RANK and WORLD_SIZE are no longer set");
       static std::atomic<bool> under_way{false};
       const FlagScope starting(under_way, "launch: another thread of this process is already in a launch of ranks");
@@ -345,6 +336,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
       group.grace = *options.grace;
       group.launch = next.text();
       group.replacements = INT_MAX;
+      calls.order.reset();  // of one that stands by: from here on it is the one whose place it takes
       const int status = run_job(std::move(group));
       if (listener.ranks_have_ended != nullptr) listener.ranks_have_ended(options.trace, next.devices);
       if (status == 0) check_output();

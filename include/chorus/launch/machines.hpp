@@ -41,6 +41,8 @@ namespace detail {
 /// - R/open: ranks per machine, set once machine 0 has joined; or that the job has `ended`, and why
 /// - R/joined: the number of machines that have joined
 /// - R/nodes, R/most, R/restarts, R/address, R/port: machine 0's decision: who takes part, and where ranks meet
+/// - R/doors: in a job that outlives its ranks (see SupervisorLink::lives), the epoch, and where these let others in
+/// - R/asks EPOCH: the number of machines that have asked for a place in it
 /// - R/late: the number of machines that joined after that
 /// - R/left: the number of machines that took part and will not return
 /// - R/over: the first event: the ranks of a machine have `ended` well or `failed`, or a late machine `joins`; the
@@ -72,11 +74,13 @@ class Machines {
   Machines& operator=(const Machines&) = delete;
 
   /// Meets the other machines and fills in this machine's place in `group`. If it comes while ranks run, all ranks
-  /// restart if fewer than `most` machines take part; otherwise it waits for a place. Returns false if the job ends
-  /// well before that. Throws Error if too few machines come in time, or one has ended the job.
+  /// restart if fewer than `most` machines take part, or let this machine's ranks in at `group.doors` if the job
+  /// outlives them; otherwise it waits for a place. Returns false if the job ends well before that. Throws Error if too
+  /// few machines come in time, or one has ended the job.
   bool form(RankGroup& group) {
     int number = 0;
     Decision decided;
+    group.doors.clear();
     if (server_) {
       ++round_;
       publish(group);
@@ -95,7 +99,11 @@ class Machines {
         number = count(key("joined"), 1) - 1;
         decided = await_decision();
         if (number < decided.nodes) break;
-        ask_for_a_place(decided);
+        group.doors = ask_for_a_place(decided, group.ranks);
+        if (group.doors.empty()) continue;
+        decided.nodes = std::min(number + 1, decided.most);  // these numbers only name its ranks until they are let in
+        number = decided.nodes - 1;
+        break;
       }
     }
     group.nodes = decided.nodes;
@@ -107,6 +115,15 @@ class Machines {
     group.listen_fd = listener_.fd();
     took_part_ = true;
     return true;
+  }
+  /// In a job that outlives its ranks, when these have met: machines that come later find them.
+  void open_doors(const RankLife& life) {
+    if (server_) store_.set(key("doors"), cat(life.epoch, " ", life.doors));
+  }
+  /// The ranks that live have not let this machine's in: it may ask again.
+  void was_not_let_in() {
+    took_part_ = false;
+    --round_;
   }
   /// Whether this machine has taken part before.
   bool took_part() const { return took_part_; }
@@ -247,13 +264,36 @@ class Machines {
     return options_.join_timeout + options_.last_call + std::chrono::seconds(10);
   }
 
-  /// For a machine that comes while ranks run.
-  void ask_for_a_place(const Decision& decided) {
-    store_.add(key("late"), 1);
-    const bool free = decided.nodes < decided.most;
-    const auto count = cat(decided.nodes, decided.nodes == 1 ? " machine" : " machines");
-    console_.say(cat("the job runs on ", count, free ? ": all restart with this machine" : ": waiting for a place"));
-    if (free) end_round("joins");
+  /// For a machine that comes while ranks run. Returns the doors of these if they let its ranks in; else it may take
+  /// part in the next round.
+  std::string ask_for_a_place(const Decision& decided, int ranks) {
+    if (std::exchange(asked_, round_) != round_) store_.add(key("late"), 1);
+    const auto deadline = Clock::now() + options_.join_timeout;
+    std::string counted_in;
+    for (bool said = false;; said = true) {
+      std::string doors = store_.check({key("doors")}) ? store_.get(key("doors")) : "";
+      const auto epoch = doors.substr(0, doors.find(' '));
+      doors.erase(0, epoch.size() + 1);
+      int nodes = decided.nodes;
+      if (!doors.empty()) {  // machines may have been lost, and others let in
+        const auto living = static_cast<int>(std::ranges::count(doors, ' ')) + 1;
+        nodes = (living + ranks - 1) / ranks;
+      }
+      const bool free = nodes < decided.most;
+      const auto running = cat("the job runs on ", nodes, nodes == 1 ? " machine" : " machines");
+      if (!said)
+        console_.say(running + (!free           ? ": waiting for a place"
+                                : doors.empty() ? ": all restart with this machine"
+                                                : ", and its ranks let others in"));
+      if (free && doors.empty()) end_round("joins");
+      if (doors.empty() || store_.check({cat(round_ + 1, "/open")})) return "";
+      // Machines that come at one time count each other.
+      const bool asks = free && std::exchange(counted_in, epoch) != epoch;
+      if (asks && nodes + count(key("asks ") + epoch, 1) <= decided.most) return doors;
+      check<TimeoutError>(Clock::now() < deadline, where(), "no place became free within ",
+                          options_.join_timeout.count(), " ms");
+      std::this_thread::sleep_for(options_.interval);
+    }
   }
 
   void refuse_if_ended() {
@@ -302,7 +342,7 @@ class Machines {
   std::shared_ptr<comm::StoreServer> server_;  ///< machine 0's
   comm::Store store_;
   comm::Socket listener_;  ///< machine 0's: where ranks meet
-  int round_ = -1;
+  int round_ = -1, asked_ = -1;
   bool took_part_ = false;
 };
 

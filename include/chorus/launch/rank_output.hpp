@@ -32,8 +32,10 @@ namespace chorus::detail {
 /// launcher's own. At most one line per stream is buffered, up to 1 MiB.
 class RankOutput {
  public:
-  /// Creates this attempt's folder if files are requested. Throws FileError.
-  RankOutput(const RankGroup& group, Console& console) : group_(group), console_(console) {
+  /// Creates this attempt's folder if files are requested. `pipes`: those of a supervisor whose ranks are taken over,
+  /// see `pipes()`. Throws FileError.
+  RankOutput(const RankGroup& group, Console& console, std::vector<Fd> pipes = {})
+      : group_(group), console_(console), pipes_(std::move(pipes)) {
     if (group.log_dir.empty()) return;
     folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.attempt);
     std::error_code error;
@@ -72,6 +74,9 @@ class RankOutput {
     return {one(1, "stdout.log", STDOUT_FILENO), one(2, "stderr.log", STDERR_FILENO)};
   }
 
+  /// For a process that stands by: the ends to read from of all pipes, in the order in which `add` has made them.
+  const std::vector<Fd>& pipes() const { return pipes_; }
+
   void start() {
     if (!sources_.empty()) thread_ = start_thread("ranks' output", [this] { pump(); });
   }
@@ -95,7 +100,11 @@ class RankOutput {
       log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), path.c_str());
     if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
     if (!shown || (path.empty() && !prefix)) return log;
-    Pipe pipe;
+    const bool inherited = sources_.size() < pipes_.size();
+    if (!inherited) pipes_.emplace_back();
+    Fd& kept = pipes_[sources_.size()];
+    Pipe pipe = inherited ? Pipe(std::move(kept)) : Pipe();
+    kept = Fd(fcntl(pipe.read_end.get(), F_DUPFD_CLOEXEC, 3), "dup");
     fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end blocks
     sources_.push_back({rank, shown_on, std::move(pipe.read_end), std::move(log), {}});
     return std::move(pipe.write_end);
@@ -165,6 +174,7 @@ class RankOutput {
   Console& console_;
   std::string folder_;
   std::vector<Source> sources_;
+  std::vector<Fd> pipes_;  ///< a copy for each of them
   std::atomic<bool> ending_{false};
   std::thread thread_;
 };

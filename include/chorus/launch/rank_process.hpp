@@ -35,6 +35,7 @@ struct RankGroup {
   std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
   int replacements = 0;                   ///< of killed ranks a minute, in a job that outlives them
   int attempt = 0;                        ///< how often all ranks have been started before
+  std::string doors;                      ///< of ranks that live already: these join them, see SupervisorLink::lives
   std::string run_id = "none", role = "default";
 
   bool prefix = false;     ///< puts `[rank N] ` in front of ranks' lines
@@ -51,11 +52,10 @@ namespace detail {
 
 /// The descriptors that a rank inherits from its supervisor.
 struct RankDescriptors {
-  int report;       ///< for the reason of its failure
+  int report;       ///< the JobFile
   int listener;     ///< rank 0's: the ranks meet at this socket
   int input;        ///< stdin of all other ranks
   int output, err;  ///< stdout and stderr; -1: the supervisor's
-  int doors;        ///< see SupervisorLink::lives
 };
 
 /// The variables of local rank `local_rank` that differ from the supervisor's.
@@ -81,7 +81,6 @@ struct RankDescriptors {
       "TORCHELASTIC_USE_AGENT_STORE=False",
       format("CHORUS_SUPERVISOR_PID=%d", getpid()),
       format("CHORUS_REPORT_FD=%d", given.report),
-      format("CHORUS_DOORS_FD=%d", given.doors),
       "CHORUS_ELASTIC_DOORS=" + doors,
       "CHORUS_LAUNCH=" + group.launch,
       rank == 0 && given.listener >= 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
@@ -91,34 +90,37 @@ struct RankDescriptors {
   return ours;
 }
 
-/// In the child, from `fork` to `exec`; returns only if the program can't be started. Nothing here allocates: another
-/// thread may have held a lock during the fork.
-inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
-                        const RankDescriptors& given, pid_t supervisor) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
-  if (getppid() != supervisor) _exit(128 + SIGKILL);
-  fcntl(given.report, F_SETFD, 0);
-  fcntl(given.doors, F_SETFD, 0);
-  if (is_main) fcntl(given.listener, F_SETFD, 0);
-  if (!is_main) dup2(given.input, STDIN_FILENO);
-  if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
-  if (given.err >= 0) dup2(given.err, STDERR_FILENO);
-  // The program must not inherit the supervisor's signal handlers or blocked signals.
+/// The program must not inherit the supervisor's signal handlers.
+inline void drop_signal_handlers() {
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
     action = {};
     sigaction(signal, &action, nullptr);
   }
+}
+
+/// In the child, from `fork` to `exec`.
+inline void become_rank(bool is_main, const RankDescriptors& given, pid_t supervisor) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
+  if (getppid() != supervisor) _exit(128 + SIGKILL);
+  fcntl(given.report, F_SETFD, 0);
+  if (is_main) fcntl(given.listener, F_SETFD, 0);
+  if (!is_main) dup2(given.input, STDIN_FILENO);
+  if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
+  if (given.err >= 0) dup2(given.err, STDERR_FILENO);
+  drop_signal_handlers();
   sigset_t none;
   sigemptyset(&none);
   pthread_sigmask(SIG_SETMASK, &none, nullptr);
-  execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
 }
 
-/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
-[[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
-                                      const RankDescriptors& given) {
+/// Starts a program, with `ours` replacing variables of this process. `prepare` runs in the child, from `fork` to
+/// `exec`; it must not allocate: another thread may have held a lock during the fork. Throws Error, which names `what`,
+/// if it can't be started.
+template <class Prepare>
+[[gnu::cold]] pid_t start_process(const std::string& what, const std::string& program, char* const* argv,
+                                  const std::vector<std::string>& ours, const Prepare& prepare) {
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
   for (char** old = environ; *old != nullptr; ++old) {
@@ -129,14 +131,14 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   }
   environment.push_back(nullptr);
 
-  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   Pipe trouble;  // closed without data when the program has started
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  const pid_t supervisor = getpid(), pid = fork();
+  const pid_t pid = fork();
   if (pid == 0) {
-    become_rank(group, rank == 0, environment.data(), given, supervisor);
+    prepare();
+    execvpe(program.c_str(), argv, const_cast<char* const*>(environment.data()));
     const int error = errno;
     [[maybe_unused]] const auto written = write(trouble.write_end.get(), &error, sizeof error);
     _exit(127);
@@ -148,9 +150,16 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   while (pid > 0 && poll(&ended, 1, -1) < 0) {
   }
   if (pid > 0 && read(trouble.read_end.get(), &error, sizeof error) > 0) waitpid(pid, nullptr, 0);
-  if (error != 0)
-    system_error(format("cannot start rank %d of %d: %s", rank, size, group.program.c_str()).c_str(), error);
+  if (error != 0) system_error(format("cannot start %s: %s", what.c_str(), program.c_str()).c_str(), error);
   return pid;
+}
+
+/// Starts that rank. Throws Error if it can't be started.
+[[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+                                      const RankDescriptors& given) {
+  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
+  return start_process(format("rank %d of %d", rank, size), group.program, group.argv, ours,
+                       [&, supervisor = getpid()] { become_rank(rank == 0, given, supervisor); });
 }
 
 }  // namespace detail

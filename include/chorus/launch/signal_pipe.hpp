@@ -62,6 +62,11 @@ struct Pipe {
     read_end = Fd(ok ? ends[0] : -1, "pipe");
     write_end = Fd(ends[1], "pipe");
   }
+  /// The same pipe again, by an end to read from.
+  explicit Pipe(Fd reader) : read_end(std::move(reader)) {
+    const auto path = format("/proc/self/fd/%d", read_end.get());
+    write_end = Fd(open(path.c_str(), O_WRONLY | O_CLOEXEC), path.c_str());
+  }
 };
 
 /// Delivers signals as numbers in a pipe while it lives: SIGCHLD and the given ones. An ignored SIGHUP (nohup) stays
@@ -106,8 +111,10 @@ class SignalPipe {
   void wake() const { [[maybe_unused]] const auto written = write(pipe_.write_end.get(), &woken, 1); }
   static constexpr unsigned char woken = 255;
 
-  /// The next signal, or 0 at the deadline.
-  int wait(std::optional<Time> deadline) {
+  /// The next signal, or 0 at the deadline. `processes`: pidfds; the end of one of them counts as SIGCHLD.
+  int wait(std::optional<Time> deadline, const std::vector<int>& processes = {}) {
+    std::vector<pollfd> events{{pipe_.read_end.get(), POLLIN, 0}};
+    for (const int process : processes) events.push_back({process, POLLIN, 0});
     while (true) {
       unsigned char signal = 0;
       if (read(pipe_.read_end.get(), &signal, 1) == 1) return signal;
@@ -117,8 +124,7 @@ class SignalPipe {
         if (left.count() <= 0) return 0;
         milliseconds = static_cast<int>(std::min<std::chrono::milliseconds::rep>(left.count(), 1'000'000));
       }
-      pollfd entry{pipe_.read_end.get(), POLLIN, 0};
-      poll(&entry, 1, milliseconds);
+      if (poll(events.data(), events.size(), milliseconds) > 0 && events[0].revents == 0) return SIGCHLD;
     }
   }
 

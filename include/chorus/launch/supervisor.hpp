@@ -1,10 +1,10 @@
 #pragma once
 /// Starts the ranks of one machine as processes and supervises them: the first that fails is named and ends all,
-/// signals are passed on, and no rank outlives the supervisor. `supervisor_link.hpp` is the rank's end.
+/// signals are passed on, and no rank outlives the supervisor, but in a job that outlives its ranks.
+/// `supervisor_link.hpp` is the rank's end.
 
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,17 +16,19 @@
 #include <chorus/comm/transport/socket.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/launch/console.hpp>
+#include <chorus/launch/job_file.hpp>
 #include <chorus/launch/message.hpp>
 #include <chorus/launch/rank_output.hpp>
 #include <chorus/launch/rank_process.hpp>
+#include <chorus/launch/replacements.hpp>
 #include <chorus/launch/signal_pipe.hpp>
-#include <chorus/launch/supervisor_link.hpp>
+#include <chorus/launch/stand_by.hpp>
+#include <chorus/launch/supervised_rank.hpp>
 #include <chorus/launch/world_from_environment.hpp>
 #include <chrono>
-#include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,8 @@ struct GroupOutcome {
   int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
   int failed_rank = -1;  ///< the rank that failed first, -1 if none did
   int signal = 0;        ///< the signal that was sent to the supervisor
+  bool met = false;      ///< whether the job outlives its ranks, and these have met
+  bool early = false;    ///< a rank was killed before they had met in such a job: nothing is lost if all start anew
 };
 
 namespace detail {
@@ -56,33 +60,43 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 /// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
 ///
 /// A rank whose job outlives it (see SupervisorLink::lives) may be killed by a signal, or lose the others: then these
-/// continue. In the place of a killed one another process is started, while ranks are left to let it in: at most one in
-/// 200 ms, `group.replacements` a minute, and 10 a minute after ones that were killed before they were let in.
+/// continue. In the place of a killed one another process is started (see Replacements, with `group.replacements`),
+/// while ranks are left to let it in.
+///
+/// Such a job outlives its supervisor, too: another process stands by. With an `estate` this one takes over the ranks
+/// of a supervisor that was killed. They are not its children: it sees that they end, and takes from their last words
+/// how.
 class Supervisor {
  public:
-  Supervisor(const RankGroup& group, Console& console)
+  Supervisor(const RankGroup& group, Console& console, std::optional<Estate> estate = std::nullopt)
       : group_(group),
         console_(console),
         signals_(all_signals(group.signals)),
-        output_(group, console),
-        ranks_(static_cast<std::size_t>(group.ranks)) {}
+        takes_over_(estate.has_value()),
+        file_(takes_over_ ? std::move(estate->file) : JobFile::create()),
+        output_(group, console, takes_over_ ? std::move(estate->pipes) : std::vector<Fd>()),
+        ranks_(static_cast<std::size_t>(group.ranks)),
+        replacements_(group.replacements) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
   /// After an exception no rank is left running.
   ~Supervisor() {
     for (Rank& rank : ranks_) {
       if (!rank.running) continue;
-      kill(rank.pid, SIGKILL);
-      waitpid(rank.pid, nullptr, 0);
+      rank.send(SIGKILL);
+      if (!rank.adopted) waitpid(rank.pid, nullptr, 0);
     }
   }
 
-  /// Call it once. Throws Error if a process cannot be started.
-  GroupOutcome run() {
-    start_all();
+  /// Call it once. `on_epoch` is called in a job that outlives its ranks, after these have met. Throws Error if a
+  /// process cannot be started.
+  GroupOutcome run(std::function<void(const RankLife&)> on_epoch = {}) {
+    on_epoch_ = std::move(on_epoch);
+    newest_.doors = group_.doors;
+    takes_over_ ? take_over() : start_all();
     while (running_ > 0 || undecided() || vacant() != nullptr) {
       Rank* const place = vacant();
-      const int signal = signals_.wait(place != nullptr ? place->vacant : deadline_);
+      const int signal = signals_.wait(place != nullptr ? place->vacant : deadline_, adopted());
       if (signal == SIGCHLD) {
         reap();
       } else if (signal == 0 && place != nullptr) {
@@ -107,6 +121,7 @@ class Supervisor {
     while (const int signal = signals_.wait(Clock::now())) {
       if (signal != SIGCHLD && signal != SignalPipe::woken && ends_job(signal)) note(signal);
     }
+    outcome_.met = newest_.epoch > 0;
     return outcome_;
   }
 
@@ -120,18 +135,7 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
   enum class Stage { watching, stopping, killing };
-  struct Rank {
-    pid_t pid = -1;
-    bool running = false;
-    int wait_status = 0;
-    Fd reports;         ///< the rank's report when it fails
-    RankReport report;  ///< the same, after it has ended
-    RankOutput::Streams streams;
-    bool replaces = false;                    ///< whether it has taken a lost one's place
-    bool told = false;                        ///< whether its loss has been reported
-    long led = 0;                             ///< the epoch whose rank 0 was lost here
-    std::optional<Clock::time_point> vacant;  ///< when another process may take its place
-  };
+  using Rank = SupervisedRank;
 
   static std::vector<int> all_signals(std::vector<int> signals) {
     for (const int signal : {SIGUSR1, SIGUSR2})
@@ -142,8 +146,10 @@ class Supervisor {
     return std::find(group_.signals.begin(), group_.signals.end(), signal) != group_.signals.end();
   }
 
-  int number(const Rank& rank) const {
-    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
+  int local(const Rank& rank) const { return static_cast<int>(&rank - ranks_.data()); }
+  int number(const Rank& rank) const { return group_.node_rank * group_.ranks + local(rank); }
+  std::string name(const Rank& rank) const {
+    return rank.pid < 0 ? format("rank %d", number(rank)) : format("rank %d (pid %d)", number(rank), rank.pid);
   }
 
   /// A token, because other users of this machine can reach loopback, too.
@@ -169,55 +175,66 @@ class Supervisor {
     port_ = port;
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    doors_ = Fd(memfd_create("doors", MFD_CLOEXEC), "doors");
-    for (int rank = 0; rank < group_.ranks; ++rank) {
-      ranks_[static_cast<std::size_t>(rank)].streams = output_.add(rank);
-      start(rank, "");
+    for (Rank& rank : ranks_) {
+      rank.streams = output_.add(local(rank));
+      start(rank, group_.doors);
     }
     output_.start();
   }
 
+  /// The ranks that live are those that hold their locks; of the others it is found in their last words how they ended.
+  [[gnu::cold]] void take_over() {
+    port_ = group_.master_port;
+    nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    for (Rank& rank : ranks_) {
+      rank.streams = output_.add(local(rank));
+      rank.adopt(file_, local(rank));
+      ++running_;
+    }
+    output_.start();
+    if (JobFile::noted(file_.fd(), JobFile::ends)) {
+      outcome_.status = 128 + SIGKILL;
+      note(SIGKILL);
+      kill_all();
+    }
+    reap();
+  }
+  /// The pidfds of adopted ranks that run.
+  std::vector<int> adopted() const {
+    std::vector<int> list;
+    for (const Rank& rank : ranks_)
+      if (rank.running && rank.adopted) list.push_back(rank.end.get());
+    return list;
+  }
+
   /// `doors`: for a process that takes a lost one's place.
-  void start(int local_rank, const std::string& doors) {
-    Pipe reports;
-    Rank& rank = ranks_[static_cast<std::size_t>(local_rank)];
-    const RankDescriptors given{.report = reports.write_end.get(),
+  void start(Rank& rank, const std::string& doors) {
+    const int local_rank = local(rank);
+    file_.clear(local_rank);
+    const RankDescriptors given{.report = file_.fd(),
                                 .listener = listener_.get(),
                                 .input = nothing_.get(),
                                 .output = rank.streams.out.get(),
-                                .err = rank.streams.err.get(),
-                                .doors = doors_.get()};
+                                .err = rank.streams.err.get()};
     rank.pid = start_rank(group_, local_rank, rank_environment(group_, local_rank, port_, token_, given, doors), given);
     rank.running = true;
+    rank.adopted = false;
+    rank.end.reset();
     rank.wait_status = 0;
-    rank.reports = std::move(reports.read_end);
     rank.report = {};
     rank.replaces = !doors.empty();
     rank.told = false;
     ++running_;
   }
 
-  /// The last report of a rank, see SupervisorLink::lives.
-  struct Life {
-    long epoch = 0, rank = 0;
-    std::string doors;
-  };
-  Life life_of(const Rank& rank) const {
-    char text[doors_bytes] = {};
-    [[maybe_unused]] const auto n = pread(doors_.get(), text, sizeof text - 1, (&rank - ranks_.data()) * doors_bytes);
-    char* rest = text;
-    const long epoch = std::strtol(rest, &rest, 10), place = std::strtol(rest, &rest, 10);
-    return {epoch, place, *rest == ' ' ? rest + 1 : ""};
-  }
-
   /// Whether the others may continue without a rank that has ended badly. A killed one's place becomes vacant.
   bool goes_on(Rank& rank) {
-    const auto life = life_of(rank);
+    const auto life = file_.life_of(local(rank));
     if (life.doors.empty() && !(rank.replaces && life.epoch == 0)) return false;
-    if (!WIFSIGNALED(rank.wait_status) && !lost_peers(rank)) return false;
+    if (!WIFSIGNALED(rank.wait_status) && !rank.lost_peers()) return false;
     if (life.epoch > 0 && life.rank == 0) rank.led = life.epoch;
-    if (WIFSIGNALED(rank.wait_status)) rank.vacant = Clock::now() + patience(rank.wait_status);
-    if (WIFSIGNALED(rank.wait_status) && life.epoch == 0) killed_early_.push_back(Clock::now());
+    if (WIFSIGNALED(rank.wait_status)) rank.vacant = Clock::now() + rank.patience();
+    if (WIFSIGNALED(rank.wait_status) && life.epoch == 0) replacements_.note_early_loss(Clock::now());
     return true;
   }
   /// The place that is to be taken next, while there are ranks that can let a process in.
@@ -231,30 +248,20 @@ class Supervisor {
   [[gnu::cold]] void replace(Rank& place) {
     const auto now = Clock::now();
     if (!std::exchange(place.told, true)) {
-      auto start = replaced_.empty() ? now : std::max(now, replaced_.back() + Milliseconds(200));
-      const auto limit = [&](const std::vector<Clock::time_point>& times, int most) {
-        const auto kept = static_cast<std::size_t>(most);
-        if (times.size() >= kept) start = std::max(start, times[times.size() - kept] + std::chrono::minutes(1));
-      };
-      std::string line = format("rank %d (pid %d) was killed by %s; the others continue", number(place), place.pid,
-                                signal_name(WTERMSIG(place.wait_status)).c_str());
+      std::string line = name(place) + " " + place.killed() + "; the others continue";
       place.vacant.reset();
-      if (group_.replacements > 0) {
-        limit(replaced_, group_.replacements);
-        limit(killed_early_, 10);
-        place.vacant = start;
+      if (replacements_.any()) {
+        place.vacant = replacements_.next(now);
         line += ", and another process takes its place";
-        const auto wait = std::chrono::ceil<std::chrono::seconds>(start - now).count();
+        const auto wait = std::chrono::ceil<std::chrono::seconds>(*place.vacant - now).count();
         if (wait > 1) line += format(" in %d s", static_cast<int>(wait));
       }
       return console_.say(line);
     }
     place.vacant.reset();
-    const auto local_rank = static_cast<int>(&place - ranks_.data());
-    [[maybe_unused]] const auto n = pwrite(doors_.get(), "", 1, local_rank * doors_bytes);
-    replaced_.push_back(now);
+    replacements_.note_start(now);
     try {
-      start(local_rank, newest_.doors);
+      start(place, newest_.doors);
     } catch (const Error& error) {
       console_.say(error.what());
     }
@@ -269,18 +276,25 @@ class Supervisor {
     for (const Rank& rank : ranks_) {
       if (rank.wait_status == 0 || suspect_ || rank.told) continue;
       say_report(rank);
-      console_.say(format("rank %d (pid %d) was lost; the others had ended, exit status 0", number(rank), rank.pid));
+      console_.say(name(rank) + " was lost; the others had ended, exit status 0");
     }
   }
 
+  /// Reads in which epoch the ranks are.
+  void hear() {
+    const long before = newest_.epoch;
+    for (const Rank& rank : ranks_)
+      if (auto life = file_.life_of(local(rank)); life.epoch > newest_.epoch) newest_ = std::move(life);
+    if (newest_.epoch > before && on_epoch_) on_epoch_(newest_);
+  }
+
   [[gnu::cold]] void reap() {
+    hear();
     for (Rank& rank : ranks_) {
-      if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
+      if (!rank.running || !rank.has_ended(file_, local(rank))) continue;
+      hear();  // its last words
       rank.running = false;
       --running_;
-      rank.report = read_report(rank);
-      for (const Rank& one : ranks_)
-        if (auto life = life_of(one); life.epoch > newest_.epoch) newest_ = std::move(life);
       if (rank.wait_status == 0) doubt(rank);
       if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0 && !goes_on(rank)) suspect(rank);
@@ -290,6 +304,12 @@ class Supervisor {
     // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
     if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
+    if (newest_.epoch == 0 || stage_ != Stage::watching || running_ == 0) return;
+    try {
+      stand_by_.keep(group_, port_, token_, file_, output_.pipes());
+    } catch (const Error& error) {
+      console_.say(error.what());
+    }
   }
   bool undecided() const { return suspect_ != nullptr && stage_ == Stage::watching; }
 
@@ -319,24 +339,12 @@ class Supervisor {
     listener_.reset();
   }
 
-  static bool lost_peers(const Rank& rank) {
-    return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
-  }
-
-  /// How long to wait for a better explanation. A rank that lost another one may end before that one does; and Ctrl-C
-  /// reaches the ranks as soon as the supervisor.
-  static Milliseconds patience(int wait_status) {
-    if (WIFEXITED(wait_status)) return Milliseconds(WEXITSTATUS(wait_status) == lost_peer_status ? 1'000 : 0);
-    const int signal = WTERMSIG(wait_status);
-    return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
-  }
-
   /// Other ranks need this time to write their flight records when they learn of the loss.
   static Milliseconds time_to_record() { return Milliseconds(comm::FlightRecorder::wanted() ? 500 : 0); }
 
   void suspect(const Rank& rank) {
-    const auto better = patience(rank.wait_status);
-    if (suspect_ && patience(suspect_->wait_status) <= better) return;
+    const auto better = rank.patience();
+    if (suspect_ && suspect_->patience() <= better) return;
     const auto until = Clock::now() + better + time_to_record();
     suspect_ = &rank;
     if (!deadline_ || until < *deadline_) deadline_ = until;
@@ -344,16 +352,18 @@ class Supervisor {
 
   /// Names the rank that failed first and stops the others.
   [[gnu::cold]] void judge() {
-    const bool lost_peer = lost_peers(*suspect_);
+    const bool lost_peer = suspect_->lost_peers();
     for (const Rank& rank : ranks_)
-      if (lost_peer && !rank.running && lost_peers(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
+      if (lost_peer && !rank.running && rank.lost_peers() && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
+    outcome_.early = newest_.epoch == 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && group_.nodes == 1 &&
+                     std::ranges::any_of(ranks_, [&](const Rank& rank) { return file_.life_of(local(rank)).meets; });
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     say_report(*suspect_);
-    std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
+    std::string line = name(*suspect_) + " ";
     line += WIFSIGNALED(status)
-                ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                ? suspect_->killed()
                 : format("%s, exit status %d", lost_peer ? "lost the other ranks" : "failed", outcome_.status);
     for (const Rank& rank : ranks_) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
@@ -363,14 +373,6 @@ class Supervisor {
     if (running_ > 1) line += format("; stopping the other %d ranks", running_);
     console_.say(line);
     stop(SIGTERM);
-  }
-
-  static RankReport read_report(const Rank& rank) {
-    std::string text;
-    char buffer[4096];
-    for (ssize_t size = 0; (size = read(rank.reports.get(), buffer, sizeof buffer)) > 0;)
-      text.append(buffer, static_cast<std::size_t>(size));
-    return RankReport::from(text);
   }
 
   [[gnu::cold]] void pass_on(int signal) {
@@ -400,6 +402,7 @@ class Supervisor {
   }
 
   void stop(int signal) {
+    file_.note(JobFile::ends);
     stage_ = Stage::stopping;
     deadline_ = Clock::now() + group_.grace;
     kill_running(signal);
@@ -412,58 +415,32 @@ class Supervisor {
   }
   void kill_running(int signal) {
     for (const Rank& rank : ranks_) {
-      if (rank.running) kill(rank.pid, signal);
+      if (rank.running) rank.send(signal);
     }
   }
 
   const RankGroup& group_;
   Console& console_;
   SignalPipe signals_;
+  const bool takes_over_;
+  JobFile file_;
   RankOutput output_;
   std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
   Fd nothing_;   ///< stdin of all ranks but 0
-  Fd doors_;     ///< a file in memory, with `doors_bytes` for each rank
   int port_ = 0, running_ = 0;
-  Life newest_;  ///< the newest report of all ranks
-  std::vector<Clock::time_point> replaced_, killed_early_;
+  RankLife newest_;  ///< the newest of all ranks
+  Replacements replacements_;
+  StandBy stand_by_;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
   std::string token_;              ///< a secret of this job only; empty if the starter has set one
   std::optional<Clock::time_point> deadline_;
   std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
+  std::function<void(const RankLife&)> on_epoch_;
 };
 
-/// The minimum duration of an attempt, so that a program that fails at once does not keep the machine busy.
-inline constexpr std::chrono::milliseconds shortest_attempt{200};
-
-/// No restart for a wrong option, which stays wrong, and after a signal, whose sender wants an end.
-inline bool worth_a_restart(const GroupOutcome& outcome) {
-  return outcome.status != 0 && outcome.status != 2 && outcome.signal == 0;
-}
-
 }  // namespace detail
-
-/// Supervises the group, and restarts all its ranks after a failure, up to `group.max_restarts` times and at most once
-/// in 200 ms; a program loses its work since its newest checkpoint. A wrong option (exit status 2) and a signal to this
-/// process end the job at once. The ranks of other machines notice the loss, fail, and are restarted by their own
-/// supervisors; they meet again at the same address. Returns the status of the last attempt.
-///
-/// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
-/// waits for the reader; after a signal for at most `group.grace`.
-[[gnu::cold]] inline int run_job(RankGroup group) {
-  detail::Console console;
-  for (group.restart = 0;; ++group.restart) {
-    const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
-    group.attempt = group.restart;
-    const auto outcome = detail::Supervisor(group, console).run();
-    if (outcome.signal != 0) console.finish(group.grace);
-    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts)
-      return console.status_after(outcome.status);
-    console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
-    std::this_thread::sleep_until(next);
-  }
-}
 
 }  // namespace chorus

@@ -26,7 +26,7 @@ struct ElasticJob {
   std::vector<int> members;  ///< of the present epoch, by age
   std::set<int> arrived, ended;
   std::vector<int> waiting;  ///< newcomers
-  std::string failure;       ///< a rank's own error
+  std::string failure;       ///< the first rank's own error
   std::int64_t epoch = 0;
 };
 
@@ -72,9 +72,9 @@ class ElasticMembers final : public elastic::Members {
   }
   bool knocked() override { return !job_->waiting.empty(); }
   void fail(std::string_view why) noexcept override {
-    if (rank_.has_died(rank_.rank())) return;  // a dead rank says nothing
+    if (rank_.has_died(rank_.rank()) || !job_->failure.empty()) return;  // a dead rank says nothing; the first one counts
     try {
-      job_->failure = why;
+      job_->failure = cat("rank ", rank_.rank(), " failed: ", why);
     } catch (...) {
     }
   }

@@ -18,7 +18,8 @@
 
 namespace chorus::comm::simulated {
 
-/// One thing that goes wrong. Calls are counted from 1, by rank, and bytes by what a rank has sent on that link.
+/// One thing that goes wrong. Calls and operations on files are counted from 1, by rank, and bytes by what a rank has
+/// sent on that link.
 struct Fault {
   enum class Kind : std::uint8_t {
     kill,   ///< the rank's process is gone
@@ -27,22 +28,28 @@ struct Fault {
     cut,    ///< the link is lost, both ways
     slow,   ///< the link takes `amount` times as long for each byte
     delay,  ///< each piece on the link is late, by up to `amount` seconds
+    full,   ///< the disk is full: the rank's operation on a file fails with ENOSPC
+    bad,    ///< the disk is broken: with EIO
+    part,   ///< a write writes a part of its bytes
   };
   Kind kind = Kind::kill;
   int rank = 0, peer = -1;    ///< `peer`: of a link, and where `at_byte` counts
-  std::uint64_t at_call = 0;  ///< before the rank's call of that number; 0: see at_byte
+  std::uint64_t at_call = 0;  ///< before the rank's call of that number; 0: see the others
+  std::uint64_t at_file = 0;  ///< at the rank's operation on a file of that number: see SimulatedRank::touch_file
   std::uint64_t at_byte = 0;  ///< in the piece of the rank's link to `peer` that has that byte
   double amount = 0;
 
   /// Whether it is there from the beginning, for all of the run.
   bool lasts() const { return kind == Kind::slow || kind == Kind::delay; }
   bool is_of_link() const { return kind == Kind::cut || lasts(); }
+  bool is_of_file() const { return kind >= Kind::full; }
 };
 
 /// The names of Fault::Kind, in its order.
-inline constexpr std::array<std::string_view, 6> fault_names = {"kill", "hang", "stop", "cut", "slow", "delay"};
+inline constexpr std::array<std::string_view, 9> fault_names = {"kill", "hang",  "stop", "cut", "slow",
+                                                             "delay", "full", "bad",  "part"};
 
-/// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`.
+/// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`, `full 0 @file 7`.
 inline std::string text_of(const Fault& fault) {
   char amount[32] = {};
   std::to_chars(amount, amount + sizeof amount - 1, fault.amount);  // the shortest that reads as the same number
@@ -50,7 +57,9 @@ inline std::string text_of(const Fault& fault) {
   if (fault.peer >= 0) text += cat('-', fault.peer);
   if (fault.kind == Fault::Kind::slow) return text + " x " + amount;
   if (fault.kind == Fault::Kind::delay) return text + " up to " + amount;
-  text += fault.at_call > 0 ? cat(" @call ", fault.at_call) : cat(" @byte ", fault.at_byte);
+  text += fault.at_call > 0   ? cat(" @call ", fault.at_call)
+          : fault.at_file > 0 ? cat(" @file ", fault.at_file)
+                              : cat(" @byte ", fault.at_byte);
   return fault.kind == Fault::Kind::stop ? text + " for " + amount : text;
 }
 
@@ -104,7 +113,7 @@ struct FaultPlan {
     if (fault.kind == Fault::Kind::delay && !text.starts_with("to ")) text = {};
     if (fault.kind == Fault::Kind::delay) taken(text, ' ');
     const double value = number(taken(text, ' '));
-    auto& at = word == "@call" ? fault.at_call : fault.at_byte;
+    auto& at = word == "@call" ? fault.at_call : word == "@file" ? fault.at_file : fault.at_byte;
     if (lasts)
       fault.amount = value;
     else
@@ -112,7 +121,8 @@ struct FaultPlan {
     bool good = known && value >= 0;
     if (fault.kind == Fault::Kind::slow) good = good && word == "x";
     if (fault.kind == Fault::Kind::delay) good = good && word == "up";
-    if (!lasts) good = good && value >= 1 && (word == "@call" || word == "@byte");
+    if (!lasts) good = good && value >= 1 && (word == "@call" || word == "@byte" || word == "@file");
+    if (known && fault.is_of_file()) good = good && word == "@file";
     if (fault.kind == Fault::Kind::stop) {
       good = good && taken(text, ' ') == "for";
       fault.amount = number(taken(text, ' '));
@@ -122,7 +132,7 @@ struct FaultPlan {
                           needs_peer == has_peer && fault.peer != fault.rank && fault.amount >= 0,
                       "fault plan: '", printable(whole),
                       "': expected such as kill 2 @call 17, hang 1 @call 3, stop 3 @call 5 for 0.2, "
-                      "cut 0-1 @byte 4096, slow 1-2 x 50, delay 0-3 up to 0.001");
+                      "cut 0-1 @byte 4096, slow 1-2 x 50, delay 0-3 up to 0.001, full 0 @file 7");
     return fault;
   }
 };
@@ -132,6 +142,7 @@ struct FaultRoom {
   int ranks = 2;
   std::uint64_t calls = 1;  ///< of a rank
   std::uint64_t bytes = 1;  ///< that a rank sends to another one, on average
+  std::uint64_t files = 0;  ///< a rank's operations on files; 0: no plan has faults of files
 };
 
 /// The plan of that seed: up to four faults. A seed first leaves out some kinds, so that rare ones are not always
@@ -143,17 +154,21 @@ inline FaultPlan drawn_faults(std::uint64_t seed, const FaultRoom& room, double 
     const auto words = philox(seed, {purpose, place++, 0, 0});
     return (static_cast<std::uint64_t>(words[0]) << 32 | words[1]) % below;
   };
-  const auto mask = draw(62) + 1;  // at least one kind of six is there, and at least one is not
+  const std::size_t kinds = fault_names.size() - (room.files > 0 ? 0 : 3);
+  const auto mask = draw((1U << kinds) - 2) + 1;  // at least one kind is there, and at least one is not
   FaultPlan plan;
   plan.timeout = timeout;
   plan.seed = seed;
   const auto ranks = static_cast<std::uint64_t>(room.ranks);
   const auto count = 1 + draw(4);
   while (plan.faults.size() < count) {
-    const auto kind = draw(fault_names.size());
+    const auto kind = draw(kinds);
     if ((mask >> kind & 1) == 0) continue;
     Fault fault{.kind = static_cast<Fault::Kind>(kind), .rank = static_cast<int>(draw(ranks))};
-    if (fault.is_of_link() || draw(2) == 0) {
+    if (fault.is_of_file() || (room.files > 0 && !fault.is_of_link() && draw(2) == 0)) {
+      fault.at_file = 1 + draw(room.files);
+      if (draw(2) == 0) fault.rank = 0;  // it writes where only one does
+    } else if (fault.is_of_link() || draw(2) == 0) {
       fault.peer = static_cast<int>((static_cast<std::uint64_t>(fault.rank) + 1 + draw(ranks - 1)) % ranks);
       if (!fault.lasts()) fault.at_byte = 1 + draw(room.bytes);
     } else {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,17 @@ class Faults {
     const auto number = ++of(rank).calls;
     for (const auto& fault : take([&](const Fault& f) { return f.rank == rank && f.at_call == number; }))
       strike(fault, rank);
+  }
+  /// A rank's next operation on a file begins, from the rank's program. What is wrong with it, if something is.
+  std::optional<Fault::Kind> file_begins(int rank) {
+    check_rank(rank, -1);
+    const auto number = ++of(rank).files;
+    std::optional<Fault::Kind> wrong;
+    for (const auto& fault : take([&](const Fault& f) { return f.rank == rank && f.at_file == number; })) {
+      strike(fault, rank);
+      if (fault.is_of_file() && wrong.value_or(Fault::Kind::part) == Fault::Kind::part) wrong = fault.kind;
+    }
+    return wrong;
   }
   /// A rank sends so many bytes to another one. Returns how much later they arrive than without faults, and how much
   /// longer the ports are busy, as a factor.
@@ -129,7 +141,7 @@ class Faults {
   struct Rank {
     State state = State::lives;
     bool ended = false;
-    std::uint64_t calls = 0;
+    std::uint64_t calls = 0, files = 0;
     std::vector<int> tasks;
     std::map<int, Wait> waits;  // by the task that waits
     std::string why;            // the first reason for which it could not go on
@@ -221,7 +233,10 @@ class Faults {
         });
         return;
       case Fault::Kind::slow:
-      case Fault::Kind::delay: return;
+      case Fault::Kind::delay:
+      case Fault::Kind::full:
+      case Fault::Kind::bad:
+      case Fault::Kind::part: return;
     }
   }
 

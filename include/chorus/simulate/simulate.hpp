@@ -145,6 +145,11 @@ class SimulatedRank {
   void pause(double seconds) { engine_->pause(time_of("pause", seconds)); }
   /// Whether a plan of faults has killed that rank.
   bool has_died(int rank) const { return network_.faults && network_.faults->is_dead(rank); }
+  /// Programs call it before each operation on a file that a plan's `@file` counts. What is wrong with the operation
+  /// then, if something is. A rank that the plan kills there unwinds, by an exception that is no std::exception.
+  std::optional<Fault::Kind> touch_file() {
+    return network_.faults ? network_.faults->file_begins(rank()) : std::nullopt;
+  }
   /// The rank's next step begins, with a jitter of its own.
   void next_step() { ++step_; }
   /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.

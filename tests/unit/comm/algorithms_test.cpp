@@ -156,7 +156,7 @@ TEST_CASE("short messages: the numbers and the bits are right on 3 to 17 ranks",
   for (const int size : {3, 4, 5, 7, 8, 9, 16, 17}) {
     const auto texts = on_ranks(Kind::threads, size, Algorithm::automatic, [&](comm::AnyCommunicator& c) {
       std::string wrong;
-      for (const std::size_t count : {0, 1, 3, 200})
+      for (const std::size_t count : {0u, 1u, 3u, 200u})
         wrong += gives(c, sums(size, count, [](std::size_t) { return 0; }));
       wrong += served_by(c);
       std::vector<double> mine(7), all(mine.size() * static_cast<std::size_t>(size));

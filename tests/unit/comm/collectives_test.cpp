@@ -117,6 +117,7 @@ TEST_CASE("an all-to-all is named in errors and flight records: other counts, a 
         std::vector<std::size_t> counts(ranks, 3), receives(ranks, 3);
         if (c.rank() == 1) receives[0] = expected;
         std::vector<float> in(3 * ranks), out(std::accumulate(receives.begin(), receives.end(), std::size_t{0}));
+        if (dies) c.barrier();  // all are connected
         if (dies && c.rank() == 2) _exit(3);
         try {
           for (int i = 0; i < 3; ++i) comm::all_to_all_v(c, in, counts, std::span(out), receives);

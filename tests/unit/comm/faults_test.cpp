@@ -173,7 +173,7 @@ TEST_CASE("faults: a rank that cannot connect to all is no rank that leaves", "[
       },
       20s);
   const auto outcome = ranks.outcome(0);
-  CHECK(outcome.text == "rank 0: rank 2 exited before all ranks had connected");
+  CHECK(outcome.text == "rank 0: rank 2 exited before all ranks had connected; absent: rank 1");
   CHECK(outcome.seconds < 10);
   CHECK_THAT(ranks.outcome(2).text, StartsWith("rank 2: cannot connect to rank 1 at"));
 }

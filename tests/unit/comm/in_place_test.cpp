@@ -98,7 +98,7 @@ TEST_CASE("in place: all collectives, in memory of the communicator, of several 
     test::Ranks ranks(size, [](const comm::World& world) -> std::string {
       auto c = comm::connect(world);
       if (!c.allocate(1)) return "no memory";
-      for (const std::size_t count : {1'100, 20'000, 70'001, 300'007})
+      for (const std::size_t count : {1'100u, 20'000u, 70'001u, 300'007u})
         if (auto wrong = exact<float>(c, count); !wrong.empty()) return wrong;
       for (const auto& wrong : {exact<double>(c, 20'001), exact<std::int64_t>(c, 20'001),
                                 exact<std::uint8_t>(c, 100'001), exact<bf16>(c, 50'001)})

@@ -197,11 +197,11 @@ TEST_CASE("what a rank has sent counts, though it is heard first that the rank h
   link.peers()[1].news = std::move(news);
   const comm::Envelope call{.op = comm::Op::all_gather, .dtype = DType::u64, .count = 1};
   say(far_news, comm::detail::News{.kind = comm::detail::News::leaves});
-  std::jthread late([&] {
+  std::jthread late([&, &far = far_data] {
     std::this_thread::sleep_for(50ms);
-    say(far_data, comm::detail::PieceHead{call, 1000});
-    say(far_data, std::array<char, 1000>{});
-    far_data = comm::Socket();
+    say(far, comm::detail::PieceHead{call, 1000});
+    say(far, std::array<char, 1000>{});
+    far = comm::Socket();
   });
   CHECK(link.receive(1).bytes == 1000);
   link.release(1);

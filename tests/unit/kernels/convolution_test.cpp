@@ -230,9 +230,32 @@ TEST_CASE("3 x 3 convolutions of many channels equal their definition, with tile
   }
 }
 
+TEST_CASE("dilated 3 x 3 convolutions of many channels equal their definition, for parts of different sizes") {
+  std::mt19937 random(7);
+  for (const auto& [dilation, padding_h, padding_w, groups] :
+       {std::array<Index, 4>{2, 2, 2, 1}, {2, 0, 4, 2}, {3, 3, 0, 1}}) {
+    const Conv2dShape s{.batch = 2,
+                        .in_channels = 33 * groups,
+                        .height = 19,
+                        .width = 26,
+                        .out_channels = 34 * groups,
+                        .kernel_h = 3,
+                        .kernel_w = 3,
+                        .padding_h = padding_h,
+                        .padding_w = padding_w,
+                        .dilation_h = dilation,
+                        .dilation_w = dilation,
+                        .groups = groups};
+    REQUIRE(kernels::detail::DilatedParts<float>(s).suit);
+    compare<float>(s, false, random);
+    compare<float>(s, true, random);
+  }
+}
+
 TEST_CASE("a sample's result and gradient have the same bits in any batch") {
   std::mt19937 random(6);
-  for (const auto& [channels, stride] : {std::array<Index, 2>{3, 1}, {32, 1}, {400, 1}, {3, 2}, {33, 2}}) {
+  for (const auto& [channels, stride, dilation] :
+       {std::array<Index, 3>{3, 1, 1}, {32, 1, 1}, {400, 1, 1}, {3, 2, 1}, {33, 2, 1}, {33, 1, 2}}) {
     Conv2dShape s{.batch = 21,
                   .in_channels = channels,
                   .height = 9,
@@ -242,8 +265,10 @@ TEST_CASE("a sample's result and gradient have the same bits in any batch") {
                   .kernel_w = 3,
                   .stride_h = stride,
                   .stride_w = stride,
-                  .padding_h = 1,
-                  .padding_w = 1};
+                  .padding_h = dilation,
+                  .padding_w = dilation,
+                  .dilation_h = dilation,
+                  .dilation_w = dilation};
     const Index pixels = s.out_height() * s.out_width();
     const auto x = normal<float>(21 * channels * 72, random);
     const auto w = normal<float>(s.out_channels * channels * 9, random);

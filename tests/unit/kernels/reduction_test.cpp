@@ -202,6 +202,28 @@ TEST_CASE("argmax finds the first of the largest") {
   }
 }
 
+TEMPLATE_TEST_CASE("argmax of short rows finds the first NaN, or the first of the largest", "", float, double) {
+  using T = TestType;
+  constexpr Index rows = 53;
+  for (const Index length : {1, 2, 10, 32, 33}) {
+    CAPTURE(length);
+    auto x = numbers<T>(rows * length, 9);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = i % 11 == 0   ? std::numeric_limits<T>::quiet_NaN()
+             : i % 3 == 0 ? -std::numeric_limits<T>::infinity()
+                          : std::floor(x[i] * 4);
+    std::vector<Index> places(rows, -1), expected(rows, 0);
+    for (Index row = 0; row < rows; ++row) {
+      const T* line = x.data() + row * length;
+      Index& best = expected[static_cast<std::size_t>(row)];
+      for (Index i = 1; i < length && !std::isnan(line[best]); ++i)
+        if (line[i] > line[best] || std::isnan(line[i])) best = i;
+    }
+    argmax(Cpu{}, {rows, length, 1}, x.data(), places.data());
+    CHECK(places == expected);
+  }
+}
+
 TEST_CASE("reductions of an empty axis give the neutral element, a mean NaN") {
   for (const Index inner : {1, 20}) {
     const AxisShape shape{2, 0, inner};

@@ -163,7 +163,7 @@ TEST_CASE("gradients of what was broadcast have the same bits on any number of t
   }
 }
 
-TEST_CASE("numbers of two bytes, resampling and depthwise convolutions give the same bits on any number of threads") {
+TEST_CASE("narrow numbers, resampling and some convolutions give the same bits on any number of threads") {
   const Index count = 300'000;
   const auto x = numbers<float>(count, 14);
   check_same([&] {
@@ -187,19 +187,32 @@ TEST_CASE("numbers of two bytes, resampling and depthwise convolutions give the 
     kernels::resample(Cpu{}, 3000, taps, taps, x.data(), y.data(), false);
     return y;
   });
-  for (const Index stride : {1, 2}) {
-    const kernels::Conv2dShape s{.batch = 3,
-                                 .in_channels = 20,
-                                 .height = 50,
-                                 .width = 60,
-                                 .out_channels = 20,
-                                 .kernel_h = 3,
-                                 .kernel_w = 3,
-                                 .stride_h = stride,
-                                 .stride_w = stride,
-                                 .padding_h = 1,
-                                 .padding_w = 1,
-                                 .groups = 20};
+  const auto depthwise = [](Index stride) {
+    return kernels::Conv2dShape{.batch = 3,
+                                .in_channels = 20,
+                                .height = 50,
+                                .width = 60,
+                                .out_channels = 20,
+                                .kernel_h = 3,
+                                .kernel_w = 3,
+                                .stride_h = stride,
+                                .stride_w = stride,
+                                .padding_h = 1,
+                                .padding_w = 1,
+                                .groups = 20};
+  };
+  const kernels::Conv2dShape dilated{.batch = 2,
+                                     .in_channels = 32,
+                                     .height = 41,
+                                     .width = 42,
+                                     .out_channels = 32,
+                                     .kernel_h = 3,
+                                     .kernel_w = 3,
+                                     .padding_h = 2,
+                                     .padding_w = 2,
+                                     .dilation_h = 2,
+                                     .dilation_w = 2};
+  for (const auto& s : {depthwise(1), depthwise(2), dilated}) {
     const auto weight = numbers<float>(s.weight_count(), 15), dy = numbers<float>(s.y_count(), 16);
     check_same([&] {
       auto y = zeros(s.y_count()), dx = zeros(s.x_count()), dw = zeros(s.weight_count());
@@ -212,11 +225,16 @@ TEST_CASE("numbers of two bytes, resampling and depthwise convolutions give the 
   }
 }
 
-TEST_CASE("sums over rows, running sums and padding give the same bits on any number of threads") {
-  for (const auto shape : {kernels::AxisShape{3, 131, 1500}, kernels::AxisShape{2000, 130, 1}}) {
+TEST_CASE("sums over rows, running sums, places, scaling and padding give the same bits on any number of threads") {
+  for (const auto shape :
+       {kernels::AxisShape{3, 131, 1500}, kernels::AxisShape{2000, 130, 1}, kernels::AxisShape{20000, 10, 1}}) {
     const Index count = shape.numel();
     const auto x = numbers<float>(count, 7), dy = numbers<float>(count, 8);
     check_same([&] {
+      auto scaled = x;
+      kernels::scale(Cpu{}, count, 0.3f, scaled.data());
+      std::vector<Index> places(static_cast<std::size_t>(shape.reduced()));
+      kernels::argmax(Cpu{}, shape, x.data(), places.data());
       auto y = zeros(shape.reduced()), dx = zeros(count), sums = zeros(count), products = zeros(count);
       auto d_products = zeros(count), padded = zeros(2 * count);
       kernels::mean(Cpu{}, shape, x.data(), y.data());
@@ -225,8 +243,9 @@ TEST_CASE("sums over rows, running sums and padding give the same bits on any nu
       kernels::cumprod(Cpu{}, shape, x.data(), products.data());
       kernels::cumprod_backward(Cpu{}, shape, x.data(), dy.data(), d_products.data(), false);
       kernels::pad_block(Cpu{}, {shape.outer, 2 * shape.axis, shape.inner}, 5, shape.axis, x.data(), padded.data());
-      for (const auto* part : {&dx, &sums, &products, &d_products, &padded})
+      for (const auto* part : {&dx, &sums, &products, &d_products, &padded, &scaled})
         y.insert(y.end(), part->begin(), part->end());
+      for (const Index place : places) y.push_back(static_cast<float>(place));
       return y;
     });
   }

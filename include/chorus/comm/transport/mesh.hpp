@@ -133,9 +133,13 @@ class MeshCall {
     auto accepted = missing == 0 && calls.empty()
                         ? Accepted()
                         : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
-    for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
-      check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
-                       " exited before all ranks had connected");
+    for (int rank = 0; rank < world.size; ++rank) {  // a rank that formed its group and left says so before it ends
+      if (!socket_of(rank, 1) || !socket_of(rank, 1).ended()) continue;
+      std::string absent;  // whom it may have waited for in vain
+      for (int other = 0; other < world.size; ++other)
+        if (other != world.rank && !socket_of(other, 1)) absent += cat(absent.empty() ? "; absent: rank " : ", ", other);
+      fail<CommError>("rank ", world.rank, ": rank ", rank, " exited before all ranks had connected", absent);
+    }
     check<CommError>(!world.called_off || !world.called_off(), "rank ", world.rank, ": ", detail::called_off);
     if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();

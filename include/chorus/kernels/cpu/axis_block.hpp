@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include <chorus/kernels/axis_block.hpp>
 #include <chorus/kernels/copy.hpp>
@@ -11,23 +12,30 @@
 namespace chorus::kernels {
 
 namespace detail {
-/// Blocks of fewer bytes are copied in a loop: a call for each would take longer than the copy.
+/// Blocks of fewer bytes are copied or added in a loop: a call for each would take longer than the work.
 inline constexpr Index short_block_bytes = 64;
 
 /// For each of `outer` steps: copies or adds `count` numbers; `from_step` and `to_step` are the strides.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
-  const bool is_short = count * static_cast<Index>(sizeof(T)) < short_block_bytes;
+  const auto copy = [=](auto bytes) {
+    for (Index o = 0; o < outer; ++o)
+      std::memcpy(to + o * to_step, from + o * from_step, static_cast<std::size_t>(bytes));
+  };
+  const Index bytes = count * static_cast<Index>(sizeof(T));
+  if (!accumulate && bytes == 4) return copy(std::integral_constant<Index, 4>{});
+  if (!accumulate && bytes == 8) return copy(std::integral_constant<Index, 8>{});
+  if (!accumulate && bytes >= short_block_bytes) return copy(bytes);
   for (Index o = 0; o < outer; ++o, from += from_step, to += to_step) {
-    if (is_short && !accumulate)
+    if (!accumulate)
       for (Index i = 0; i < count; ++i) to[i] = from[i];
-    else if (!accumulate)
-      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
-    else if constexpr (Real<T>)
-      axpy(device, count, T{1}, from, to);
-    else
+    else if constexpr (!Real<T>)
       fail<UsageError>("concat: cannot accumulate ", dtype<T>);
+    else if (bytes < short_block_bytes)
+      for (Index i = 0; i < count; ++i) to[i] = from[i] + to[i];
+    else
+      axpy(device, count, T{1}, from, to);
   }
 }
 

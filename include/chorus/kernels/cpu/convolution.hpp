@@ -33,6 +33,57 @@ inline ImageChannels group_results(const Conv2dShape& s) {
   return {s.out_channels / s.groups, h, w, s.out_channels * h * w};
 }
 
+/// A convolution of dilation d as one without, of d * d times as many images, which have each d-th row and column:
+/// Winograd's algorithm suits these.
+template <class T>
+struct DilatedParts {
+  const Index d;
+  Conv2dShape shape;  ///< of the parts
+  const bool suit;    ///< whether this is faster
+
+  explicit DilatedParts(const Conv2dShape& s) : d(s.dilation_h), shape(of(s)), suit(suits(s)) {}
+
+  /// images: [batch, channels, height, width]; parts: [batch, d, d, channels, height / d, width / d], rounded up, with
+  /// zeros beyond the images.
+  void split(Index channels, Index height, Index width, const T* images, T* parts) const {
+    each(channels, height, width, [=](Index image, Index part, Axis vertical, Axis horizontal, Index rows, Index w) {
+      to_raster(images + image, vertical, horizontal, rows, w, parts + part);
+    });
+  }
+  /// The inverse, or images +=.
+  void merge(Index channels, Index height, Index width, const T* parts, T* images, bool accumulate) const {
+    each(channels, height, width, [=](Index image, Index part, Axis vertical, Axis horizontal, Index rows, Index w) {
+      from_raster(parts + part, vertical, horizontal, rows, w, T{0}, images + image, accumulate);
+    });
+  }
+
+ private:
+  static Conv2dShape of(Conv2dShape s) {
+    const Index d = s.dilation_h;
+    s.batch *= d * d;
+    s.height = (s.height + d - 1) / d;
+    s.width = (s.width + d - 1) / d;
+    s.padding_h /= d;
+    s.padding_w /= d;
+    s.dilation_h = s.dilation_w = 1;
+    return s;
+  }
+  bool suits(const Conv2dShape& s) const {
+    return d > 1 && s.dilation_w == d && s.stride_h == 1 && s.padding_h % d == 0 && s.padding_w % d == 0 &&
+           suits_winograd<T>(shape);
+  }
+  template <class F>
+  void each(Index channels, Index height, Index width, const F& f) const {
+    const Index rows = (height + d - 1) / d, columns = (width + d - 1) / d, plane = height * width;
+    parallel_ranges(shape.batch / (d * d) * channels, 1, thread_elements / plane + 1, [&](Index first, Index count) {
+      for (Index image = first; image < first + count; ++image)
+        for (Index k = 0; k < d * d; ++k)
+          f(image * plane, ((image / channels * d * d + k) * channels + image % channels) * rows * columns,
+            Axis{height, d, k / d}, Axis{width, d, k % d}, rows, columns);
+    });
+  }
+};
+
 /// Calls f(first, count) for ranges of the tasks.
 template <class F>
 void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
@@ -47,6 +98,12 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.y_count() == 0) return;
   if (suits_depthwise(s)) return depthwise_forward(device, s, x, weight, bias, y);
+  if (const DilatedParts<T> parts(s); parts.suit) {
+    const Scratch<T> xs(device, parts.shape.x_count()), ys(device, parts.shape.y_count());
+    parts.split(s.in_channels, s.height, s.width, x, xs.data());
+    conv2d_forward(device, parts.shape, xs.data(), weight, bias, ys.data());
+    return parts.merge(s.out_channels, out_h, out_w, ys.data(), y, false);
+  }
   if (suits_winograd<T>(s) && !exact_sums) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -100,6 +157,12 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
   const bool nothing = s.y_count() * k == 0;
   if (!nothing && suits_depthwise(s)) return depthwise_backward_weight(device, s, x, dy, dweight, accumulate);
+  if (const DilatedParts<T> parts(s); !nothing && parts.suit) {
+    const Scratch<T> xs(device, parts.shape.x_count()), ys(device, parts.shape.y_count());
+    parts.split(s.in_channels, s.height, s.width, x, xs.data());
+    parts.split(s.out_channels, out_h, out_w, dy, ys.data());
+    return conv2d_backward_weight(device, parts.shape, xs.data(), ys.data(), dweight, accumulate);
+  }
   if (!nothing && suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -169,6 +232,12 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.x_count() == 0) return;
   if (suits_depthwise(s)) return depthwise_backward_input(device, s, weight, dy, dx, accumulate);
+  if (const DilatedParts<T> parts(s); parts.suit && s.y_count() > 0) {
+    const Scratch<T> xs(device, parts.shape.x_count()), ys(device, parts.shape.y_count());
+    parts.split(s.out_channels, out_h, out_w, dy, ys.data());
+    conv2d_backward_input(device, parts.shape, weight, ys.data(), xs.data(), false);
+    return parts.merge(s.in_channels, s.height, s.width, xs.data(), dx, accumulate);
+  }
   // A convolution of dy with the flipped weight.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);

@@ -47,7 +47,7 @@ void scale(Cpu, Index count, T a, T* x) {
     for (Index i = 0; i < count; ++i) x[i] = a * x[i];
   } else {
     const auto factor = splat(a);
-    for_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+    parallel_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
   }
 }
 

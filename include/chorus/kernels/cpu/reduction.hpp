@@ -153,10 +153,36 @@ void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
     y[line.result] = static_cast<Index>(Eigen::internal::pfirst(place));
   });
 }
+
+/// The same of short rows: each lane has a row of its own.
+template <class T>
+void argmax_of_short_rows(AxisShape shape, const T* x, Index* y) {
+  using Eigen::internal::pcmp_le, Eigen::internal::pgather;
+  constexpr Index w = lanes<T>;
+  const Index groups = shape.outer / w;
+  parallel_ranges(groups, 1, thread_elements / (w * shape.axis) + 1, [=](Index first, Index count) {
+    for (Index row = first * w; row < (first + count) * w; row += w) {
+      const T* from = x + row * shape.axis;
+      auto best = pgather<T, Packet<T>>(from, shape.axis), place = splat(T{0});
+      for (Index i = 1; i < shape.axis; ++i) {
+        const auto value = pgather<T, Packet<T>>(from + i, shape.axis);
+        const auto next = pselect(pcmp_le(value, best), place, splat(static_cast<T>(i)));
+        place = pselect(pcmp_eq(best, best), next, place);  // the first NaN stays
+        best = Max<T>{}(best, value);
+      }
+      T places[w];
+      store(places, place, Whole<T>{});
+      for (Index i = 0; i < w; ++i) y[row + i] = static_cast<Index>(places[i]);
+    }
+  });
+  const Index done = groups * w;
+  argmax_of_rows(AxisShape{shape.outer - done, shape.axis, 1}, x + done * shape.axis, y + done);
+}
 }  // namespace detail
 
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y) {
+  if (shape.inner == 1 && shape.axis <= 32) return detail::argmax_of_short_rows(shape, x, y);
   if (shape.inner == 1 && shape.axis < (Index{1} << 24)) return detail::argmax_of_rows(shape, x, y);
   for_lines<T>(shape, [&](const auto& line) {
     const auto best = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });

@@ -103,14 +103,14 @@ void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) 
     auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     const auto lowest = splat(-std::numeric_limits<T>::infinity());
     if (none_is_zero) maximum = pselect(pcmp_eq(maximum, lowest), splat(T{0}), maximum);
-    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+    const auto total = line.reduce(Sum<T>{}, [=](Index i, auto count) {
       const auto power = detail::exp_to_zero<T>(psub(load(x + i, count), maximum));
       store(y + i, power, count);
       return power;
     });
     auto factor = Eigen::internal::pdiv(splat(T{1}), total);
     if (none_is_zero) factor = pselect(pcmp_eq(total, splat(T{0})), splat(T{0}), factor);
-    line.each([&](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
+    line.each([=](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
   });
 }
 
@@ -120,7 +120,7 @@ void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool
   for_lines<T>(shape, [&](const auto& line) {
     const auto dot =
         line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
-    line.each([&](Index i, auto count) {
+    line.each([=](Index i, auto count) {
       store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), dot)), count, accumulate);
     });
   });
