@@ -3,6 +3,7 @@
 #include <chorus/parallel/local_sgd.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/parallel/parameter_server.hpp>
+#include <chorus/same_bits/tensor_parallel.hpp>
 #include <iterator>
 #include <string>
 #include <utility>

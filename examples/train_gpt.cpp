@@ -3,6 +3,7 @@
 #include <chorus/nn/models/gpt.hpp>
 #include <chorus/parallel/mesh.hpp>
 #include <chorus/same_bits/pipeline.hpp>
+#include <chorus/same_bits/tensor_parallel.hpp>
 
 #include "text.hpp"
 #include "training.hpp"

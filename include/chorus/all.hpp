@@ -139,7 +139,9 @@
 #include <chorus/parallel/tensor_parallel.hpp>
 #include <chorus/quantization.hpp>
 #include <chorus/same_bits.hpp>
+#include <chorus/same_bits/mesh.hpp>
 #include <chorus/same_bits/pipeline.hpp>
+#include <chorus/same_bits/tensor_parallel.hpp>
 #include <chorus/simulate.hpp>
 #include <chorus/simulate/elastic_members.hpp>
 #include <chorus/simulate/meshed.hpp>

@@ -6351,8 +6351,8 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 namespace chorus::io::detail {
 
 /// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
-/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
-/// job. All ranks call it.
+/// that names the first such rank. Before that `undo()` has ended on all of them, and all have the reason, as a rank
+/// that throws may end the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -6371,6 +6371,10 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   if (failed == 0) return;
   undo();
   const auto texts = comm::all_gather_object(ranks, text);
+  try {
+    ranks.barrier();
+  } catch (const CommError&) {  // another one has them all, too, and has thrown
+  }
   const auto same = [&](const std::string& other) { return other == text; };
   if (own && std::all_of(texts.begin(), texts.end(), same)) std::rethrow_exception(own);
   const auto first = std::find_if(texts.begin(), texts.end(), [](const std::string& each) { return !each.empty(); });
@@ -9869,6 +9873,7 @@ std::span<T> span_of(const Tensor<T, Rank, D>& x) {
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   const auto dense = contiguous(x);
+  if (group.size() == 1) return dense;
   auto sum = Tensor<T, Rank, D>::empty(dense.shape(), dense.device());
   copy_bytes(sum.device(), sum.data(), dense.device(), dense.data(), dense.bytes());
   group.sum(span_of(sum));
@@ -9890,6 +9895,7 @@ inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& sha
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto part = contiguous(x);
+  if (group.size() == 1) return part;
   auto shape = part.shape();
   shape[shared.axis] = shared.width;
   const auto whole = around_axis(shape, shared.axis);
@@ -11236,15 +11242,16 @@ auto dropout(const SequencePart<X>& x, double p, bool training = true) {
 namespace chorus::nn {
 
 namespace detail {
-/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
-/// UsageError if there is no such group.
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all, unless a
+/// group of one adds up in leaves. Throws UsageError if there is no such group.
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
-  if (mine == width) return nullptr;
   const auto& group = tensor_group();
+  auto leaves = group == nullptr || chorus::detail::interceptor != nullptr ? nullptr : group->in_leaves();
+  if (mine == width && (leaves == nullptr || leaves->size() > 1)) return nullptr;
   check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
                     " entries are split over ranks, and this rank has a part: call the net, not its module(); "
                     "TensorParallel::gathered gives a whole model");
-  return group;
+  return leaves != nullptr ? leaves : group;
 }
 
 /// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
@@ -11304,7 +11311,8 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = this->apply(detail::entered(x, group));
+    auto y = chorus::detail::with_leaf_cut({"ColumnParallelLinear", group, out_, unit_, 1, /*of_inputs=*/false},
+                                           [&] { return this->apply(detail::entered(x, group)); });
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -11369,7 +11377,10 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
-    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+    const auto own = chorus::detail::with_leaf_cut(
+        {"RowParallelLinear", x.group(), in_, unit_, 1, /*of_inputs=*/true},
+        [&] { return linear(x.part(), this->weight); });
+    return with_bias(leave_tensor_region(own, x.group()), this->bias);
   }
   template <class X>
   auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
@@ -11628,8 +11639,9 @@ class GPTAttention : public Module {
       const Index mine = c_attn.weight.shape()[0] / 3, features = c_attn.weight.shape()[1];
       const auto& shape = value_of(x).shape();
       auto group = detail::group_of_part("GPTAttention", mine, features, head_);
-      auto all = c_attn(enter_tensor_region(x, group));
-      if (c_attn.lora) all = all + (*c_attn.lora)(x, group);
+      auto all = chorus::detail::with_leaf_cut({"GPTAttention", group, features, head_, 3, /*of_inputs=*/false},
+                                               [&] { return c_attn(enter_tensor_region(x, group)); });
+      if (c_attn.lora) all = all + (*c_attn.lora)(x, group ? tensor_group() : nullptr);
       auto joined = reshape(seen(reshape(all, Shape<5>{shape[0], shape[1], 3, mine / head_, head_}), cache...),
                             Shape<3>{shape[0], shape[1], mine});
       return c_proj(Columns<decltype(joined)>(std::move(joined), features, head_, std::move(group)));
@@ -13970,8 +13982,10 @@ class MultiheadAttention : public Module {
     const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    auto joined = reshape(seen_by_heads(q, k, v, seen, head, group),
-                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    auto joined = reshape(
+        chorus::detail::with_leaf_cut({"MultiheadAttention", group, features, head, 1, /*of_inputs=*/false},
+                                      [&] { return seen_by_heads(q, k, v, seen, head, group); }),
+        Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }
   // [batch, queries, this rank's heads, features / heads]
@@ -14033,13 +14047,15 @@ class MultiheadAttention : public Module {
   static auto node_in(const SequencePart<X>& x) {
     return node_of(x.part());
   }
-  // A value that is used several times enters once, so that its gradients are summed in one message.
+  // A value that is used several times enters once, so that its gradients are summed in one message. In leaves, each
+  // gradient is a sum of its own.
   template <class X, class Known, class Entered>
   static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
     requires std::is_same_v<X, Known>
   {
     if constexpr (!chorus::detail::is_graph_variable<Entered>)
-      if (group != nullptr && node_in(x) && node_in(x) == node_in(known)) return known_entered;
+      if (group != nullptr && group->products() == nullptr && node_in(x) && node_in(x) == node_in(known))
+        return known_entered;
     return detail::entered(x, group);
   }
   template <class X, class Known, class Entered>
@@ -16057,7 +16073,7 @@ void scale(Cpu, Index count, T a, T* x) {
     for (Index i = 0; i < count; ++i) x[i] = a * x[i];
   } else {
     const auto factor = splat(a);
-    for_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+    parallel_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
   }
 }
 
@@ -20760,14 +20776,14 @@ void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) 
     auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     const auto lowest = splat(-std::numeric_limits<T>::infinity());
     if (none_is_zero) maximum = pselect(pcmp_eq(maximum, lowest), splat(T{0}), maximum);
-    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+    const auto total = line.reduce(Sum<T>{}, [=](Index i, auto count) {
       const auto power = detail::exp_to_zero<T>(psub(load(x + i, count), maximum));
       store(y + i, power, count);
       return power;
     });
     auto factor = Eigen::internal::pdiv(splat(T{1}), total);
     if (none_is_zero) factor = pselect(pcmp_eq(total, splat(T{0})), splat(T{0}), factor);
-    line.each([&](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
+    line.each([=](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
   });
 }
 
@@ -20777,7 +20793,7 @@ void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool
   for_lines<T>(shape, [&](const auto& line) {
     const auto dot =
         line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
-    line.each([&](Index i, auto count) {
+    line.each([=](Index i, auto count) {
       store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), dot)), count, accumulate);
     });
   });
@@ -20995,6 +21011,7 @@ auto vocabulary_embedding(const W& weight, const Tensor<std::int64_t, Rank, D>& 
                           const TensorGroupRef& group = tensor_group()) {
   using Rows = decltype(leave_tensor_region(embedding(weight, index), group));
   if (group == nullptr) return Rows(embedding(weight, index));
+  if (group->size() == 1) return Rows(embedding(weight, index) + 0.0);  // -0 becomes 0, as in a sum over ranks
   return leave_tensor_region(Rows(detail::rows_here(weight, index, entries, group->part(entries, 1))), group);
 }
 
@@ -21033,6 +21050,16 @@ Recorded<Rank, X> vocabulary_cross_entropy(const Columns<X>& logits, const Tenso
       logits.part());
 }
 
+// All classes, if each rank computes the loss by itself: without a group, and under SameBits, where a sum over classes
+// has one device's order.
+template <class X>
+std::optional<X> whole_scores(const Columns<X>& logits) {
+  const auto& group = logits.group();
+  if (group == nullptr) return logits.part();
+  if (group->products() == nullptr) return std::nullopt;
+  return gather_axis(logits.part(), -1, logits.width(), logits.unit(), false, group);
+}
+
 // `f(columns)`; bf16 and half columns are computed in float.
 template <class X, class F>
 auto columns_in_float(const Columns<X>& logits, const F& f) {
@@ -21051,7 +21078,7 @@ auto cross_entropy(const Columns<X>& logits, const Tensor<std::int64_t, 1, D>& l
                    const CrossEntropyOptions& options = {}) {
   detail::check_first_order<X>();
   using Loss = decltype(cross_entropy(logits.part(), labels, options));
-  if (logits.group() == nullptr) return cross_entropy(logits.part(), labels, options);
+  if (const auto whole = detail::whole_scores(logits)) return cross_entropy(*whole, labels, options);
   return Loss(detail::columns_in_float(logits, [&](const auto& scores) {
     const auto targets = to_device(labels, value_of(scores.part()).device());
     const auto loss_of = [&](const CrossEntropyOptions& reducing) {
@@ -21070,7 +21097,7 @@ auto cross_entropy_per_sample(const Columns<X>& logits, const Tensor<std::int64_
                               const CrossEntropyOptions& options = {}) {
   detail::check_first_order<X>();
   using Losses = decltype(cross_entropy_per_sample(logits.part(), labels, options));
-  if (logits.group() == nullptr) return cross_entropy_per_sample(logits.part(), labels, options);
+  if (const auto whole = detail::whole_scores(logits)) return cross_entropy_per_sample(*whole, labels, options);
   return Losses(detail::columns_in_float(logits, [&](const auto& scores) {
     return detail::vocabulary_cross_entropy<1>(scores, to_device(labels, value_of(scores.part()).device()),
                                                detail::unreduced("cross_entropy_per_sample", options));
@@ -21108,7 +21135,8 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto scores(const X& x) const {
     const ReadsParts parts;
     auto own = group();
-    auto y = linear(enter_tensor_region(x, own), this->weight);
+    auto y = chorus::detail::with_leaf_cut({"VocabularyParallelEmbedding", own, entries_, 1, 1, /*of_inputs=*/false},
+                                           [&] { return linear(enter_tensor_region(x, own), this->weight); });
     return Columns<decltype(y)>(std::move(y), entries_, 1, std::move(own));
   }
   void visit(Visitor& visitor) override { visitor.split_parameter("weight", this->weight, {.axis = 0}); }
@@ -26565,13 +26593,16 @@ class ByNorms : public Optimizer<D> {
   using Range = typename Optimizer<D>::Range;
   ByNorms(const char* who, std::vector<nn::NamedParameter<D>> parameters, double lr,
           std::initializer_list<double> numbers)
-      : Optimizer<D>(parameters, lr, numbers), pieces_(who, std::move(parameters)) {}
+      : Optimizer<D>(parameters, lr, numbers), who_(who), pieces_(who, std::move(parameters)) {}
 
   /// Calls `found = first(T{}, range)`, and then `second(T{}, range, found)`, where `found.squares`, the two norms'
   /// squares, are those of the whole parameter.
   template <class First, class Second>
   void step_by_norms(const First& first, const Second& second) {
     pieces_.meet([](std::size_t) { return 0; });
+    check<UsageError>(!pieces_.any() || !norm_in_any_order<D>, who_,
+                      ": SameBits: ranks have pieces of parameters, and sums of their squares round in another order: "
+                      "expected an optimizer that steps each number by itself, such as Adam, or Muon");
     if (!pieces_.any())
       return this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
         second(type, range, first(type, range));
@@ -26594,6 +26625,7 @@ class ByNorms : public Optimizer<D> {
   }
 
  private:
+  const char* who_;
   Pieces<D> pieces_;
 };
 }  // namespace detail
@@ -27790,134 +27822,278 @@ class Members {
 #define CHORUS_SINGLE_CHORUS_PARALLEL_ELASTIC_PROCESSES_HPP
 /// `Processes`: the living ranks of a job, each a process.
 
+// <chorus/launch/supervisor_link.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
+/// A rank's end of the connection to the supervisor that started it.
+
 #include <signal.h>
-#include <sys/eventfd.h>
-#include <sys/syscall.h>
+#include <sys/prctl.h>
 
-// <chorus/comm/meeting/acceptor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-/// `Acceptor`: accepts connections from anyone and keeps only the wanted ones.
+// <chorus/launch/job_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_JOB_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_JOB_FILE_HPP
+/// `JobFile`: what the ranks of one machine have said to their supervisor. A file in memory: another supervisor can
+/// read it after the first one has been killed.
 
-#include <sys/resource.h>
+// <chorus/launch/signal_pipe.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
+/// Owned file descriptors, and signals as bytes in a pipe, for a process that waits for others.
 
-// <chorus/comm/meeting/hmac.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
-/// launcher can be proved, by sending it: it serves one job on loopback, and the launcher held the job's port before
-/// the ranks existed.
+namespace chorus::detail {
 
-#include <sys/random.h>
-
-#if CHORUS_USE_OPENSSL
-#include <openssl/hmac.h>
-#endif
-
-namespace chorus::comm {
-
-inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
-
-using Nonce = std::array<std::byte, 16>;
-using Mac = std::array<std::byte, 32>;
-
-inline void fill_random(std::span<std::byte> bytes) {
-  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
-  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+inline std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? format("SIG%s", name) : format("signal %d", signal);
 }
 
-/// A random number, not 0.
-inline std::uint64_t random_key() {
-  std::uint64_t key = 0;
-  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
-  return key;
+[[noreturn]] inline void system_error(const char* what, int error = errno) {
+  throw Error(format("launch: %s: %s", what, std::strerror(error)));
 }
 
-/// The beginning of the launcher's own tokens; 64 random digits follow.
-inline constexpr std::string_view launched = "launched-";
-
-/// Whether this program can prove that it knows the token.
-inline bool provable(std::string_view token) {
-  return can_authenticate || token.empty() ||
-         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
-}
-
-/// The proof for `parts`, concatenated, each of a fixed size. Zeros if there is no token.
-[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
-                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
-  Mac mac{};
-#if CHORUS_USE_OPENSSL
-  if (token.empty()) return mac;
-  std::vector<unsigned char> message;
-  for (const auto part : parts)
-    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
-  unsigned length = 0;
-  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
-                          reinterpret_cast<unsigned char*>(mac.data()), &length);
-  check<CommError>(made != nullptr && length == mac.size(), "OpenSSL: HMAC-SHA256 failed");
-#else
-  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
-#endif
-  return mac;
-}
-
-/// Compares in a time that does not depend on the position of a difference.
-inline bool same(const Mac& a, const Mac& b) {
-  unsigned difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
-  return difference == 0;
-}
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
-
-// <chorus/comm/transport/fixed_text.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
-/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
-
-namespace chorus::comm {
-
-/// Up to size - 1 characters, and zeros after them.
-template <std::size_t size>
-struct FixedText {
-  std::array<char, size> characters{};
-
-  FixedText() = default;
-  /// Longer texts are truncated.
-  explicit FixedText(std::string_view text) {
-    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+/// An owned file descriptor. It is closed on exec, and never 0, 1 or 2, even if one of these was closed.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd, const char* what) {
+    if (fd < 0) system_error(what);
+    fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    const int error = errno;
+    close(fd);
+    if (fd_ < 0) system_error(what, error);
   }
-  /// The text ends before the last character, even if a peer has sent no zero.
-  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
-  friend bool operator==(const FixedText&, const FixedText&) = default;
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd() { reset(); }
+  void reset() {
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_ = -1;
 };
 
-/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
-template <class T, std::size_t bytes>
-inline constexpr bool is_message =
-    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+struct Pipe {
+  Fd read_end, write_end;
+  Pipe() {
+    int ends[2] = {-1, -1};
+    const bool ok = pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0;
+    read_end = Fd(ok ? ends[0] : -1, "pipe");
+    write_end = Fd(ends[1], "pipe");
+  }
+  /// The same pipe again, by an end to read from.
+  explicit Pipe(Fd reader) : read_end(std::move(reader)) {
+    const auto path = format("/proc/self/fd/%d", read_end.get());
+    write_end = Fd(open(path.c_str(), O_WRONLY | O_CLOEXEC), path.c_str());
+  }
+};
 
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// Delivers signals as numbers in a pipe while it lives: SIGCHLD and the given ones. An ignored SIGHUP (nohup) stays
+/// ignored.
+class SignalPipe {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
 
-// <chorus/comm/transport/socket.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
-#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
-/// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
+  explicit SignalPipe(std::vector<int> signals) : watched_(std::move(signals)) {
+    watched_.push_back(SIGCHLD);
+    before_.resize(watched_.size());
+    write_end() = pipe_.write_end.get();
+    struct sigaction action {};
+    action.sa_handler = [](int signal) {
+      const int error = errno;
+      const auto byte = static_cast<unsigned char>(signal);
+      [[maybe_unused]] const auto written = write(write_end(), &byte, 1);
+      errno = error;
+    };
+    action.sa_flags = SA_RESTART;
+    sigset_t ours;
+    sigemptyset(&ours);
+    for (std::size_t i = 0; i < watched_.size(); ++i) {
+      sigaction(watched_[i], nullptr, &before_[i]);
+      if (watched_[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+      sigaction(watched_[i], &action, nullptr);
+      sigaddset(&ours, watched_[i]);
+    }
+    pthread_sigmask(SIG_UNBLOCK, &ours, &mask_before_);
+  }
+  ~SignalPipe() {
+    for (std::size_t i = 0; i < watched_.size(); ++i) sigaction(watched_[i], &before_[i], nullptr);
+    pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+    while (const int signal = wait(std::chrono::steady_clock::now())) {  // it came after the last read
+      if (signal != SIGCHLD && signal != woken) raise(signal);
+    }
+  }
+  SignalPipe(const SignalPipe&) = delete;
+  SignalPipe& operator=(const SignalPipe&) = delete;
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
+  /// Makes `wait` return `woken`; any thread may call it.
+  void wake() const { [[maybe_unused]] const auto written = write(pipe_.write_end.get(), &woken, 1); }
+  static constexpr unsigned char woken = 255;
+
+  /// The next signal, or 0 at the deadline. `processes`: pidfds; the end of one of them counts as SIGCHLD.
+  int wait(std::optional<Time> deadline, const std::vector<int>& processes = {}) {
+    std::vector<pollfd> events{{pipe_.read_end.get(), POLLIN, 0}};
+    for (const int process : processes) events.push_back({process, POLLIN, 0});
+    while (true) {
+      unsigned char signal = 0;
+      if (read(pipe_.read_end.get(), &signal, 1) == 1) return signal;
+      int milliseconds = -1;
+      if (deadline) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - std::chrono::steady_clock::now());
+        if (left.count() <= 0) return 0;
+        milliseconds = static_cast<int>(std::min<std::chrono::milliseconds::rep>(left.count(), 1'000'000));
+      }
+      if (poll(events.data(), events.size(), milliseconds) > 0 && events[0].revents == 0) return SIGCHLD;
+    }
+  }
+
+ private:
+  static int& write_end() {
+    static int fd = -1;
+    return fd;
+  }
+
+  Pipe pipe_;
+  std::vector<int> watched_;
+  std::vector<struct sigaction> before_;
+  sigset_t mask_before_{};
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
+
+namespace chorus::detail {
+
+/// A rank's report: a `+` if it has reached `launch`, then, when it fails, a time stamp before the reason: it
+/// identifies the first of several ranks that lost others, independent of the order in which processes end.
+struct RankReport {
+  bool arrived = false;           ///< whether it has reached its call of `launch`
+  std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
+  int status = 0;                 ///< of `launch`, which main may have ignored; or 0
+  std::string message;
+
+  static std::string stamp_of_now(int status) {
+    return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
+                  status);
+  }
+  /// A rank without a report gets the latest possible `when`.
+  static RankReport from(const std::string& text) {
+    RankReport report;
+    report.arrived = text.starts_with('+');
+    const char *begin = text.c_str() + report.arrived, *rest = begin;
+    char* end = nullptr;
+    const auto when = std::strtoll(begin, &end, 10);
+    bool stamped = end != begin && *end == ' ';
+    if (stamped) rest = end + 1;
+    const auto status = std::strtol(rest, &end, 10);
+    stamped = stamped && end != rest && *end == ' ';
+    // An exit status keeps only the lowest byte, which may be 0.
+    const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
+    if (stamped) report.when = when, report.status = known, begin = end + 1;
+    report.message.assign(begin, text.c_str() + text.size());
+    return report;
+  }
+};
+
+/// What a rank has last said to SupervisorLink::lives, or ::meets.
+struct RankLife {
+  bool meets = false;        ///< it has said something
+  long epoch = 0, rank = 0;  ///< epoch 0: the ranks have not met so far
+  std::string doors;         ///< empty: the job does not outlive it, or no more
+};
+
+/// A page of the supervisor's, then for each rank a page with its life, and its report. All are texts that a null ends.
+class JobFile {
+ public:
+  explicit JobFile(Fd file) : file_(std::move(file)) {}
+  static JobFile create() { return JobFile(Fd(memfd_create("ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING), "ranks")); }
+  /// Whether an inherited descriptor is such a file.
+  static bool is_one(int fd) { return fcntl(fd, F_GET_SEALS) == 0; }
+
+  static constexpr off_t page = 4096;
+  static constexpr std::size_t longest_report = 60'000;
+  static off_t life_at(int local_rank) { return page + (off_t{1} << 16) * local_rank; }
+  static off_t report_at(int local_rank) { return life_at(local_rank) + page; }
+  /// Rank's and supervisor's: the text and a null.
+  static bool write(int fd, off_t at, const std::string& text) {
+    return pwrite(fd, text.c_str(), text.size() + 1, at) >= 0;
+  }
+
+  int fd() const { return file_.get(); }
+  /// Before a process takes this rank's place.
+  void clear(int local_rank) const {
+    write(fd(), life_at(local_rank), "");
+    write(fd(), report_at(local_rank), "");
+  }
+  RankReport report_of(int local_rank) const { return RankReport::from(read(report_at(local_rank), longest_report)); }
+  RankLife life_of(int local_rank) const {
+    const auto text = read(life_at(local_rank), page);
+    char* rest = const_cast<char*>(text.c_str());
+    const long epoch = std::strtol(rest, &rest, 10), rank = std::strtol(rest, &rest, 10);
+    return {!text.empty(), epoch, rank, *rest == ' ' ? rest + 1 : ""};
+  }
+
+  /// A living rank that has called SupervisorLink::lives holds a lock. Unlike a number that was noted, a lock can't be
+  /// another process's.
+  static struct flock lock_of(int local_rank) {
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = life_at(local_rank);
+    lock.l_len = 1;
+    return lock;
+  }
+  /// The process that holds it, or -1.
+  pid_t holder(int local_rank) const {
+    auto lock = lock_of(local_rank);
+    return fcntl(fd(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? lock.l_pid : -1;
+  }
+
+  /// The supervisor's page: a process that stands by is there, and waits; the supervisor ends the job.
+  enum Note : off_t { there, waits, ends };
+  void note(Note what, bool set = true) const {
+    const char byte = set ? 1 : 0;
+    [[maybe_unused]] const auto written = pwrite(fd(), &byte, 1, what);
+  }
+  static bool noted(int fd, Note what) {
+    char byte = 0;
+    return pread(fd, &byte, 1, what) == 1 && byte != 0;
+  }
+
+ private:
+  std::string read(off_t at, std::size_t most) const {
+    std::string text(most, '\0');
+    const auto size = pread(fd(), text.data(), most, at);
+    text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+    text.resize(std::min(text.find('\0'), text.size()));
+    return text;
+  }
+
+  Fd file_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_JOB_FILE_HPP
+
+// <chorus/launch/world_from_environment.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
+/// Which rank this process is, if a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
+
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 // <chorus/comm/transport/name_lookup.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
 #define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
 /// `look_up`: the address of a name, with a deadline. getaddrinfo has none: if name servers don't answer, it takes as
 /// long as the system's settings allow, usually half a minute.
+
+#include <netdb.h>
 
 namespace chorus::comm::detail {
 
@@ -27970,6 +28146,16 @@ inline std::string without_brackets(std::string name) {
 
 }  // namespace chorus::comm::detail
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_NAME_LOOKUP_HPP
+
+// <chorus/comm/transport/socket.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
+/// TCP sockets with deadlines. All of them are non-blocking and closed on exec.
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/uio.h>
 
 // <chorus/comm/transport/tls.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_TLS_HPP
@@ -28303,171 +28489,6 @@ requires std::is_trivially_copyable_v<T> std::span<std::byte> bytes_of(T& value)
 }  // namespace chorus::comm
 #endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_SOCKET_HPP
 
-namespace chorus::comm {
-
-/// The first message of the accepting side: a random number for the other side's proof. Each connection has a new one,
-/// so that an overheard proof is useless.
-struct Challenge {
-  std::uint64_t magic = 0;
-  std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
-  std::array<std::uint8_t, 7> reserved{};
-  Nonce nonce{};
-};
-static_assert(is_message<Challenge, 32>);
-
-/// A connection and its first bytes.
-struct Accepted {
-  Socket socket;
-  Nonce nonce{};
-  std::array<std::byte, 192> hello{};
-  std::size_t got = 0;
-  Deadline came{};
-
-  template <class Message>
-  Message hello_as() const {
-    Message message;
-    std::memcpy(&message, hello.data(), sizeof message);
-    return message;
-  }
-};
-
-/// A connecting peer must send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy machine
-/// time. All peers are served concurrently, and nothing is allocated before their hello: a peer that sends garbage,
-/// nothing or a byte per second delays no other. At most 1024 connections, and half of this process's limit of
-/// descriptors, are served at once. At that limit connections older than a quarter of a second are closed; until then
-/// no new ones are accepted.
-class Acceptor {
- public:
-  /// With `challenge_magic` each connection gets a Challenge; if `encrypted`, `token` is the key.
-  explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
-                    bool encrypted = false, std::string token = {})
-      : listener_(listener),
-        hello_bytes_(hello_bytes),
-        challenge_magic_(challenge_magic),
-        encrypted_(encrypted),
-        token_(std::move(token)),
-        patience_(encrypted ? 30 : 5) {
-    rlimit most{};
-    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
-      most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
-  }
-
-  /// Waits for the next connection with a complete hello. Returns one without a socket at the deadline, and if one of
-  /// the `others` has an event.
-  [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
-    while (true) {
-      while (!readable_.empty()) {
-        auto& from = waiting_[readable_.back()];
-        readable_.pop_back();
-        if (hear(from)) return std::exchange(from, {});
-      }
-      std::erase_if(waiting_, [](const Accepted& one) { return !one.socket; });
-      const bool room = accept_all();
-      if (sleep(deadline, room, others)) return {};
-    }
-  }
-
-  /// The number of connections that ended, or were closed, without a complete hello.
-  std::size_t strangers() const { return strangers_; }
-  /// The reason of the last such end, if known.
-  const std::string& trouble() const { return trouble_; }
-
- private:
-  void close(Accepted& one) {
-    if (auto why = one.socket.trouble(); !why.empty()) trouble_ = cat(one.socket.remote(), std::move(why));
-    one = {};
-    ++strangers_;
-  }
-
-  bool hear(Accepted& from) {
-    std::ptrdiff_t n = 1;
-    while (n > 0 && from.got < hello_bytes_) {
-      n = from.socket.try_receive(std::span(from.hello).subspan(from.got, hello_bytes_ - from.got));
-      if (n > 0) from.got += static_cast<std::size_t>(n);
-    }
-    if (n < 0) close(from);
-    return from.socket && from.got == hello_bytes_;
-  }
-
-  /// Accepts all connections that wait at the listener. Returns false if some may be left.
-  [[gnu::cold]] bool accept_all() {
-    while (true) {
-      if (waiting_.size() >= most_ && !make_room()) return false;
-      auto socket = listener_.accept();
-      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: like a full acceptor
-        if (!make_room()) return false;
-        continue;
-      }
-      if (!socket && errno == ECONNABORTED) continue;
-      if (!socket) return true;
-      Challenge challenge{.magic = challenge_magic_, .encrypts = encrypted_};
-      if (challenge_magic_ != 0) {
-        fill_random(challenge.nonce);
-        socket.try_send(bytes_of(challenge));
-      }
-      if (encrypted_) socket.encrypt(Tls::Side::server, token_);
-      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
-    }
-  }
-
-  /// Closes the connections whose time is over; they are in order of arrival.
-  [[gnu::cold]] bool make_room() {
-    const auto before = Clock::now() - std::chrono::milliseconds(250);
-    const auto late =
-        std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
-    for (auto old = waiting_.begin(); old != late; ++old) close(*old);
-    const bool some = late != waiting_.begin();
-    waiting_.erase(waiting_.begin(), late);
-    return some;
-  }
-
-  /// Waits until a connection has data. Returns true if `next` must return.
-  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
-    const auto over = Clock::now();
-    if (over >= deadline) return true;
-    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
-    events_.assign(others.begin(), others.end());
-    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
-    for (auto& one : waiting_) {
-      if (over >= one.came + patience_) close(one);
-      events_.push_back({one.socket.fd(), one.socket.needs(POLLIN), 0});
-      if (one.socket) until = std::min(until, one.came + patience_);
-    }
-    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
-    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
-    for (std::size_t i = 0; i < waiting_.size(); ++i)
-      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) readable_.push_back(i);
-    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
-  }
-
-  const Socket& listener_;
-  std::size_t hello_bytes_, most_ = 1024;
-  std::uint64_t challenge_magic_;
-  bool encrypted_;
-  std::string token_;
-  std::chrono::seconds patience_;
-  std::vector<Accepted> waiting_;      ///< in the order of arrival
-  std::vector<std::size_t> readable_;  ///< those of them that have sent something
-  std::vector<pollfd> events_;
-  std::size_t strangers_ = 0;
-  std::string trouble_;
-};
-
-}  // namespace chorus::comm
-#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
-
-// <chorus/launch/supervisor_link.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
-#define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
-/// A rank's end of the connection to the supervisor that started it.
-
-#include <sys/prctl.h>
-
-// <chorus/launch/world_from_environment.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
-#define CHORUS_SINGLE_CHORUS_LAUNCH_WORLD_FROM_ENVIRONMENT_HPP
-/// Which rank this process is, if a launcher has started it: torchrun, mpirun (Open MPI, MPICH) or srun.
-
 namespace chorus {
 
 namespace detail {
@@ -28634,46 +28655,8 @@ namespace chorus {
 /// Exit status of a rank that failed only because it lost another one (EX_PROTOCOL of sysexits.h).
 inline constexpr int lost_peer_status = 76;
 
-namespace detail {
-
-/// What each rank has of the supervisor's file for SupervisorLink::lives.
-inline constexpr int doors_bytes = 4096;
-
-/// A rank's report. The pipe holds a `+` if the rank has reached `launch`, then, when it fails, a time stamp before the
-/// reason: it identifies the first of several ranks that lost others, independent of the order in which processes end.
-struct RankReport {
-  bool arrived = false;           ///< whether it has reached its call of `launch`
-  std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
-  int status = 0;                 ///< of `launch`, which main may have ignored; or 0
-  std::string message;
-
-  static std::string stamp_of_now(int status) {
-    return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
-                  status);
-  }
-  /// A rank without a report gets the latest possible `when`.
-  static RankReport from(const std::string& text) {
-    RankReport report;
-    report.arrived = text.starts_with('+');
-    const char *begin = text.c_str() + report.arrived, *rest = begin;
-    char* end = nullptr;
-    const auto when = std::strtoll(begin, &end, 10);
-    bool stamped = end != begin && *end == ' ';
-    if (stamped) rest = end + 1;
-    const auto status = std::strtol(rest, &end, 10);
-    stamped = stamped && end != rest && *end == ' ';
-    // An exit status keeps only the lowest byte, which may be 0.
-    const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
-    if (stamped) report.when = when, report.status = known, begin = end + 1;
-    report.message.assign(begin, text.c_str() + text.size());
-    return report;
-  }
-};
-
-}  // namespace detail
-
-/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, and reports the
-/// reason when it fails itself. Without a supervisor it does nothing.
+/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, unless the job
+/// outlives its ranks (`lives`), and reports the reason when it fails itself. Without a supervisor it does nothing.
 class SupervisorLink {
  public:
   /// This process's link, made in the first call. Throws UsageError for invalid variables.
@@ -28684,35 +28667,52 @@ class SupervisorLink {
 
   /// Tells the supervisor that this rank has reached `launch`.
   void arrive() const {
-    if (report_fd_ >= 0) [[maybe_unused]]
-      const auto written = write(report_fd_, "+", 1);
+    if (file_ >= 0) detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_), "+");
+    arrived_ = true;
   }
 
   /// Reports why this rank fails: to the supervisor, which finds the first cause, else on stderr as `chorus: prefix
   /// message`. With a nonzero `status` the rank has failed even if main returns 0.
   void report(std::string_view prefix, std::string_view message, int status) const {
-    // A pipe holds 64 KiB and is read only after this process has ended: only the first report is written.
-    const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
-    const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
-    reported_ = reported_ || piped;
-    if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
+    // Only the first report is kept.
+    const std::string stamped =
+        detail::RankReport::stamp_of_now(status).append(message.substr(0, detail::JobFile::longest_report - 100));
+    const bool noted = file_ >= 0 && !reported_ &&
+                       detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_) + arrived_, stamped);
+    reported_ = reported_ || noted;
+    if (!noted && !message.empty()) detail::say(std::string(prefix).append(message));
   }
 
-  /// Tells the supervisor that the job outlives its ranks. If this one is killed, another process is started in its
-  /// place. `doors`: where living ranks let newcomers in (see elastic::Processes), HOST:PORT with spaces between them;
-  /// empty: from here on the job does not outlive this rank. `rank`: its number in this epoch.
+  /// Tells the supervisor that the job will outlive its ranks once they have met: if one is killed before, all start
+  /// anew.
+  void meets() const {
+    if (file_ >= 0) detail::JobFile::write(file_, detail::JobFile::life_at(local_rank_), "0 0 ");
+  }
+
+  /// Tells the supervisor that the job outlives its ranks, and the supervisor itself: from here on this rank goes on if
+  /// that is killed. If this rank is killed, another process is started in its place. `doors`: where living ranks let
+  /// newcomers in (see elastic::Processes), HOST:PORT with spaces between them; empty: from here on the job does not
+  /// outlive this rank. `rank`: its number in this epoch.
   void lives(std::int64_t epoch, int rank, std::string_view doors) const {
-    if (doors_fd_ < 0) return;
-    const std::string text = detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors).append(1, '\0');
-    [[maybe_unused]] const auto written = pwrite(doors_fd_, text.data(), text.size(), doors_at_);
+    if (file_ < 0) return;
+    detail::JobFile::write(file_, detail::JobFile::life_at(local_rank_),
+                           detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors));
+    if (std::exchange(lives_, true)) {
+      if (getppid() == supervisor_) kill(supervisor_, SIGCHLD);  // it may let other machines know
+      return;
+    }
+    const auto lock = detail::JobFile::lock_of(local_rank_);
+    if (fcntl(file_, F_SETLK, &lock) != 0) return;  // nobody could take it over
+    prctl(PR_SET_PDEATHSIG, 0);
+    kill(supervisor_, SIGCHLD);  // it reads the file, and starts a process that stands by, in a few milliseconds
+    for (int i = 0; i < 200 && !detail::JobFile::noted(file_, detail::JobFile::there); ++i) usleep(1'000);
   }
 
  private:
   SupervisorLink() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
-    const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
-    const auto doors_fd = detail::env_number("CHORUS_DOORS_FD", 3, detail::most_ranks);
-    if (!supervisor || !report_fd) return;
+    const auto file = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
+    if (!supervisor || !file) return;
     // The parent may be a script that the supervisor has started: it ends with the supervisor, and this rank with it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (kill(*supervisor, 0) != 0 && errno == ESRCH) {  // it ended before the line above
@@ -28723,24 +28723,287 @@ class SupervisorLink {
     // Processes that this one starts are not ranks of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
-    unsetenv("CHORUS_DOORS_FD");
-    struct stat facts {};  // a script in between may have closed it and reused its number
-    if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
-    fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
-    report_fd_ = *report_fd;
-    if (!doors_fd || fcntl(*doors_fd, F_GET_SEALS) < 0) return;  // not the supervisor's file
-    fcntl(*doors_fd, F_SETFD, FD_CLOEXEC);
-    doors_fd_ = *doors_fd;
-    doors_at_ = detail::doors_bytes * detail::env_number("LOCAL_RANK", 0, detail::most_ranks).value_or(0);
+    if (!detail::JobFile::is_one(*file)) return;  // a script in between may have closed it and reused its number
+    fcntl(*file, F_SETFD, FD_CLOEXEC);
+    file_ = *file;
+    supervisor_ = *supervisor;
+    local_rank_ = detail::env_number("LOCAL_RANK", 0, detail::most_ranks).value_or(0);
   }
 
-  int report_fd_ = -1, doors_fd_ = -1;
-  off_t doors_at_ = 0;
-  mutable bool reported_ = false;
+  int file_ = -1, supervisor_ = 0, local_rank_ = 0;
+  mutable bool arrived_ = false, reported_ = false, lives_ = false;
 };
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
+
+// <chorus/parallel/elastic/door.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ELASTIC_DOOR_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_ELASTIC_DOOR_HPP
+/// `Door`: where others reach a process of an elastic job, and what it knows of them.
+
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+
+// <chorus/comm/meeting/acceptor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
+/// `Acceptor`: accepts connections from anyone and keeps only the wanted ones.
+
+#include <sys/resource.h>
+
+// <chorus/comm/meeting/hmac.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+/// Proofs that a peer knows the job's token: HMAC-SHA256, by OpenSSL. Without OpenSSL only a token of chorus' own
+/// launcher can be proved, by sending it: it serves one job on loopback, and the launcher held the job's port before
+/// the ranks existed.
+
+#include <sys/random.h>
+
+#if CHORUS_USE_OPENSSL
+#include <openssl/hmac.h>
+#endif
+
+namespace chorus::comm {
+
+inline constexpr bool can_authenticate = CHORUS_USE_OPENSSL;
+
+using Nonce = std::array<std::byte, 16>;
+using Mac = std::array<std::byte, 32>;
+
+inline void fill_random(std::span<std::byte> bytes) {
+  const auto got = getrandom(bytes.data(), bytes.size(), 0);  // before errno is read
+  check<CommError>(got == static_cast<ssize_t>(bytes.size()), "getrandom: ", std::strerror(errno));
+}
+
+/// A random number, not 0.
+inline std::uint64_t random_key() {
+  std::uint64_t key = 0;
+  while (key == 0) fill_random(std::as_writable_bytes(std::span(&key, 1)));
+  return key;
+}
+
+/// The beginning of the launcher's own tokens; 64 random digits follow.
+inline constexpr std::string_view launched = "launched-";
+
+/// Whether this program can prove that it knows the token.
+inline bool provable(std::string_view token) {
+  return can_authenticate || token.empty() ||
+         (token.starts_with(launched) && token.size() == launched.size() + 2 * sizeof(Mac));
+}
+
+/// The proof for `parts`, concatenated, each of a fixed size. Zeros if there is no token.
+[[gnu::cold]] inline Mac prove([[maybe_unused]] const std::string& token,
+                               [[maybe_unused]] std::initializer_list<std::span<const std::byte>> parts) {
+  Mac mac{};
+#if CHORUS_USE_OPENSSL
+  if (token.empty()) return mac;
+  std::vector<unsigned char> message;
+  for (const auto part : parts)
+    for (const std::byte byte : part) message.push_back(static_cast<unsigned char>(byte));
+  unsigned length = 0;
+  const auto* made = HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()), message.data(), message.size(),
+                          reinterpret_cast<unsigned char*>(mac.data()), &length);
+  check<CommError>(made != nullptr && length == mac.size(), "OpenSSL: HMAC-SHA256 failed");
+#else
+  if (!token.empty() && provable(token)) std::memcpy(mac.data(), token.data() + launched.size(), mac.size());
+#endif
+  return mac;
+}
+
+/// Compares in a time that does not depend on the position of a difference.
+inline bool same(const Mac& a, const Mac& b) {
+  unsigned difference = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_HMAC_HPP
+
+// <chorus/comm/transport/fixed_text.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+#define CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+/// The parts of messages of fixed size: `FixedText`, and `is_message`, which looks for padding.
+
+namespace chorus::comm {
+
+/// Up to size - 1 characters, and zeros after them.
+template <std::size_t size>
+struct FixedText {
+  std::array<char, size> characters{};
+
+  FixedText() = default;
+  /// Longer texts are truncated.
+  explicit FixedText(std::string_view text) {
+    std::copy_n(text.data(), std::min(text.size(), size - 1), characters.data());
+  }
+  /// The text ends before the last character, even if a peer has sent no zero.
+  std::string_view view() const { return {characters.data(), strnlen(characters.data(), size - 1)}; }
+  friend bool operator==(const FixedText&, const FixedText&) = default;
+};
+
+/// Whether T can be sent as its bytes: a struct of `bytes` bytes without padding.
+template <class T, std::size_t bytes>
+inline constexpr bool is_message =
+    sizeof(T) == bytes&& std::is_trivially_copyable_v<T>&& std::has_unique_object_representations_v<T>;
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_TRANSPORT_FIXED_TEXT_HPP
+
+namespace chorus::comm {
+
+/// The first message of the accepting side: a random number for the other side's proof. Each connection has a new one,
+/// so that an overheard proof is useless.
+struct Challenge {
+  std::uint64_t magic = 0;
+  std::uint8_t encrypts = 0;  ///< 1: all later data are encrypted
+  std::array<std::uint8_t, 7> reserved{};
+  Nonce nonce{};
+};
+static_assert(is_message<Challenge, 32>);
+
+/// A connection and its first bytes.
+struct Accepted {
+  Socket socket;
+  Nonce nonce{};
+  std::array<std::byte, 192> hello{};
+  std::size_t got = 0;
+  Deadline came{};
+
+  template <class Message>
+  Message hello_as() const {
+    Message message;
+    std::memcpy(&message, hello.data(), sizeof message);
+    return message;
+  }
+};
+
+/// A connecting peer must send a hello of fixed size within 5 s, or 30 s if it is encrypted, which takes a busy machine
+/// time. All peers are served concurrently, and nothing is allocated before their hello: a peer that sends garbage,
+/// nothing or a byte per second delays no other. At most 1024 connections, and half of this process's limit of
+/// descriptors, are served at once. At that limit connections older than a quarter of a second are closed; until then
+/// no new ones are accepted.
+class Acceptor {
+ public:
+  /// With `challenge_magic` each connection gets a Challenge; if `encrypted`, `token` is the key.
+  explicit Acceptor(const Socket& listener, std::size_t hello_bytes, std::uint64_t challenge_magic = 0,
+                    bool encrypted = false, std::string token = {})
+      : listener_(listener),
+        hello_bytes_(hello_bytes),
+        challenge_magic_(challenge_magic),
+        encrypted_(encrypted),
+        token_(std::move(token)),
+        patience_(encrypted ? 30 : 5) {
+    rlimit most{};
+    if (getrlimit(RLIMIT_NOFILE, &most) == 0)
+      most_ = std::max<std::size_t>(1, std::min<std::size_t>(most_, most.rlim_cur / 2));
+  }
+
+  /// Waits for the next connection with a complete hello. Returns one without a socket at the deadline, and if one of
+  /// the `others` has an event.
+  [[gnu::cold]] Accepted next(Deadline deadline, std::span<const pollfd> others = {}) {
+    while (true) {
+      while (!readable_.empty()) {
+        auto& from = waiting_[readable_.back()];
+        readable_.pop_back();
+        if (hear(from)) return std::exchange(from, {});
+      }
+      std::erase_if(waiting_, [](const Accepted& one) { return !one.socket; });
+      const bool room = accept_all();
+      if (sleep(deadline, room, others)) return {};
+    }
+  }
+
+  /// The number of connections that ended, or were closed, without a complete hello.
+  std::size_t strangers() const { return strangers_; }
+  /// The reason of the last such end, if known.
+  const std::string& trouble() const { return trouble_; }
+
+ private:
+  void close(Accepted& one) {
+    if (auto why = one.socket.trouble(); !why.empty()) trouble_ = cat(one.socket.remote(), std::move(why));
+    one = {};
+    ++strangers_;
+  }
+
+  bool hear(Accepted& from) {
+    std::ptrdiff_t n = 1;
+    while (n > 0 && from.got < hello_bytes_) {
+      n = from.socket.try_receive(std::span(from.hello).subspan(from.got, hello_bytes_ - from.got));
+      if (n > 0) from.got += static_cast<std::size_t>(n);
+    }
+    if (n < 0) close(from);
+    return from.socket && from.got == hello_bytes_;
+  }
+
+  /// Accepts all connections that wait at the listener. Returns false if some may be left.
+  [[gnu::cold]] bool accept_all() {
+    while (true) {
+      if (waiting_.size() >= most_ && !make_room()) return false;
+      auto socket = listener_.accept();
+      if (!socket && (errno == EMFILE || errno == ENFILE)) {  // no descriptors: like a full acceptor
+        if (!make_room()) return false;
+        continue;
+      }
+      if (!socket && errno == ECONNABORTED) continue;
+      if (!socket) return true;
+      Challenge challenge{.magic = challenge_magic_, .encrypts = encrypted_};
+      if (challenge_magic_ != 0) {
+        fill_random(challenge.nonce);
+        socket.try_send(bytes_of(challenge));
+      }
+      if (encrypted_) socket.encrypt(Tls::Side::server, token_);
+      waiting_.push_back({std::move(socket), challenge.nonce, {}, 0, Clock::now()});
+    }
+  }
+
+  /// Closes the connections whose time is over; they are in order of arrival.
+  [[gnu::cold]] bool make_room() {
+    const auto before = Clock::now() - std::chrono::milliseconds(250);
+    const auto late =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Accepted& one) { return one.came > before; });
+    for (auto old = waiting_.begin(); old != late; ++old) close(*old);
+    const bool some = late != waiting_.begin();
+    waiting_.erase(waiting_.begin(), late);
+    return some;
+  }
+
+  /// Waits until a connection has data. Returns true if `next` must return.
+  [[gnu::cold]] bool sleep(Deadline deadline, bool room, std::span<const pollfd> others) {
+    const auto over = Clock::now();
+    if (over >= deadline) return true;
+    auto until = room ? deadline : std::min(deadline, over + std::chrono::milliseconds(20));
+    events_.assign(others.begin(), others.end());
+    events_.push_back({room ? listener_.fd() : -1, POLLIN, 0});
+    for (auto& one : waiting_) {
+      if (over >= one.came + patience_) close(one);
+      events_.push_back({one.socket.fd(), one.socket.needs(POLLIN), 0});
+      if (one.socket) until = std::min(until, one.came + patience_);
+    }
+    if (poll(events_.data(), events_.size(), milliseconds_until(until)) <= 0) return false;
+    const auto first = events_.begin() + static_cast<std::ptrdiff_t>(others.size());
+    for (std::size_t i = 0; i < waiting_.size(); ++i)
+      if ((first + 1)[static_cast<std::ptrdiff_t>(i)].revents != 0) readable_.push_back(i);
+    return std::any_of(events_.begin(), first, [](const pollfd& event) { return event.revents != 0; });
+  }
+
+  const Socket& listener_;
+  std::size_t hello_bytes_, most_ = 1024;
+  std::uint64_t challenge_magic_;
+  bool encrypted_;
+  std::string token_;
+  std::chrono::seconds patience_;
+  std::vector<Accepted> waiting_;      ///< in the order of arrival
+  std::vector<std::size_t> readable_;  ///< those of them that have sent something
+  std::vector<pollfd> events_;
+  std::size_t strangers_ = 0;
+  std::string trouble_;
+};
+
+}  // namespace chorus::comm
+#endif  // CHORUS_SINGLE_CHORUS_COMM_MEETING_ACCEPTOR_HPP
 
 // <chorus/parallel/elastic/messages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_ELASTIC_MESSAGES_HPP
@@ -29023,20 +29286,7 @@ class Pulse {
 }  // namespace chorus::elastic::detail
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ELASTIC_PULSE_HPP
 
-#include <list>
-
-namespace chorus::elastic {
-
-namespace detail {
-
-/// The doors at which this process knocks, if its launcher has started it in the place of a lost one: HOST:PORT, with
-/// spaces between them, in CHORUS_ELASTIC_DOORS. Removed when read: processes that this one starts are of another job.
-inline std::string doors_from_environment() {
-  const char* text = chorus::detail::env("CHORUS_ELASTIC_DOORS");
-  std::string doors = text == nullptr ? "" : text;
-  unsetenv("CHORUS_ELASTIC_DOORS");
-  return doors;
-}
+namespace chorus::elastic::detail {
 
 /// Throws UsageError for what is no address and port.
 inline comm::Address door_of(std::string_view text) {
@@ -29063,36 +29313,22 @@ inline bool end_silent(const Card& card) {
   return ended;
 }
 
-}  // namespace detail
-
-/// Each process has a door: a socket at which a thread answers at once. A second thread asks at the door of the next
-/// rank whether that lives (see Pulse), and ends a silent process if both are on one machine, so that its connections
-/// break. On another machine a silent process is only suspected: then the others' calls end.
-///
-/// A round: each rank goes to the door of the first rank that lives, which is the chair. The chair waits until each
-/// rank has come or is lost, and lets newcomers in. It sends the new list of ranks, its View, to all; then they meet as
-/// at a job's start. If the chair dies, the next one takes its place. A rank that has taken part in a later epoch
-/// brings its View along. If one dies before all have met, all begin another round.
-///
-/// A rank is proven to be dead if nobody listens at its door any more, or if it was ended here. An epoch needs more
-/// than half of the last epoch's ranks, without those; at exactly half it needs the first of them. So of two parts of a
-/// divided network one goes on at most.
-class Processes final : public Members {
- public:
-  /// `world`: as for `connect`, which meets the ranks of the first epoch. `doors`: HOST:PORT of some living ranks, with
-  /// spaces between them, for a process that joins a job; the launcher gives them to one that it starts in a lost
-  /// one's place. Throws UsageError for options out of range.
-  explicit Processes(const comm::World& world, const Options& options = {},
-                     const std::string& doors = detail::doors_from_environment())
+/// A socket at which a thread answers at once. A second thread asks at the door of the next rank whether that lives
+/// (see Pulse), and ends a silent process if both are on one machine, so that its connections break. On another machine
+/// a silent process is only suspected: then the others' calls end.
+class Door {
+ protected:
+  /// As for Processes.
+  Door(const comm::World& world, const Options& options, const std::string& doors)
       : world_(world),
         options_(options),
-        slice_(std::max<int>(1, static_cast<int>(options.lost_after.count()) / detail::Pulse::slices)) {
+        slice_(std::max<int>(1, static_cast<int>(options.lost_after.count()) / Pulse::slices)) {
     comm::check_timeout("elastic: lost_after", options.lost_after);
     check<UsageError>(options.at_least >= 1 && options.at_least <= comm::max_ranks, "elastic: at_least is ",
                       options.at_least, ", expected 1 to ", comm::max_ranks);
     for (std::size_t at = 0, end = 0; at < doors.size(); at = end + 1) {
       end = std::min(doors.find(' ', at), doors.size());
-      if (end > at) doors_.push_back(detail::door_of(std::string_view(doors).substr(at, end - at)));
+      if (end > at) doors_.push_back(door_of(std::string_view(doors).substr(at, end - at)));
     }
     auto near = world_;
     if (!doors_.empty()) {
@@ -29107,6 +29343,7 @@ class Processes final : public Members {
     card_.machine = name != nullptr ? comm::detail::fnv_1a(name) : comm::detail::machine_id();
     card_.pid = getpid();
     card_.set_address(door_.local());
+    if (doors_.empty()) SupervisorLink::of_process().meets();
     at_door_ = chorus::detail::start_thread("elastic", [this] { serve(); });
     try {
       watcher_ = chorus::detail::start_thread("elastic", [this] { watch(); });
@@ -29115,67 +29352,11 @@ class Processes final : public Members {
       throw;
     }
   }
-  ~Processes() override {
-    if (epoch > 0) SupervisorLink::of_process().lives(epoch, view_.rank_of(card_.id), "");
-    stop();
-  }
+  Door(const Door&) = delete;
+  Door& operator=(const Door&) = delete;
+  ~Door() { stop(); }
 
-  comm::AnyCommunicator regroup(std::string_view why) override {
-    {
-      const std::lock_guard lock(mutex_);
-      engine_.reset();
-    }
-    why_ = why;
-    const bool first = view_.count == 0;
-    if (first && doors_.empty()) return begin();
-    auto deadline = Clock::now() + world_.timeout;
-    while (true) {
-      check_failed();
-      chair_line_ = comm::Socket();
-      came_.clear();
-      const auto chair = first_alive();
-      const bool formed = view_.count == 0       ? knock(deadline)
-                          : chair.id == card_.id ? preside(deadline)
-                                                 : attend(chair, deadline);
-      try {
-        if (formed) return meet();
-      } catch (const CommError&) {  // one has been lost since
-        if (Clock::now() >= deadline) throw;
-      }
-      check<TimeoutError>(view_.count == 0 || Clock::now() < deadline, "elastic: the ranks did not meet within ",
-                          world_.timeout.count(), " ms");
-      std::this_thread::sleep_for(std::chrono::milliseconds(view_.count == 0 ? 10 : 1));
-    }
-  }
-
-  bool knocked() override { return knocked_.load(std::memory_order_relaxed); }
-
-  /// HOST:PORT of each rank's door, with spaces between them: for a process that joins.
-  std::string doors() const {
-    std::string text;
-    for (const auto& card : view_.members()) text += cat(text.empty() ? "" : " ", card.address());
-    return text;
-  }
-
-  void fail(std::string_view why) noexcept override {
-    try {
-      comm::FixedText<1024> text(why);
-      for (auto card : view_.members()) {
-        if (card.id == card_.id || is_gone(card.id)) continue;
-        const auto deadline = Clock::now() + std::chrono::milliseconds(200);
-        const auto line = call(card, Hello::fails, deadline);
-        if (line) line.send_all(std::as_writable_bytes(std::span(&text, 1)), deadline);
-      }
-    } catch (...) {  // they learn it by the end of this process
-    }
-  }
-
- private:
   using Clock = comm::Clock;
-  using Hello = detail::Hello;
-  using View = detail::View;
-  using Card = detail::Card;
-  using Pulse = detail::Pulse;
   struct Arrival {
     comm::Socket line;
     Hello hello;
@@ -29219,7 +29400,7 @@ class Processes final : public Members {
 
   void take(comm::Accepted accepted) {
     const auto hello = accepted.hello_as<Hello>();
-    if (hello.magic != detail::magic || !comm::detail::proves(hello, accepted.nonce, world_.token)) return;
+    if (hello.magic != magic || !comm::detail::proves(hello, accepted.nonce, world_.token)) return;
     const bool joins = hello.kind == Hello::joins;
     std::unique_lock lock(mutex_);
     const bool evicted = hello.epoch > 0 && hello.epoch <= view_.epoch && view_.rank_of(hello.id) < 0;
@@ -29278,7 +29459,7 @@ class Processes final : public Members {
   bool lose(const Card& card, Pulse::Sign sign) {
     if (sign != Pulse::Sign::gone && sign != Pulse::Sign::silent) return false;
     bool proven = sign == Pulse::Sign::gone;
-    if (!proven && card.machine == card_.machine) proven = detail::end_silent(card);
+    if (!proven && card.machine == card_.machine) proven = end_silent(card);
     std::shared_ptr<comm::Engine> engine;
     {
       const std::lock_guard lock(mutex_);
@@ -29293,12 +29474,11 @@ class Processes final : public Members {
   }
 
   /// From the next call of `regroup` on, or in it, these are the ranks.
-  void adopt(const View& view) {
+  void know(const View& view) {
     const std::lock_guard lock(mutex_);
     view_ = view;
     gone_.clear();
     suspects_ = false;
-    epoch = view.epoch;
   }
 
   static std::string taken_for_lost(const View& view) {
@@ -29379,7 +29559,146 @@ class Processes final : public Members {
     }
   }
 
-  // ---- the round
+  /// A rank lives and does not come: throws Evicted if it knows a later epoch without this process.
+  void ask(Card card) {
+    const auto line = call(card, Hello::asks, Clock::now() + std::chrono::milliseconds(slice_));
+    if (line) hear(line, card, std::nullopt);
+  }
+
+  /// Waits for a sign of life.
+  void examine(const Card& card) {
+    Pulse pulse(card);
+    while (!is_gone(card.id)) {
+      auto event = pulse.event();
+      const int n = poll(&event, 1, slice_);
+      if (n < 0) continue;
+      const auto sign = pulse.look(event.revents, n == 0);
+      if (sign == Pulse::Sign::alive || lose(card, sign)) return;
+    }
+  }
+
+  comm::World world_;
+  const Options options_;
+  const int slice_;                   ///< ms
+  std::vector<comm::Address> doors_;  ///< a newcomer's
+  comm::Socket door_;
+  bool encrypted_ = false;
+  Card card_;
+  Event stopping_, bell_;  ///< for both threads; at each arrival
+
+  std::mutex mutex_;                    ///< of these:
+  View view_;                           ///< changes only in `regroup`, whose thread reads it without
+  std::map<std::uint64_t, bool> gone_;  ///< lost ranks of `view_`, and whether they are proven to be dead
+  std::deque<Arrival> arrived_;
+  std::weak_ptr<comm::Engine> engine_;  ///< of the epoch's communicator
+
+  std::atomic<bool> knocked_{false};
+  std::atomic<bool> suspects_{false};  ///< a silent process on another machine, in this round
+  comm::Nonce nonce_{};                ///< of this process's last hello
+
+ private:
+  std::thread at_door_, watcher_;
+};
+
+}  // namespace chorus::elastic::detail
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_ELASTIC_DOOR_HPP
+
+namespace chorus::elastic {
+
+namespace detail {
+
+/// The doors at which this process knocks, if its launcher has started it in the place of a lost one: HOST:PORT, with
+/// spaces between them, in CHORUS_ELASTIC_DOORS. Removed when read: processes that this one starts are of another job.
+inline std::string doors_from_environment() {
+  const char* text = chorus::detail::env("CHORUS_ELASTIC_DOORS");
+  std::string doors = text == nullptr ? "" : text;
+  unsetenv("CHORUS_ELASTIC_DOORS");
+  return doors;
+}
+
+}  // namespace detail
+
+/// Each process has a Door. A round: each rank goes to the door of the first rank that lives, which is the chair. The
+/// chair waits until each rank has come or is lost, and lets newcomers in. It sends the new list of ranks, its View, to
+/// all; then they meet as at a job's start. If the chair dies, the next one takes its place. A rank that has taken part
+/// in a later epoch brings its View along. If one dies before all have met, all begin another round.
+///
+/// A rank is proven to be dead if nobody listens at its door any more, or if it was ended here. An epoch needs more
+/// than half of the last epoch's ranks, without those; at exactly half it needs the first of them. So of two parts of a
+/// divided network one goes on at most.
+class Processes final : public Members, private detail::Door {
+ public:
+  /// `world`: as for `connect`, which meets the ranks of the first epoch. `doors`: HOST:PORT of some living ranks, with
+  /// spaces between them, for a process that joins a job; the launcher gives them to one that it starts in a lost
+  /// one's place. Throws UsageError for options out of range.
+  explicit Processes(const comm::World& world, const Options& options = {},
+                     const std::string& doors = detail::doors_from_environment())
+      : Door(world, options, doors) {}
+  ~Processes() override {
+    if (epoch > 0) SupervisorLink::of_process().lives(epoch, view_.rank_of(card_.id), "");
+  }
+
+  comm::AnyCommunicator regroup(std::string_view why) override {
+    {
+      const std::lock_guard lock(mutex_);
+      engine_.reset();
+    }
+    why_ = why;
+    const bool first = view_.count == 0;
+    if (first && doors_.empty()) return begin();
+    auto deadline = Clock::now() + world_.timeout;
+    while (true) {
+      check_failed();
+      chair_line_ = comm::Socket();
+      came_.clear();
+      const auto chair = first_alive();
+      const bool formed = view_.count == 0       ? knock(deadline)
+                          : chair.id == card_.id ? preside(deadline)
+                                                 : attend(chair, deadline);
+      try {
+        if (formed) return meet();
+      } catch (const CommError&) {  // one has been lost since
+        if (Clock::now() >= deadline) throw;
+      }
+      check<TimeoutError>(view_.count == 0 || Clock::now() < deadline, "elastic: the ranks did not meet within ",
+                          world_.timeout.count(), " ms");
+      std::this_thread::sleep_for(std::chrono::milliseconds(view_.count == 0 ? 10 : 1));
+    }
+  }
+
+  bool knocked() override { return knocked_.load(std::memory_order_relaxed); }
+
+  /// HOST:PORT of each rank's door, with spaces between them: for a process that joins.
+  std::string doors() const {
+    std::string text;
+    for (const auto& card : view_.members()) text += cat(text.empty() ? "" : " ", card.address());
+    return text;
+  }
+
+  void fail(std::string_view why) noexcept override {
+    try {
+      comm::FixedText<1024> text(why);
+      for (auto card : view_.members()) {
+        if (card.id == card_.id || is_gone(card.id)) continue;
+        const auto deadline = Clock::now() + std::chrono::milliseconds(200);
+        const auto line = call(card, Hello::fails, deadline);
+        if (line) line.send_all(std::as_writable_bytes(std::span(&text, 1)), deadline);
+      }
+    } catch (...) {  // they learn it by the end of this process
+    }
+  }
+
+ private:
+  using Hello = detail::Hello;
+  using View = detail::View;
+  using Card = detail::Card;
+  using Pulse = detail::Pulse;
+
+  /// From the next call of `regroup` on, or in it, these are the ranks.
+  void adopt(const View& view) {
+    know(view);
+    epoch = view.epoch;
+  }
 
   /// The first epoch.
   comm::AnyCommunicator begin() {
@@ -29460,24 +29779,6 @@ class Processes final : public Members {
     if (!view || view->verdict != View::formed || view->rank_of(card_.id) < 0) return examine(chair), false;
     chair_line_ = std::move(line);
     return adopt(*view), true;
-  }
-
-  /// A rank lives and does not come: throws Evicted if it knows a later epoch without this process.
-  void ask(Card card) {
-    const auto line = call(card, Hello::asks, Clock::now() + std::chrono::milliseconds(slice_));
-    if (line) hear(line, card, std::nullopt);
-  }
-
-  /// Waits for a sign of life.
-  void examine(const Card& card) {
-    Pulse pulse(card);
-    while (!is_gone(card.id)) {
-      auto event = pulse.event();
-      const int n = poll(&event, 1, slice_);
-      if (n < 0) continue;
-      const auto sign = pulse.look(event.revents, n == 0);
-      if (sign == Pulse::Sign::alive || lose(card, sign)) return;
-    }
   }
 
   /// The chair's part. Returns true once it has sent the new View.
@@ -29608,33 +29909,11 @@ class Processes final : public Members {
     return true;
   }
 
-  comm::World world_;
-  const Options options_;
-  const int slice_;                   ///< ms
-  std::vector<comm::Address> doors_;  ///< a newcomer's
-  comm::Socket door_;
-  bool encrypted_ = false;
-  Card card_;
-  Event stopping_, bell_;  ///< for both threads; at each arrival
-
-  std::mutex mutex_;                    ///< of these:
-  View view_;                           ///< changes only in `regroup`, whose thread reads it without
-  std::map<std::uint64_t, bool> gone_;  ///< lost ranks of `view_`, and whether they are proven to be dead
-  std::deque<Arrival> arrived_;
-  std::weak_ptr<comm::Engine> engine_;  ///< of the epoch's communicator
-
-  std::atomic<bool> knocked_{false};
-  std::atomic<bool> suspects_{false};  ///< a silent process on another machine, in this round
-
-  // Those of a round.
   std::string why_;
-  comm::Nonce nonce_{};                    ///< of this process's last hello
   comm::Socket chair_line_;                ///< to the chair; its end calls the meeting off
   std::map<std::uint64_t, Arrival> came_;  ///< the chair's: ranks
   std::deque<Arrival> newcomers_;
   comm::Socket listener_;  ///< the chair's: where the ranks meet
-
-  std::thread at_door_, watcher_;
 };
 
 }  // namespace chorus::elastic
@@ -30391,7 +30670,7 @@ class CommunicatorGroup : public Base {
   int size() const override { return size_; }
   bool splits_sequences() const override { return splits_sequences_; }
   /// Nodes of the tape may outlive the policy.
-  void end() { communicator_ = nullptr; }
+  virtual void end() { communicator_ = nullptr; }
 
  protected:
   void all_reduce(void* data, std::size_t count, DType type, bool largest) override {
@@ -30832,12 +31111,17 @@ requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, C
   Averaging averaging = Averaging::by_hook;
 
   void start(const Core<D, Communicator>& core, Bucket& bucket) {
+    if (core.sums) return core.sums->start(bucket);
     as_hooks_see(core, bucket, [&](const auto& view) {
       bucket.work =
           averaging == Averaging::whole ? AllReduce{}.start(view, core.ranks) : hook.start(view, core.ranks);
     });
   }
   void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+    if (core.sums) {
+      for (Bucket& bucket : buckets) core.sums->finish(bucket);
+      return;
+    }
     if (averaging == Averaging::by_hook) return resume_until_done(hook, core, buckets);
     for (Bucket& bucket : buckets) bucket.work.wait();
   }
@@ -31216,6 +31500,15 @@ namespace chorus::mesh {
 template <class Part>
 struct DataPolicy;
 
+/// The ranks that share layers, as the model's layers see them. A room specialises this for its types around models.
+template <class Model>
+struct LayerGroup {
+  template <class Communicator>
+  static auto make(const Model&, Communicator& communicator, bool splits_sequences) {
+    return std::make_shared<chorus::detail::CommunicatorGroup<Communicator>>(communicator, splits_sequences);
+  }
+};
+
 /// An axis's size: all remaining ranks. At most one axis may have it.
 inline constexpr int rest = -1;
 /// An axis's size: taken from MeshOptions::sizes.
@@ -31254,9 +31547,11 @@ struct Tensor {
   template <class Communicator>
   using layers = chorus::detail::SharedLayers<Communicator>;
   /// What divides a model's layers among its ranks.
-  template <class Groups>
-  static auto layers_of(Groups& groups) {
-    return layers<typename Groups::Communicator>(groups.tensor, sequence::splits_sequences);
+  template <class Groups, class Model>
+  static auto layers_of(Groups& groups, const Model& model) {
+    using Communicator = typename Groups::Communicator;
+    return layers<Communicator>(groups.tensor,
+                                LayerGroup<Model>::make(model, groups.tensor, sequence::splits_sequences));
   }
   /// Averages gradients on a mesh without shards.
   template <class Part>
@@ -31434,9 +31729,11 @@ class Groups {
 template <class Innermost>
 struct WithGroups {
   mutable Groups groups;
-  typename Innermost::template layers<comm::AnyCommunicator> layers = Innermost::layers_of(groups);
-  WithGroups(comm::AnyCommunicator& all, const comm::World& world, const std::array<int, 4>& sizes)
-      : groups(all, world, sizes, Innermost::name, Innermost::shares_batch) {}
+  typename Innermost::template layers<comm::AnyCommunicator> layers;
+  template <class Model>
+  WithGroups(comm::AnyCommunicator& all, const comm::World& world, const std::array<int, 4>& sizes, const Model& model)
+      : groups(all, world, sizes, Innermost::name, Innermost::shares_batch),
+        layers(Innermost::layers_of(groups, model)) {}
 };
 
 }  // namespace chorus::mesh
@@ -31788,13 +32085,15 @@ template <Device D, class Communicator>
 class UnitsAtHand final : public Residence {
  public:
   /// All units are present at first. `keeps_unused`: ranks need not use the same units. `reshard_after_forward`: see
-  /// KeepParameters.
+  /// KeepParameters. `at_once`: passes use units in any order, and again: they begin with all gathers, and units stay
+  /// until they end.
   UnitsAtHand(nn::FlatParameters<D>& flat, Communicator& ranks, std::vector<Unit> units, bool keeps_unused,
-              bool reshard_after_forward)
+              bool reshard_after_forward, bool at_once)
       : flat_(&flat),
         ranks_(ranks),
         keeps_unused_(keeps_unused),
-        reshard_after_forward_(reshard_after_forward),
+        reshard_after_forward_(reshard_after_forward && !at_once),
+        at_once_(at_once),
         forward_(layer_order(units), units.size()),
         aside_(forward_),
         backward_({forward_.units.rbegin(), forward_.units.rend()}, units.size()) {
@@ -31852,6 +32151,8 @@ class UnitsAtHand final : public Residence {
       states_[u].touched = false;
       states_[u].gathered = states_[u].at == At::here;
     }
+    if (at_once_)
+      for (const Order& order = order_of_pass(); next_ < order.units.size();) start_next(order);
     // Backward's first unit is present: start gathering the next one.
     if (const Order& order = order_of_pass(); pass == Pass::backward && order.learned && next_ < order.units.size()) {
       const bool has_first = states_[order.units.front()].at == At::here;
@@ -31861,14 +32162,15 @@ class UnitsAtHand final : public Residence {
   /// Ends the pass: joins the gathers that other ranks need and this one didn't, and frees all units except the one
   /// that backward begins with.
   void end_pass() {
+    if (pass_ == Pass::none) return;
     Order& order = order_of_pass();
     while (next_ < order.units.size()) {
       come_ = next_;
       start_next(order);
       release_passed(Order::none);
     }
-    const bool keeps = pass_ == Pass::forward && order.learned;
-    if (!order.learned) learn(order);
+    const bool keeps = pass_ == Pass::forward && (order.learned || at_once_);
+    if (!order.learned && !at_once_) learn(order);
     const std::size_t last = order.units.empty() ? Order::none : order.units.back();
     for (std::size_t u = 0; u < states_.size(); ++u) {
       if (keeps && (u == last || !reshard_after_forward_)) continue;
@@ -31894,7 +32196,7 @@ class UnitsAtHand final : public Residence {
 
   /// The unit's gradients of this backward pass are complete: nothing reads its parameters any more.
   void gradients_complete(std::size_t u) {
-    if (pass_ == Pass::backward && states_[u].at == At::here) give_back(u);
+    if (pass_ == Pass::backward && states_[u].at == At::here && !at_once_) give_back(u);
   }
   /// A gradient of the unit is about to be written.
   void gradient_begins(std::size_t u) {
@@ -31994,6 +32296,7 @@ class UnitsAtHand final : public Residence {
   }
 
   void fetch(std::size_t u) {
+    if (at_once_) return arrive(u);
     Order& order = order_of_pass();
     if (const std::size_t place = order.place[u]; place != Order::none && place >= come_) {
       while (next_ <= place) start_next(order);
@@ -32113,7 +32416,7 @@ class UnitsAtHand final : public Residence {
 
   nn::FlatParameters<D>* flat_;
   Communicator& ranks_;
-  const bool keeps_unused_, reshard_after_forward_;
+  const bool keeps_unused_, reshard_after_forward_, at_once_;
   Order forward_, aside_, backward_;
   std::vector<State> states_;
   std::optional<UnitMemory<D>> memory_;
@@ -32138,8 +32441,9 @@ class ShardedUnits final : public ddp::Extension<D> {
  public:
   using AtHand = UnitsAtHand<D, Communicator>;
 
-  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand)
-      : core_(core), at_hand_(std::move(at_hand)) {
+  /// `repeats`: gradients of all units are written before the first one is complete.
+  ShardedUnits(ddp::Core<D, Communicator>& core, std::shared_ptr<AtHand> at_hand, bool repeats)
+      : core_(core), at_hand_(std::move(at_hand)), repeats_(repeats) {
     std::vector<char> begins(core_.entries());
     unit_of_.resize(core_.entries());
     for (std::size_t u = 0; u < at_hand_->units(); ++u) {
@@ -32185,6 +32489,7 @@ class ShardedUnits final : public ddp::Extension<D> {
       core_.buckets.expect(i, gradients);
     }
     at_hand_->begin(Pass::backward);
+    for (std::size_t u = 0; repeats_ && u < at_hand_->units(); ++u) at_hand_->gradient_begins(u);
     at_backward_end([units = at_hand_] { units->end_pass(); });
   }
   void gradient_arrived(std::size_t i) override {
@@ -32201,6 +32506,8 @@ class ShardedUnits final : public ddp::Extension<D> {
       at_hand_->give_gradients_back(unit_of_[first.front().parameters.front()]);
     }
   }
+  // Other ranks may need gathers that this one does not, before they send gradients.
+  void backward_ended() override { at_hand_->end_pass(); }
   void averaged() override {
     for (std::size_t i = 0; i < core_.entries(); ++i) {
       shard_of_[i]->set_averaged(core_.parameter(i).wants_grad() && core_.parameter(i).grad_arrived());
@@ -32264,6 +32571,7 @@ class ShardedUnits final : public ddp::Extension<D> {
 
   ddp::Core<D, Communicator>& core_;
   std::shared_ptr<AtHand> at_hand_;
+  const bool repeats_;
   std::vector<std::size_t> unit_of_;                 // by entry
   std::vector<std::unique_ptr<Shard<D>>> shard_of_;  // by entry; empty if this rank has no part of it
   std::vector<nn::NamedParameter<D>> shards_;
@@ -32482,7 +32790,7 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
   }
   /// See Policy::gathered.
   template <class F>
-  requires std::invocable<const F&, Model&>
+  requires std::invocable<const F&, typename Base::model_type&>
   void gathered(const F& f) {
     const auto whole = gathered({.write = true});
     f(this->model_);
@@ -32529,11 +32837,14 @@ class FullyShardedDataParallel : public DistributedDataParallel<Model, Averages,
                         D::kind, ", such as comm::StagedCommunicator, got ", gathers.backend());
     const bool deferred = PromisedNumbers::current() != nullptr;
     if (deferred) this->check_same(this->core().options.template describe<D>(), this->is_shared());
+    bool repeats = false;  // passes use units in orders of their own, and again
+    if constexpr (Base::adds_up_in_pass)
+      repeats = this->canonical_shares() > this->devices() || options.find_unused_parameters;
     // 1. The parameters, already rank 0's, are cut into units.
     auto at_hand = std::make_shared<AtHand>(this->flat_, gathers, Units::cut(this->model_, this->flat_),
-                                            options.find_unused_parameters, Units::reshard_after_forward);
+                                            options.find_unused_parameters, Units::reshard_after_forward, repeats);
     // 4. Gradients are averaged in parts, unit by unit. 5. An optimizer steps the parts.
-    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand);
+    units_ = &this->core().template add<fsdp::ShardedUnits<D, Communicator>>(this->core(), at_hand, repeats);
     this->core().cut_buckets();
     // 2. Each rank keeps its part of each unit.
     at_hand->settle(at_hand);
@@ -32937,6 +33248,456 @@ class Chain {
 }  // namespace chorus::pipeline
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_CHAIN_HPP
 
+// <chorus/parallel/pipeline/wires.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
+/// The messages between neighbouring stages of a pipeline.
+
+namespace chorus::pipeline {
+
+/// A communicator's calls run in order, and a `send` may block until the peer receives. If two neighbours had
+/// activations and gradients in one queue, large messages would deadlock: so each edge has a two-rank group per
+/// direction. Edges that share a rank can't be made by one `split`, so even and odd edges are made in turn.
+template <Device D>
+class Wires {
+ public:
+  enum class Direction : std::uint8_t { forward, backward };
+
+  /// Messages count as `Traffic::activations`, headers as control. A ring, with an edge from the last rank to the
+  /// first, is for ranks with several stages. A collective of all ranks.
+  Wires(comm::AnyCommunicator& all, const comm::World& world, bool ring) : rank_(all.rank()), size_(all.size()) {
+    const int edges = size_ == 1 ? 0 : ring ? size_ : size_ - 1;
+    const int colors = edges == size_ && size_ % 2 == 1 ? 3 : std::min(edges, 2);
+    for (const Direction direction : {Direction::forward, Direction::backward})
+      for (int color = 0; color < colors; ++color) {
+        int own = -1;  // the edge of this color that ends at this rank
+        for (int edge = 0; edge < edges; ++edge)
+          if (color_of(edge) == color && (edge == rank_ || (edge + 1) % size_ == rank_)) own = edge;
+        auto group = comm::connect(comm::split(all, world, own >= 0 ? own : size_ + rank_,
+                                               /*key=*/own == rank_ ? 0 : 1));
+        if (own >= 0) links_[static_cast<std::size_t>(direction)][own == rank_ ? out : in].emplace(std::move(group));
+      }
+  }
+
+  /// Sends data of `header.stage` to rank `to`: an activation's numbers, or the gradient by it. Returns before they
+  /// have been sent; the activation is kept until then.
+  void send(Direction direction, int to, const Header& header, std::shared_ptr<AnyActivation<D>> what) {
+    if (to == rank_) return local_.push_back({direction, header, std::move(what)});
+    auto& wire = link(direction, direction == Direction::forward ? out : in);
+    auto& message = on_their_way_.emplace_back();
+    message.header = header;
+    message.what = std::move(what);
+    const auto numbers = direction == Direction::forward ? message.what->numbers() : message.what->gradient();
+    message.head = wire.send_async(bytes_of(message.header), 1 - wire.rank());
+    message.body = wire.send_async(std::span(static_cast<const std::uint8_t*>(numbers), message.what->bytes()),
+                                   1 - wire.rank(), activations);
+    while (!on_their_way_.empty() && on_their_way_.front().body.done()) on_their_way_.pop_front();
+  }
+
+  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose numbers or
+  /// gradient to fill. Messages that arrive before it are kept.
+  template <class Place>
+  std::shared_ptr<AnyActivation<D>> receive(Direction direction, const Header& which, const Place& place) {
+    const auto is_it = [&](Direction d, const Header& header) {
+      return d == direction && header.stage == which.stage && header.micro_batch == which.micro_batch &&
+             header.part == which.part;
+    };
+    for (auto message = local_.begin(); message != local_.end(); ++message)
+      if (is_it(message->direction, message->header)) {
+        auto what = std::move(message->what);
+        const Header header = message->header;
+        local_.erase(message);
+        auto into = place(header);
+        copy_bytes(D{}, room(direction, *into), D{},
+                   direction == Direction::forward ? what->numbers() : what->gradient(), into->bytes());
+        return into;
+      }
+    for (auto message = early_.begin(); message != early_.end(); ++message)
+      if (is_it(message->direction, message->header)) {
+        auto into = place(message->header);
+        copy_bytes(D{}, room(direction, *into), D{}, message->numbers.data(), into->bytes());
+        early_.erase(message);
+        return into;
+      }
+    auto& wire = link(direction, direction == Direction::forward ? in : out);
+    trace::Span bubble(trace::Lane::wait, "bubble", "bubble");
+    if (bubble)
+      bubble.describe(
+          trace::place(),
+          cat("bubble before ", direction == Direction::forward ? "forward" : "backward", " of micro-batch ",
+              which.micro_batch),
+          detail::JsonObject().field("micro_batch", which.micro_batch).field("stage", which.stage).fields());
+    for (;;) {
+      Header header;
+      wire.recv(std::span(reinterpret_cast<std::uint8_t*>(&header), sizeof header), 1 - wire.rank());
+      if (is_it(direction, header)) {
+        auto into = place(header);
+        wire.recv(std::span(static_cast<std::uint8_t*>(room(direction, *into)), into->bytes()), 1 - wire.rank(),
+                  activations);
+        return into;
+      }
+      const std::size_t bytes = header.bytes();
+      early_.push_back({direction, header, Storage<D>(D{}, bytes)});
+      wire.recv(std::span(static_cast<std::uint8_t*>(early_.back().numbers.data()), bytes), 1 - wire.rank(),
+                activations);
+    }
+  }
+
+  /// Returns when all messages have been sent.
+  void flush() {
+    for (Message& message : on_their_way_) message.head.wait(), message.body.wait();
+    on_their_way_.clear();
+  }
+  void abort(std::string_view why) noexcept {
+    for (auto& direction : links_)
+      for (auto& link : direction)
+        if (link) link->abort(why);
+  }
+
+ private:
+  static constexpr comm::CollectiveOptions activations{.traffic = trace::Traffic::activations};
+  enum End : std::uint8_t { out, in };  // of an edge, in the activations' direction
+
+  struct Message {
+    Header header;
+    std::shared_ptr<AnyActivation<D>> what;
+    comm::Work head, body;
+  };
+  struct Local {
+    Direction direction;
+    Header header;
+    std::shared_ptr<AnyActivation<D>> what;
+  };
+  struct Early {
+    Direction direction;
+    Header header;
+    Storage<D> numbers;
+  };
+
+  // Edge e goes from rank e to the next one.
+  int color_of(int edge) const { return edge == size_ - 1 && size_ % 2 == 1 ? 2 : edge % 2; }
+  comm::AnyCommunicator& link(Direction direction, End end) {
+    return *links_[static_cast<std::size_t>(direction)][end];
+  }
+  static std::span<const std::uint8_t> bytes_of(const Header& header) {
+    return {reinterpret_cast<const std::uint8_t*>(&header), sizeof header};
+  }
+  static void* room(Direction direction, AnyActivation<D>& into) {
+    return direction == Direction::forward ? into.numbers() : into.gradient_buffer();
+  }
+
+  const int rank_, size_;
+  std::optional<comm::AnyCommunicator> links_[2][2];
+  std::deque<Message> on_their_way_;
+  std::deque<Local> local_;
+  std::deque<Early> early_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
+
+namespace chorus::pipeline {
+
+/// Throws an error for layers that need the whole batch's statistics.
+struct NoWholeBatch final : BatchGroup {
+  void sum(std::span<double>) override {
+    fail<UsageError>(
+        "Pipeline: SyncBatchNorm in training and of_global_batch in the model need the whole batch at once, and stages "
+        "see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm with the statistics "
+        "of each micro-batch, or nn::GroupNorm or nn::LayerNorm");
+  }
+  double weight() override { return 1; }
+};
+
+/// The data of a pass. References must outlive it.
+template <class Model>
+struct PassFacts {
+  using D = typename Model::device_type;
+  const Model& model;
+  const std::vector<Stage>& stages;
+  const Schedule& schedule;
+  Wires<D>& wires;
+  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's parameters
+  RandomContext random;  ///< of the pass
+  dp::Split split;       ///< into micro-batches; `whole` has addresses of the pass's own inputs
+  D device;
+};
+
+/// `Sums`: adds up the micro-batches' gradients and losses, such as PassGradients.
+template <class Model, class Sums, class X, class... Targets>
+class Pass {
+ public:
+  using D = typename Model::device_type;
+  using Chain = pipeline::Chain<Model, X, Targets...>;
+  using Result = typename Chain::Result;
+  static_assert(Operand<Result>,
+                "Pipeline: expected a model that returns a Tensor or a Variable: its loss, or its output");
+  using Action = Schedule::Action;
+  /// Whether the model returns its loss.
+  static constexpr bool gives_loss = tensor_of<Result>::rank == 0;
+
+  using Facts = PassFacts<Model>;
+
+  Pass(const Facts& facts, std::unique_ptr<Sums> sums, const X& x, const Targets&... targets)
+      : facts_(facts),
+        x_(x),
+        targets_(targets...),
+        recorded_(grad_enabled()),
+        sums_(std::move(sums)),
+        kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
+        results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
+    // Replace the addresses of the caller's inputs by those of the pass's own.
+    std::vector<const void*> theirs, own;
+    if (facts_.split.whole.empty()) return;
+    (chorus::detail::for_each_tensor(targets, [&](const auto& y) { theirs.push_back(&y); }), ...);
+    chorus::detail::for_each_tensor(targets_, [&](const auto& y) { own.push_back(&y); });
+    for (auto& place : facts_.split.whole)
+      place = own[static_cast<std::size_t>(std::find(theirs.begin(), theirs.end(), place) - theirs.begin())];
+  }
+
+  /// Receives a stage's input, runs the stage, and sends its output and the stashes for later stages.
+  void forward(const Action& action) {
+    const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
+    const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
+    Header header{.micro_batch = action.micro_batch, .stage = action.stage};
+    Kept here;
+    if (first) {
+      here.inputs.push_back({"", std::make_shared<Activation<X>>(rows(x_, action.micro_batch))});
+    } else {
+      receive_input(here, header, [&](const Header& came) { return Chain::room_for(stage, came, facts_.device); });
+      for (int part = 1; part <= header.stashed; ++part) {
+        Header stashed = header;
+        stashed.part = static_cast<std::uint8_t>(part);
+        receive_input(here, stashed,
+                      [&](const Header& came) { return std::make_shared<RawActivation<D>>(came, facts_.device); });
+      }
+    }
+    if (action.micro_batch == 0 && first) header.batch = fingerprint();
+    if (action.micro_batch == 0 && last) check_same_batch(header);
+    auto result = run(stage, action.micro_batch, header, here);
+    if (last) {
+      drew_ = drew_ || header.drew != 0;
+      if constexpr (gives_loss) weigh(action.micro_batch, *result);
+      results_[static_cast<std::size_t>(action.micro_batch)] = std::move(result);
+    } else {
+      for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+        Header next = here.outputs[part].value->header();
+        next.micro_batch = action.micro_batch;
+        next.stage = action.stage + 1;
+        next.next_operation = header.next_operation;
+        next.drew = header.drew;
+        next.batch = header.batch;
+        next.part = static_cast<std::uint8_t>(part);
+        next.stashed = static_cast<std::uint8_t>(here.outputs.size() - 1);
+        std::copy(here.outputs[part].name.begin(), here.outputs[part].name.end(), next.name.begin());
+        facts_.wires.send(Direction::forward, rank_of(action.stage + 1), next, here.outputs[part].value);
+      }
+    }
+    if (recorded_) kept(action) = std::move(here);
+  }
+
+  /// Receives the gradients by a stage's output, runs its backward, and sends the gradients by its input.
+  void backward(const Action& action) {
+    Kept& here = kept(action);
+    std::vector<Ref<Node>> roots;
+    if (action.stage + 1 == facts_.schedule.stages) {
+      if (auto root = result_root(action.micro_batch)) roots.push_back(std::move(root));
+    }
+    for (std::size_t part = 0; part < here.outputs.size(); ++part) {
+      AnyActivation<D>& output = *here.outputs[part].value;
+      if (output.header().wants_grad == 0) continue;
+      facts_.wires.receive(Direction::backward, header_of(action, action.stage, part),
+                           [&](const Header&) { return here.outputs[part].value; });
+      if (auto root = output.take_gradient()) roots.push_back(std::move(root));
+    }
+    here.later.weights = &sums_->leaves();
+    if (!splits_) sums_->last_gradients_begin(action.stage, action.micro_batch);
+    {
+      [[maybe_unused]] const auto scope = sums_->backward_scope();  // for recomputation by checkpoints
+      const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
+      trace::Span span(trace::Lane::backward, "backward", "backward");
+      describe(span, "backward", action.micro_batch);
+      run_backward(roots, {.hooks = false});
+    }
+    sums_->gradients_arrived(action.stage, action.micro_batch, !splits_);
+    here.outputs.clear();
+    for (std::size_t part = 0; part < here.inputs.size(); ++part) {
+      auto input = std::move(here.inputs[part].value);
+      if (input->header().wants_grad == 0) continue;
+      Header header = header_of(action, action.stage - 1, part);
+      header.dtype = input->header().dtype;
+      header.rank = input->header().rank;
+      header.extents = input->header().extents;
+      facts_.wires.send(Direction::backward, rank_of(action.stage - 1), header, std::move(input));
+    }
+    here.inputs.clear();
+  }
+
+  /// Runs the work that `backward` deferred.
+  void weight(const Action& action) {
+    const NoGrad no_grad;
+    trace::Span span(trace::Lane::backward, "backward", "weight");
+    describe(span, "weight", action.micro_batch);
+    sums_->last_gradients_begin(action.stage, action.micro_batch);
+    kept(action).later.run();
+    sums_->gradients_arrived(action.stage, action.micro_batch, true);
+  }
+
+  bool recorded() const { return recorded_; }
+  bool drew() const { return drew_; }
+  bool loss_wants_grad() const { return loss_wants_grad_; }
+  Sums& sums() { return *sums_; }
+  std::vector<std::optional<Result>>& results() { return results_; }
+  Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
+  Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
+
+  /// On the last rank: sets the gradient by the model's output for the whole batch.
+  void take_result_gradient(const tensor_of<Result>& gradient) { result_gradient_ = gradient; }
+
+ private:
+  using Direction = typename Wires<D>::Direction;
+  using Stashes = nn::detail::Stashes<D>;
+  struct Kept {
+    std::vector<typename Stashes::Entry> inputs, outputs;  // activations between layers, and stashes
+    detail::DeferredGradients later;
+  };
+
+  static void describe(trace::Span& span, std::string_view what, int micro_batch) {
+    if (span)
+      span.describe(trace::place(), cat(what, " of micro-batch ", micro_batch), cat("\"micro_batch\":", micro_batch));
+  }
+
+  Kept& kept(const Action& action) {
+    return kept_[static_cast<std::size_t>(action.stage * facts_.schedule.micro_batches + action.micro_batch)];
+  }
+  int rank_of(int stage) const { return facts_.schedule.rank_of(stage); }
+
+  static Header header_of(const Action& action, int stage, std::size_t part) {
+    return {.micro_batch = action.micro_batch, .stage = stage, .part = static_cast<std::uint8_t>(part)};
+  }
+  // Sets `header` to the received one.
+  template <class Room>
+  void receive_input(Kept& here, Header& header, const Room& room) {
+    auto value = facts_.wires.receive(Direction::forward, Header(header), [&](const Header& came) {
+      header = came;
+      return std::shared_ptr<AnyActivation<D>>(room(came));
+    });
+    here.inputs.push_back({header.name.data(), std::move(value)});
+  }
+
+  // The last stage has the targets, the first one the inputs.
+  void check_same_batch(const Header& header) const {
+    check<UsageError>(header.batch == fingerprint(),
+                      "Pipeline: expected the same batch as on rank 0; net.sampler(dataset) gives all ranks the same");
+  }
+  std::uint64_t fingerprint() const {
+    std::uint64_t all = 0;
+    const auto add = [&](const auto& input) {
+      const auto dense = contiguous(input);
+      const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
+      all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
+    };
+    add(x_);
+    std::apply([&](const auto&... targets) { (chorus::detail::for_each_tensor(targets, add), ...); }, targets_);
+    return all;
+  }
+
+  // A micro-batch's samples of each tensor in an input; tensors without samples are passed whole.
+  struct Rows : chorus::detail::TensorFunction {
+    const Pass& pass;
+    int micro_batch;
+    Rows(const Pass& of, int i) : pass(of), micro_batch(i) {}
+    template <class Input>
+    Input operator()(const std::array<const Input*, 1>& input) const {
+      if constexpr (AnyTensor<Input>)
+        if (pass.facts_.split.cuts(*input[0]))
+          return contiguous(input[0]->slice(chorus::detail::batch_axis_of<Input>(0), pass.begin(micro_batch),
+                                            pass.begin(micro_batch + 1)));
+      return *input[0];
+    }
+  };
+  template <class Input>
+  Input rows(const Input& input, int micro_batch) const {
+    return chorus::detail::map_tensors(std::array{&input}, Rows(*this, micro_batch));
+  }
+
+  // The model's layers draw the same numbers as on one device: by the samples' places in the whole batch, and by the
+  // number of random operations in earlier stages.
+  std::optional<Result> run(const Stage& stage, int micro_batch, Header& header, Kept& here) {
+    RandomContext random = facts_.random;
+    random.next_operation = header.next_operation;
+    random.samples = size(micro_batch);
+    random.first_sample = [first = begin(micro_batch), &of_batch = facts_.random.first_sample] {
+      return (of_batch ? of_batch() : 0) + first;
+    };
+    random.devices = 2;  // rows other than samples are the same for all micro-batches
+    const RandomScope numbers(random);
+    const BatchGroupScope group(whole_batch_);
+    trace::Span span(trace::Lane::forward, "forward", "forward");
+    describe(span, "forward", micro_batch);
+    [[maybe_unused]] const auto scope = sums_->forward_scope(micro_batch);
+    const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});
+    auto outcome = std::apply(
+        [&](const auto&... targets) {
+          return Chain::run(facts_.model, stage, *here.inputs.front().value, rows(targets, micro_batch)...);
+        },
+        targets_);
+    header.next_operation = random.next_operation;
+    header.drew = header.drew != 0 || random.drew;
+    if (!outcome.output) return stashes.checked(std::move(outcome.result));
+    here.outputs = stashes.entries();
+    here.outputs.insert(here.outputs.begin(), {"", std::move(outcome.output)});
+    return {};
+  }
+
+  // For a model that returns its loss: computes the weight with which backward begins.
+  void weigh(int micro_batch, const Result& loss) {
+    const auto node = node_of(loss);
+    loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
+    const double weight = sums_->weigh(loss, micro_batch, size(micro_batch));
+    using T = typename tensor_of<Result>::value_type;
+    if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
+  }
+
+  // The node at which backward begins; null if nothing wants a gradient.
+  Ref<Node> result_root(int micro_batch) {
+    const auto result = std::exchange(results_[static_cast<std::size_t>(micro_batch)], std::nullopt);
+    if constexpr (AnyVariable<Result>) {
+      if (!result->node()) return {};
+      if constexpr (!gives_loss) result->node()->add(contiguous(rows_of_result(micro_batch)));
+      return result->node();
+    } else {
+      return {};
+    }
+  }
+  // The result may have several rows per sample.
+  auto rows_of_result(int micro_batch) const {
+    const Index samples = facts_.split.batch;
+    const Index of_sample = samples == 0 ? 1 : result_gradient_.size(0) / samples;
+    return result_gradient_.slice(0, begin(micro_batch) * of_sample, begin(micro_batch + 1) * of_sample);
+  }
+
+  Facts facts_;
+  const X x_;
+  const std::tuple<Targets...> targets_;
+  const bool recorded_;
+  const bool splits_ = facts_.schedule.splits_backward();
+  const std::unique_ptr<Sums> sums_;
+  std::vector<Kept> kept_;  // by stage and micro-batch
+  std::vector<std::optional<Result>> results_;
+  tensor_of<Result> result_gradient_;
+  bool drew_ = false, loss_wants_grad_ = false;
+  std::shared_ptr<BatchGroup> whole_batch_ = std::make_shared<NoWholeBatch>();
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_HPP
+
+// <chorus/parallel/pipeline/pass_gradients.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
+/// The gradients and losses of one pass through a pipeline, apart from those that the parameters already have.
+
 // <chorus/parallel/pipeline/loss_weights.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
 #define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
@@ -33134,10 +33895,48 @@ class LossWeights {
 }  // namespace chorus::pipeline
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_LOSS_WEIGHTS_HPP
 
-// <chorus/parallel/pipeline/pass_gradients.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
-/// The gradients of one pass through a pipeline, apart from those that the parameters already have.
+// <chorus/parallel/pipeline/pass_node.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
+/// The tape's node for a pass through a pipeline.
+
+namespace chorus::pipeline {
+
+template <Real T, int Rank, Device D>
+class PassNode : public GradNode<T, Rank, D> {
+ public:
+  using Back = std::function<void(const Tensor<T, Rank, D>& gradient, bool keep)>;
+
+  /// `back` computes the gradients of `leaves`, or of some of them, from the gradient by the pass's result.
+  PassNode(const Tensor<T, Rank, D>& value, std::vector<Ref<Node>> leaves, Back back)
+      : GradNode<T, Rank, D>("Pipeline", value.shape(), value.device()),
+        leaves_(std::move(leaves)),
+        back_(std::move(back)) {}
+
+  void backward(bool keep) override {
+    if (!this->has_grad()) return;
+    check<UsageError>(static_cast<bool>(back_), "backward: the pass through the pipeline was freed by an earlier ",
+                      "backward; pass retain_graph = true to that one");
+    const auto gradient = this->take_grad();
+    back_(gradient, keep);
+    if (!keep) back_ = nullptr;
+  }
+  void backward_to_wanted(bool) override {
+    fail<UsageError>("Pipeline: grad() does not support a pipeline's forward pass: expected backward()");
+  }
+  void for_each_input(void (*)(Node&, void*), void*) const override {}
+  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
+    for (const auto& leaf : leaves_) visit(*leaf, context);
+  }
+  bool only_to_inputs() const override { return false; }
+
+ private:
+  std::vector<Ref<Node>> leaves_;
+  Back back_;
+};
+
+}  // namespace chorus::pipeline
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
 
 // <chorus/parallel/pipeline/tied.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_TIED_HPP
@@ -33189,6 +33988,13 @@ class TiedParameters {
     else
       add_up(static_cast<double*>(numbers));
   }
+  /// The ranks that have that parameter; null if this rank has none of it, or all of it.
+  comm::AnyCommunicator* group_of(const Node& parameter) {
+    for (Group& group : groups_)
+      for (const Node* known : group.parameters)
+        if (known == &parameter) return &*group.communicator;
+    return nullptr;
+  }
   /// Whether this rank has a tied parameter.
   bool any() const {
     for (const Group& group : groups_)
@@ -33222,12 +34028,14 @@ class TiedParameters {
 namespace chorus::pipeline {
 
 /// While a pass is recorded, a leaf replaces each parameter and collects the gradients of its micro-batches. The user's
-/// backward then adds them, times its seed, to the parameters' gradients; without it they are dropped.
+/// backward then adds them, times its seed, to the parameters' gradients; without it they are dropped. A room can
+/// replace it by a class with the same members: see StagedModel::pass.
 template <Device D>
 class PassGradients {
  public:
-  explicit PassGradients(const std::vector<nn::NamedParameter<D>>& parameters)
-      : parameters_(parameters), stand_ins_(parameters.size()) {
+  /// `samples`: of the whole batch.
+  PassGradients(const std::vector<nn::NamedParameter<D>>& parameters, Index samples)
+      : parameters_(parameters), stand_ins_(grad_enabled() ? parameters.size() : 0), weights_(samples) {
     for (std::size_t i = 0; i < stand_ins_.size(); ++i)
       if (parameter(i).wants_grad()) {
         stand_ins_[i] = parameter(i).make_stand_in();
@@ -33252,23 +34060,31 @@ class PassGradients {
     const PassGradients& gradients_;
   };
 
+  /// While it lives, a stage runs forward for this micro-batch, or backward.
+  Scope forward_scope(int) const { return Scope(*this); }
+  Scope backward_scope() const { return Scope(*this); }
+  /// All micro-batches have run forward.
+  void forward_ended() {}
+  /// Backward begins, within the pass's forward or in the user's backward.
+  void begin_backward(bool) {}
+  /// The last gradients by a stage's parameters from this micro-batch will be computed: in backward, or in its deferred
+  /// work.
+  void last_gradients_begin(int, int) {}
+  /// The stage's backward or deferred work for this micro-batch has ended. `last`: no other gradients will come.
+  void gradients_arrived(int, int, bool) {}
+  /// Backward has ended. A collective of the stages that share parameters.
+  void end_backward(TiedParameters<D>& tied) { sum_tied(tied); }
+
+  /// How the micro-batches' losses are weighted, and the gradient by the next one's.
+  LossWeights& weights() { return weights_; }
+  template <class Loss>
+  double weigh(const Loss& loss, int, Index samples) {
+    return weights_.add(grad_enabled() ? node_of(loss).get() : nullptr, static_cast<double>(value_of(loss).item()),
+                        samples);
+  }
+
   /// The stand-ins' nodes.
   const std::unordered_set<const Node*>& leaves() const { return leaves_; }
-
-  /// Sums the gradients of parameters that several stages share. A collective of those stages' ranks.
-  void sum_tied(TiedParameters<D>& tied) {
-    const MemoryScope memory(trace::Memory::gradients);
-    sums_.resize(stand_ins_.size());
-    tied.for_each(parameters_, [&](std::size_t i, auto& group) {
-      if (!stand_ins_[i]) return;
-      sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
-      if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
-        copy_bytes(D{}, sums_[i].data(), D{}, own, sums_[i].bytes());
-      else
-        zero_bytes(D{}, sums_[i].data(), sums_[i].bytes());
-      TiedParameters<D>::sum(group, parameter(i), sums_[i].data());
-    });
-  }
 
   /// Adds `scale` times the pass's gradients to the parameters' gradients.
   void add_to_parameters(double scale) {
@@ -33283,13 +34099,32 @@ class PassGradients {
     }
   }
 
-  template <class F>
-  void for_each_leaf(const F& f) const {
-    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
-      if (stand_ins_[i]) f(*parameters_[i].handle.shared());
+  /// The pass's node: see PassNode. `GivesLoss`: its result is the loss.
+  template <bool GivesLoss, Real T, int Rank>
+  Ref<PassNode<T, Rank, D>> node(const Tensor<T, Rank, D>& value, typename PassNode<T, Rank, D>::Back back) const {
+    return Ref<PassNode<T, Rank, D>>(new PassNode<T, Rank, D>(value, parameter_nodes(), std::move(back)));
   }
 
  private:
+  std::vector<Ref<Node>> parameter_nodes() const {
+    std::vector<Ref<Node>> nodes;
+    for (std::size_t i = 0; i < stand_ins_.size(); ++i)
+      if (stand_ins_[i]) nodes.push_back(parameters_[i].handle.shared());
+    return nodes;
+  }
+  void sum_tied(TiedParameters<D>& tied) {
+    const MemoryScope memory(trace::Memory::gradients);
+    sums_.resize(stand_ins_.size());
+    tied.for_each(parameters_, [&](std::size_t i, auto& group) {
+      if (!stand_ins_[i]) return;
+      sums_[i] = Storage<D>(parameter(i).where(), parameter(i).size_bytes());
+      if (const void* const own = parameter(i).grad_data_of(*stand_ins_[i]); own != nullptr)
+        copy_bytes(D{}, sums_[i].data(), D{}, own, sums_[i].bytes());
+      else
+        zero_bytes(D{}, sums_[i].data(), sums_[i].bytes());
+      TiedParameters<D>::sum(group, parameter(i), sums_[i].data());
+    });
+  }
   ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
   const void* gradient(std::size_t i) const {
     if (!stand_ins_[i]) return nullptr;
@@ -33306,499 +34141,12 @@ class PassGradients {
   const std::vector<nn::NamedParameter<D>>& parameters_;
   std::vector<Ref<Node>> stand_ins_;  // null for frozen parameters
   std::unordered_set<const Node*> leaves_;
+  LossWeights weights_;
   std::vector<Storage<D>> sums_;  // of tied parameters
 };
 
 }  // namespace chorus::pipeline
 #endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_GRADIENTS_HPP
-
-// <chorus/parallel/pipeline/wires.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
-/// The messages between neighbouring stages of a pipeline.
-
-namespace chorus::pipeline {
-
-/// A communicator's calls run in order, and a `send` may block until the peer receives. If two neighbours had
-/// activations and gradients in one queue, large messages would deadlock: so each edge has a two-rank group per
-/// direction. Edges that share a rank can't be made by one `split`, so even and odd edges are made in turn.
-template <Device D>
-class Wires {
- public:
-  enum class Direction : std::uint8_t { forward, backward };
-
-  /// Messages count as `Traffic::activations`, headers as control. A ring, with an edge from the last rank to the
-  /// first, is for ranks with several stages. A collective of all ranks.
-  Wires(comm::AnyCommunicator& all, const comm::World& world, bool ring) : rank_(all.rank()), size_(all.size()) {
-    const int edges = size_ == 1 ? 0 : ring ? size_ : size_ - 1;
-    const int colors = edges == size_ && size_ % 2 == 1 ? 3 : std::min(edges, 2);
-    for (const Direction direction : {Direction::forward, Direction::backward})
-      for (int color = 0; color < colors; ++color) {
-        int own = -1;  // the edge of this color that ends at this rank
-        for (int edge = 0; edge < edges; ++edge)
-          if (color_of(edge) == color && (edge == rank_ || (edge + 1) % size_ == rank_)) own = edge;
-        auto group = comm::connect(comm::split(all, world, own >= 0 ? own : size_ + rank_,
-                                               /*key=*/own == rank_ ? 0 : 1));
-        if (own >= 0) links_[static_cast<std::size_t>(direction)][own == rank_ ? out : in].emplace(std::move(group));
-      }
-  }
-
-  /// Sends data of `header.stage` to rank `to`: an activation's numbers, or the gradient by it. Returns before they
-  /// have been sent; the activation is kept until then.
-  void send(Direction direction, int to, const Header& header, std::shared_ptr<AnyActivation<D>> what) {
-    if (to == rank_) return local_.push_back({direction, header, std::move(what)});
-    auto& wire = link(direction, direction == Direction::forward ? out : in);
-    auto& message = on_their_way_.emplace_back();
-    message.header = header;
-    message.what = std::move(what);
-    const auto numbers = direction == Direction::forward ? message.what->numbers() : message.what->gradient();
-    message.head = wire.send_async(bytes_of(message.header), 1 - wire.rank());
-    message.body = wire.send_async(std::span(static_cast<const std::uint8_t*>(numbers), message.what->bytes()),
-                                   1 - wire.rank(), activations);
-    while (!on_their_way_.empty() && on_their_way_.front().body.done()) on_their_way_.pop_front();
-  }
-
-  /// Waits for the message of that stage, micro-batch and part. `place(header)` gives the activation whose numbers or
-  /// gradient to fill. Messages that arrive before it are kept.
-  template <class Place>
-  std::shared_ptr<AnyActivation<D>> receive(Direction direction, const Header& which, const Place& place) {
-    const auto is_it = [&](Direction d, const Header& header) {
-      return d == direction && header.stage == which.stage && header.micro_batch == which.micro_batch &&
-             header.part == which.part;
-    };
-    for (auto message = local_.begin(); message != local_.end(); ++message)
-      if (is_it(message->direction, message->header)) {
-        auto what = std::move(message->what);
-        const Header header = message->header;
-        local_.erase(message);
-        auto into = place(header);
-        copy_bytes(D{}, room(direction, *into), D{},
-                   direction == Direction::forward ? what->numbers() : what->gradient(), into->bytes());
-        return into;
-      }
-    for (auto message = early_.begin(); message != early_.end(); ++message)
-      if (is_it(message->direction, message->header)) {
-        auto into = place(message->header);
-        copy_bytes(D{}, room(direction, *into), D{}, message->numbers.data(), into->bytes());
-        early_.erase(message);
-        return into;
-      }
-    auto& wire = link(direction, direction == Direction::forward ? in : out);
-    trace::Span bubble(trace::Lane::wait, "bubble", "bubble");
-    if (bubble)
-      bubble.describe(
-          trace::place(),
-          cat("bubble before ", direction == Direction::forward ? "forward" : "backward", " of micro-batch ",
-              which.micro_batch),
-          detail::JsonObject().field("micro_batch", which.micro_batch).field("stage", which.stage).fields());
-    for (;;) {
-      Header header;
-      wire.recv(std::span(reinterpret_cast<std::uint8_t*>(&header), sizeof header), 1 - wire.rank());
-      if (is_it(direction, header)) {
-        auto into = place(header);
-        wire.recv(std::span(static_cast<std::uint8_t*>(room(direction, *into)), into->bytes()), 1 - wire.rank(),
-                  activations);
-        return into;
-      }
-      const std::size_t bytes = header.bytes();
-      early_.push_back({direction, header, Storage<D>(D{}, bytes)});
-      wire.recv(std::span(static_cast<std::uint8_t*>(early_.back().numbers.data()), bytes), 1 - wire.rank(),
-                activations);
-    }
-  }
-
-  /// Returns when all messages have been sent.
-  void flush() {
-    for (Message& message : on_their_way_) message.head.wait(), message.body.wait();
-    on_their_way_.clear();
-  }
-  void abort(std::string_view why) noexcept {
-    for (auto& direction : links_)
-      for (auto& link : direction)
-        if (link) link->abort(why);
-  }
-
- private:
-  static constexpr comm::CollectiveOptions activations{.traffic = trace::Traffic::activations};
-  enum End : std::uint8_t { out, in };  // of an edge, in the activations' direction
-
-  struct Message {
-    Header header;
-    std::shared_ptr<AnyActivation<D>> what;
-    comm::Work head, body;
-  };
-  struct Local {
-    Direction direction;
-    Header header;
-    std::shared_ptr<AnyActivation<D>> what;
-  };
-  struct Early {
-    Direction direction;
-    Header header;
-    Storage<D> numbers;
-  };
-
-  // Edge e goes from rank e to the next one.
-  int color_of(int edge) const { return edge == size_ - 1 && size_ % 2 == 1 ? 2 : edge % 2; }
-  comm::AnyCommunicator& link(Direction direction, End end) {
-    return *links_[static_cast<std::size_t>(direction)][end];
-  }
-  static std::span<const std::uint8_t> bytes_of(const Header& header) {
-    return {reinterpret_cast<const std::uint8_t*>(&header), sizeof header};
-  }
-  static void* room(Direction direction, AnyActivation<D>& into) {
-    return direction == Direction::forward ? into.numbers() : into.gradient_buffer();
-  }
-
-  const int rank_, size_;
-  std::optional<comm::AnyCommunicator> links_[2][2];
-  std::deque<Message> on_their_way_;
-  std::deque<Local> local_;
-  std::deque<Early> early_;
-};
-
-}  // namespace chorus::pipeline
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_WIRES_HPP
-
-namespace chorus::pipeline {
-
-/// Throws an error for layers that need the whole batch's statistics.
-struct NoWholeBatch final : BatchGroup {
-  void sum(std::span<double>) override {
-    fail<UsageError>(
-        "Pipeline: SyncBatchNorm in training and of_global_batch in the model need the whole batch at once, and stages "
-        "see one micro-batch after the other: expected a loss outside of the model, nn::BatchNorm with the statistics "
-        "of each micro-batch, or nn::GroupNorm or nn::LayerNorm");
-  }
-  double weight() override { return 1; }
-};
-
-/// The data of a pass. References must outlive it.
-template <class Model>
-struct PassFacts {
-  using D = typename Model::device_type;
-  const Model& model;
-  const std::vector<Stage>& stages;
-  const Schedule& schedule;
-  Wires<D>& wires;
-  const std::vector<nn::NamedParameter<D>>& parameters;  ///< this rank's parameters
-  RandomContext random;  ///< of the pass
-  dp::Split split;       ///< into micro-batches; `whole` has addresses of the pass's own inputs
-  D device;
-};
-
-template <class Model, class X, class... Targets>
-class Pass {
- public:
-  using D = typename Model::device_type;
-  using Chain = pipeline::Chain<Model, X, Targets...>;
-  using Result = typename Chain::Result;
-  static_assert(Operand<Result>,
-                "Pipeline: expected a model that returns a Tensor or a Variable: its loss, or its output");
-  using Action = Schedule::Action;
-  /// Whether the model returns its loss.
-  static constexpr bool gives_loss = tensor_of<Result>::rank == 0;
-
-  using Facts = PassFacts<Model>;
-
-  Pass(const Facts& facts, const X& x, const Targets&... targets)
-      : facts_(facts),
-        x_(x),
-        targets_(targets...),
-        recorded_(grad_enabled()),
-        weights_(facts.split.batch),
-        kept_(static_cast<std::size_t>(facts.schedule.stages * facts.schedule.micro_batches)),
-        results_(static_cast<std::size_t>(facts.schedule.micro_batches)) {
-    if (recorded_) gradients_.emplace(facts.parameters);
-    // Replace the addresses of the caller's inputs by those of the pass's own.
-    std::vector<const void*> theirs, own;
-    if (facts_.split.whole.empty()) return;
-    (chorus::detail::for_each_tensor(targets, [&](const auto& y) { theirs.push_back(&y); }), ...);
-    chorus::detail::for_each_tensor(targets_, [&](const auto& y) { own.push_back(&y); });
-    for (auto& place : facts_.split.whole)
-      place = own[static_cast<std::size_t>(std::find(theirs.begin(), theirs.end(), place) - theirs.begin())];
-  }
-
-  /// Receives a stage's input, runs the stage, and sends its output and the stashes for later stages.
-  void forward(const Action& action) {
-    const bool first = action.stage == 0, last = action.stage + 1 == facts_.schedule.stages;
-    const Stage& stage = facts_.stages[static_cast<std::size_t>(action.stage)];
-    Header header{.micro_batch = action.micro_batch, .stage = action.stage};
-    Kept here;
-    if (first) {
-      here.inputs.push_back({"", std::make_shared<Activation<X>>(rows(x_, action.micro_batch))});
-    } else {
-      receive_input(here, header, [&](const Header& came) { return Chain::room_for(stage, came, facts_.device); });
-      for (int part = 1; part <= header.stashed; ++part) {
-        Header stashed = header;
-        stashed.part = static_cast<std::uint8_t>(part);
-        receive_input(here, stashed,
-                      [&](const Header& came) { return std::make_shared<RawActivation<D>>(came, facts_.device); });
-      }
-    }
-    if (action.micro_batch == 0 && first) header.batch = fingerprint();
-    if (action.micro_batch == 0 && last) check_same_batch(header);
-    auto result = run(stage, action.micro_batch, header, here);
-    if (last) {
-      drew_ = drew_ || header.drew != 0;
-      if constexpr (gives_loss) weigh(action.micro_batch, *result);
-      results_[static_cast<std::size_t>(action.micro_batch)] = std::move(result);
-    } else {
-      for (std::size_t part = 0; part < here.outputs.size(); ++part) {
-        Header next = here.outputs[part].value->header();
-        next.micro_batch = action.micro_batch;
-        next.stage = action.stage + 1;
-        next.next_operation = header.next_operation;
-        next.drew = header.drew;
-        next.batch = header.batch;
-        next.part = static_cast<std::uint8_t>(part);
-        next.stashed = static_cast<std::uint8_t>(here.outputs.size() - 1);
-        std::copy(here.outputs[part].name.begin(), here.outputs[part].name.end(), next.name.begin());
-        facts_.wires.send(Direction::forward, rank_of(action.stage + 1), next, here.outputs[part].value);
-      }
-    }
-    if (recorded_) kept(action) = std::move(here);
-  }
-
-  /// Receives the gradients by a stage's output, runs its backward, and sends the gradients by its input.
-  void backward(const Action& action) {
-    Kept& here = kept(action);
-    std::vector<Ref<Node>> roots;
-    if (action.stage + 1 == facts_.schedule.stages) {
-      if (auto root = result_root(action.micro_batch)) roots.push_back(std::move(root));
-    }
-    for (std::size_t part = 0; part < here.outputs.size(); ++part) {
-      AnyActivation<D>& output = *here.outputs[part].value;
-      if (output.header().wants_grad == 0) continue;
-      facts_.wires.receive(Direction::backward, header_of(action, action.stage, part),
-                           [&](const Header&) { return here.outputs[part].value; });
-      if (auto root = output.take_gradient()) roots.push_back(std::move(root));
-    }
-    here.later.weights = &gradients_->leaves();
-    {
-      const typename PassGradients<D>::Scope stand_ins(*gradients_);  // for recomputation by checkpoints
-      const detail::DeferralScope put_off(splits_ ? &here.later : nullptr);
-      trace::Span span(trace::Lane::backward, "backward", "backward");
-      describe(span, "backward", action.micro_batch);
-      run_backward(roots, {.hooks = false});
-    }
-    here.outputs.clear();
-    for (std::size_t part = 0; part < here.inputs.size(); ++part) {
-      auto input = std::move(here.inputs[part].value);
-      if (input->header().wants_grad == 0) continue;
-      Header header = header_of(action, action.stage - 1, part);
-      header.dtype = input->header().dtype;
-      header.rank = input->header().rank;
-      header.extents = input->header().extents;
-      facts_.wires.send(Direction::backward, rank_of(action.stage - 1), header, std::move(input));
-    }
-    here.inputs.clear();
-  }
-
-  /// Runs the work that `backward` deferred.
-  void weight(const Action& action) {
-    const NoGrad no_grad;
-    trace::Span span(trace::Lane::backward, "backward", "weight");
-    describe(span, "weight", action.micro_batch);
-    kept(action).later.run();
-  }
-
-  bool recorded() const { return recorded_; }
-  bool drew() const { return drew_; }
-  bool loss_wants_grad() const { return loss_wants_grad_; }
-  LossWeights& weights() { return weights_; }
-  PassGradients<D>& gradients() { return *gradients_; }
-  std::vector<std::optional<Result>>& results() { return results_; }
-  Index begin(int micro_batch) const { return facts_.split.begin(static_cast<std::size_t>(micro_batch)); }
-  Index size(int micro_batch) const { return begin(micro_batch + 1) - begin(micro_batch); }
-
-  /// On the last rank: sets the gradient by the model's output for the whole batch.
-  void take_result_gradient(const tensor_of<Result>& gradient) { result_gradient_ = gradient; }
-
- private:
-  using Direction = typename Wires<D>::Direction;
-  using Stashes = nn::detail::Stashes<D>;
-  struct Kept {
-    std::vector<typename Stashes::Entry> inputs, outputs;  // activations between layers, and stashes
-    detail::DeferredGradients later;
-  };
-
-  static void describe(trace::Span& span, std::string_view what, int micro_batch) {
-    if (span)
-      span.describe(trace::place(), cat(what, " of micro-batch ", micro_batch), cat("\"micro_batch\":", micro_batch));
-  }
-
-  Kept& kept(const Action& action) {
-    return kept_[static_cast<std::size_t>(action.stage * facts_.schedule.micro_batches + action.micro_batch)];
-  }
-  int rank_of(int stage) const { return facts_.schedule.rank_of(stage); }
-
-  static Header header_of(const Action& action, int stage, std::size_t part) {
-    return {.micro_batch = action.micro_batch, .stage = stage, .part = static_cast<std::uint8_t>(part)};
-  }
-  // Sets `header` to the received one.
-  template <class Room>
-  void receive_input(Kept& here, Header& header, const Room& room) {
-    auto value = facts_.wires.receive(Direction::forward, Header(header), [&](const Header& came) {
-      header = came;
-      return std::shared_ptr<AnyActivation<D>>(room(came));
-    });
-    here.inputs.push_back({header.name.data(), std::move(value)});
-  }
-
-  // The last stage has the targets, the first one the inputs.
-  void check_same_batch(const Header& header) const {
-    check<UsageError>(header.batch == fingerprint(),
-                      "Pipeline: expected the same batch as on rank 0; net.sampler(dataset) gives all ranks the same");
-  }
-  std::uint64_t fingerprint() const {
-    std::uint64_t all = 0;
-    const auto add = [&](const auto& input) {
-      const auto dense = contiguous(input);
-      const std::string_view bytes(reinterpret_cast<const char*>(dense.data()), dense.bytes());
-      all = all * 0x9E3779B97F4A7C15u + std::hash<std::string_view>()(bytes);
-    };
-    add(x_);
-    std::apply([&](const auto&... targets) { (chorus::detail::for_each_tensor(targets, add), ...); }, targets_);
-    return all;
-  }
-
-  // A micro-batch's samples of each tensor in an input; tensors without samples are passed whole.
-  struct Rows : chorus::detail::TensorFunction {
-    const Pass& pass;
-    int micro_batch;
-    Rows(const Pass& of, int i) : pass(of), micro_batch(i) {}
-    template <class Input>
-    Input operator()(const std::array<const Input*, 1>& input) const {
-      if constexpr (AnyTensor<Input>)
-        if (pass.facts_.split.cuts(*input[0]))
-          return contiguous(input[0]->slice(chorus::detail::batch_axis_of<Input>(0), pass.begin(micro_batch),
-                                            pass.begin(micro_batch + 1)));
-      return *input[0];
-    }
-  };
-  template <class Input>
-  Input rows(const Input& input, int micro_batch) const {
-    return chorus::detail::map_tensors(std::array{&input}, Rows(*this, micro_batch));
-  }
-
-  // The model's layers draw the same numbers as on one device: by the samples' places in the whole batch, and by the
-  // number of random operations in earlier stages.
-  std::optional<Result> run(const Stage& stage, int micro_batch, Header& header, Kept& here) {
-    RandomContext random = facts_.random;
-    random.next_operation = header.next_operation;
-    random.samples = size(micro_batch);
-    random.first_sample = [first = begin(micro_batch), &of_batch = facts_.random.first_sample] {
-      return (of_batch ? of_batch() : 0) + first;
-    };
-    random.devices = 2;  // rows other than samples are the same for all micro-batches
-    const RandomScope numbers(random);
-    const BatchGroupScope group(whole_batch_);
-    trace::Span span(trace::Lane::forward, "forward", "forward");
-    describe(span, "forward", micro_batch);
-    std::optional<typename PassGradients<D>::Scope> stand_ins;
-    if (recorded_) stand_ins.emplace(*gradients_);
-    const Stashes stashes({here.inputs.begin() + 1, here.inputs.end()});
-    auto outcome = std::apply(
-        [&](const auto&... targets) {
-          return Chain::run(facts_.model, stage, *here.inputs.front().value, rows(targets, micro_batch)...);
-        },
-        targets_);
-    header.next_operation = random.next_operation;
-    header.drew = header.drew != 0 || random.drew;
-    if (!outcome.output) return stashes.checked(std::move(outcome.result));
-    here.outputs = stashes.entries();
-    here.outputs.insert(here.outputs.begin(), {"", std::move(outcome.output)});
-    return {};
-  }
-
-  // For a model that returns its loss: computes the weight with which backward begins.
-  void weigh(int micro_batch, const Result& loss) {
-    const auto node = node_of(loss);
-    loss_wants_grad_ = loss_wants_grad_ || static_cast<bool>(node);
-    const double weight =
-        weights_.add(recorded_ ? node.get() : nullptr, static_cast<double>(value_of(loss).item()), size(micro_batch));
-    using T = typename tensor_of<Result>::value_type;
-    if (recorded_ && node) node->add(Tensor<T, 0, D>::full({}, static_cast<T>(weight), facts_.device));
-  }
-
-  // The node at which backward begins; null if nothing wants a gradient.
-  Ref<Node> result_root(int micro_batch) {
-    const auto result = std::exchange(results_[static_cast<std::size_t>(micro_batch)], std::nullopt);
-    if constexpr (AnyVariable<Result>) {
-      if (!result->node()) return {};
-      if constexpr (!gives_loss) result->node()->add(contiguous(rows_of_result(micro_batch)));
-      return result->node();
-    } else {
-      return {};
-    }
-  }
-  // The result may have several rows per sample.
-  auto rows_of_result(int micro_batch) const {
-    const Index samples = facts_.split.batch;
-    const Index of_sample = samples == 0 ? 1 : result_gradient_.size(0) / samples;
-    return result_gradient_.slice(0, begin(micro_batch) * of_sample, begin(micro_batch + 1) * of_sample);
-  }
-
-  Facts facts_;
-  const X x_;
-  const std::tuple<Targets...> targets_;
-  const bool recorded_;
-  const bool splits_ = facts_.schedule.splits_backward();
-  LossWeights weights_;
-  std::optional<PassGradients<D>> gradients_;
-  std::vector<Kept> kept_;  // by stage and micro-batch
-  std::vector<std::optional<Result>> results_;
-  tensor_of<Result> result_gradient_;
-  bool drew_ = false, loss_wants_grad_ = false;
-  std::shared_ptr<BatchGroup> whole_batch_ = std::make_shared<NoWholeBatch>();
-};
-
-}  // namespace chorus::pipeline
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_HPP
-
-// <chorus/parallel/pipeline/pass_node.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
-#define CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
-/// The tape's node for a pass through a pipeline.
-
-namespace chorus::pipeline {
-
-template <Real T, int Rank, Device D>
-class PassNode final : public GradNode<T, Rank, D> {
- public:
-  using Back = std::function<void(const Tensor<T, Rank, D>& gradient, bool keep)>;
-
-  /// `back` computes the gradients of `leaves`, or of some of them, from the gradient by the pass's result.
-  PassNode(const Tensor<T, Rank, D>& value, std::vector<Ref<Node>> leaves, Back back)
-      : GradNode<T, Rank, D>("Pipeline", value.shape(), value.device()),
-        leaves_(std::move(leaves)),
-        back_(std::move(back)) {}
-
-  void backward(bool keep) override {
-    if (!this->has_grad()) return;
-    check<UsageError>(static_cast<bool>(back_), "backward: the pass through the pipeline was freed by an earlier ",
-                      "backward; pass retain_graph = true to that one");
-    const auto gradient = this->take_grad();
-    back_(gradient, keep);
-    if (!keep) back_ = nullptr;
-  }
-  void backward_to_wanted(bool) override {
-    fail<UsageError>("Pipeline: grad() does not support a pipeline's forward pass: expected backward()");
-  }
-  void for_each_input(void (*)(Node&, void*), void*) const override {}
-  void for_each_far_leaf(void (*visit)(Node&, void*), void* context) const override {
-    for (const auto& leaf : leaves_) visit(*leaf, context);
-  }
-  bool only_to_inputs() const override { return false; }
-
- private:
-  std::vector<Ref<Node>> leaves_;
-  Back back_;
-};
-
-}  // namespace chorus::pipeline
-#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_PASS_NODE_HPP
 
 // <chorus/parallel/pipeline/stages.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_PARALLEL_PIPELINE_STAGES_HPP
@@ -33968,7 +34316,8 @@ class Stages {
   static_assert(std::is_same_v<D, Cpu>, "Pipeline: expected a model on the CPU");
   static_assert(
       requires { Model::pipeline_names; },
-      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order");
+      "Pipeline: the model needs CHORUS_PIPELINE(...) with its links in their order; for SameBits include "
+      "<chorus/same_bits/pipeline.hpp>");
 
   /// All ranks take rank 0's parameters. A collective.
   Stages(Model model, Communicator& communicator, const comm::World& world, const PipelineOptions& options)
@@ -34049,15 +34398,16 @@ class Stages {
     return tied_->counts_here(*named.handle.shared(), communicator_.rank());
   }
 
-  /// How the batch is cut. Throws ShapeError if it is unknown whether a target has samples.
+  /// How the batch is cut, into at most `most` micro-batches. Throws ShapeError if it is unknown whether a target has
+  /// samples.
   template <class First, class... Rest>
-  dp::Split split(const First& first, const Rest&... rest) {
+  dp::Split split(int most, const First& first, const Rest&... rest) {
     static_assert(AnyTensor<First> && First::rank >= 1 && detail::batch_axis_of<First>(0) == 0,
                   "Pipeline: expected an input Tensor with the samples along axis 0");
     [[maybe_unused]] constexpr auto takes_gradient = []<class X>(std::type_identity<X>) { return AnyVariable<X>; };
     static_assert(!(detail::holds<Rest>(takes_gradient) || ...),
                   "Pipeline: expected targets that are Tensors, without gradients");
-    return roles_.split("Pipeline", options_.micro_batches, 0, batch_axis<0>(first), rest...);
+    return roles_.split("Pipeline", most, 0, batch_axis<0>(first), rest...);
   }
 
   const Schedule& schedule_for(int m) {
@@ -34086,6 +34436,8 @@ class Stages {
   /// For results on the tape, which may live longer.
   std::weak_ptr<void> alive() const { return alive_; }
   TiedParameters<D>& tied() { return *tied_; }
+  /// Parameters that several stages have, each with these stages, on all ranks in the same order.
+  const std::vector<std::pair<Ref<Node>, std::vector<int>>>& in_several_stages() const { return in_several_; }
   void flush() { wires_->flush(); }
   /// The current stage, for messages.
   void at_stage(int stage) { stage_now_ = stage; }
@@ -34124,7 +34476,7 @@ class Stages {
       struct {
         double correction;
         LossWeights::Description loss;
-      } of_loss{pass.weights().correction(), pass.weights().description()};
+      } of_loss{pass.sums().weights().correction(), pass.sums().weights().description()};
       broadcast(&of_loss, sizeof of_loss, root, trace::Traffic::control);
       shared.correction = of_loss.correction;
       shared.loss = of_loss.loss;
@@ -34167,8 +34519,9 @@ class Stages {
     using T = typename Value::value_type;
     if constexpr (Pass::gives_loss) {
       result_wants_grad_ = pass.loss_wants_grad();
-      if (pass.recorded()) pass.weights().finish();
-      return Value::full({}, static_cast<T>(pass.weights().loss()), D{});
+      auto& weights = pass.sums().weights();
+      if (pass.recorded()) weights.finish();
+      return Value::full({}, static_cast<T>(weights.loss()), D{});
     } else {
       auto& parts = pass.results();
       auto shape = value_of(*parts[0]).shape();
@@ -34244,15 +34597,15 @@ class Stages {
     }
     return out;
   }
-  int rank_of_layer(std::size_t layer) const {
-    const auto after = std::upper_bound(begins_.begin(), begins_.end(), layer);
-    return static_cast<int>((after - begins_.begin() - 1) % communicator_.size());
+  int stage_of_layer(std::size_t layer) const {
+    return static_cast<int>(std::upper_bound(begins_.begin(), begins_.end(), layer) - begins_.begin() - 1);
   }
+  int rank_of_layer(std::size_t layer) const { return stage_of_layer(layer) % communicator_.size(); }
 
   // Frees the memory of other stages.
   [[gnu::cold]] void keep_own(const comm::World& world) {
     const auto all = layers();
-    std::unordered_map<const Node*, std::vector<int>> owners;
+    std::unordered_map<const Node*, std::vector<int>> owners, stages_of;
     std::vector<bool> own(all.size());
     for (std::size_t i = 0; i < all.size(); ++i) {
       const int rank = rank_of_layer(i);
@@ -34261,7 +34614,11 @@ class Stages {
         auto& ranks = owners[node];
         if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
       };
-      for (const auto& named : all[i].parameters) note(named.handle.shared().get());
+      for (const auto& named : all[i].parameters) {
+        note(named.handle.shared().get());
+        auto& stages = stages_of[named.handle.shared().get()];
+        if (stages.empty() || stages.back() != stage_of_layer(i)) stages.push_back(stage_of_layer(i));
+      }
       for (const auto& named : all[i].buffers) note(named.handle.shared().get());
     }
     std::vector<const detail::AtHome<D>*> foreign;
@@ -34287,6 +34644,8 @@ class Stages {
     for (const auto& named : nn::named_parameters<D>(model_)) {
       sort(named, *named.parameter);
       parameters.push_back(named.handle.shared().get());
+      if (auto& stages = stages_of[parameters.back()]; stages.size() > 1)
+        in_several_.emplace_back(named.handle.shared(), std::move(stages));
       ranks_of.push_back(owners[named.handle.shared().get()]);
     }
     for (const auto& named : nn::named_buffers<D>(model_)) {
@@ -34341,6 +34700,7 @@ class Stages {
   std::vector<nn::NamedParameter<D>> elsewhere_;                       // those of other stages
   std::vector<std::unique_ptr<ParameterOn<D>>> nothing_of_;            // their empty stand-ins
   std::vector<Numbers> numbers_;
+  std::vector<std::pair<Ref<Node>, std::vector<int>>> in_several_;
   dp::InputRoles roles_;
   std::map<int, Schedule> schedules_;  // by the number of micro-batches
   std::optional<Wires<D>> wires_;
@@ -34381,7 +34741,12 @@ class StagedModel : public nn::Module {
   template <class X, class... Targets>
   auto forward(const X& x, const Targets&... targets) const {
     if constexpr (requires { Model::pipeline_names; })
-      return pass(x, targets...);
+      return pass(
+          stages_->options().micro_batches,
+          [](const auto& facts) {
+            return std::make_unique<pipeline::PassGradients<D>>(facts.parameters, facts.split.batch);
+          },
+          x, targets...);
     else
       return Variable<float, 0, D>();  // so that the missing CHORUS_PIPELINE is the only error
   }
@@ -34390,31 +34755,37 @@ class StagedModel : public nn::Module {
     return forward(inputs...);
   }
 
- private:
-  using Action = Schedule::Action;
-  using Kind = Schedule::Kind;
-
-  template <class... Inputs>
-  auto pass(const Inputs&... inputs) const {
-    using Pass = pipeline::Pass<Model, Inputs...>;
+  /// The same in at most `micro_batches`, whose gradients and losses `make_sums(facts)` adds up: a pointer to
+  /// PassGradients, or to a class with the same members. `facts`: PassFacts.
+  template <class MakeSums, class... Inputs>
+  auto pass(int micro_batches, const MakeSums& make_sums, const Inputs&... inputs) const {
+    using Sums = typename std::invoke_result_t<MakeSums, const PassFacts<Model>&>::element_type;
+    using Pass = pipeline::Pass<Model, Sums, Inputs...>;
     RandomContext* const random = chorus::detail::random_context();
     check<UsageError>(random != nullptr, "Pipeline: call the net, not its module()");
     // 1. The batch is cut into micro-batches; the schedule's table lists the actions of each rank.
-    const auto split = stages_->split(inputs...);
+    const auto split = stages_->split(micro_batches, inputs...);
     const Schedule& schedule = stages_->schedule_for(static_cast<int>(split.devices));
     return stages_->or_all_end([&] {
-      const auto batch = std::make_shared<Pass>(stages_->facts(schedule, *random, split), inputs...);
+      const auto facts = stages_->facts(schedule, *random, split);
+      const auto batch = std::make_shared<Pass>(facts, make_sums(facts), inputs...);
       // 2. If the model returns its loss, backward runs within the schedule; otherwise it waits for the loss.
       const bool goes_back = Pass::gives_loss && batch->recorded();
+      if (goes_back) batch->sums().begin_backward(/*in_forward=*/true);
       for (const Action& action : stages_->own_actions(schedule))
         if (goes_back || action.kind == Kind::forward) act(*stages_, *batch, action);
-      if (goes_back) batch->gradients().sum_tied(stages_->tied());
+      batch->sums().forward_ended();
+      if (goes_back) batch->sums().end_backward(stages_->tied());
       // 3. All ranks get the last stage's result.
       auto shared = stages_->share_result(schedule, *batch);
       random->drew = random->drew || shared.drew;
       return on_tape(schedule, batch, std::move(shared));
     });
   }
+
+ private:
+  using Action = Schedule::Action;
+  using Kind = Schedule::Kind;
 
   template <class Pass>
   static void act(Stages& stages, Pass& batch, const Action& action) {
@@ -34436,16 +34807,12 @@ class StagedModel : public nn::Module {
       return std::move(shared.value);
     } else {
       if (!batch->recorded() || !shared.wants_grad) return Result(std::move(shared.value));
-      std::vector<Ref<Node>> leaves;
-      batch->gradients().for_each_leaf([&](Node& leaf) { leaves.emplace_back(&leaf); });
-      using T = typename tensor_of<Result>::value_type;
-      using Made = pipeline::PassNode<T, tensor_of<Result>::rank, D>;
-      Ref<typename Result::node_type> node(
-          new Made(shared.value, std::move(leaves), way_back(schedule, batch, shared.correction)));
+      const auto node = batch->sums().template node<Pass::gives_loss>(shared.value,
+                                                                      way_back(schedule, batch, shared.correction));
       using Loss = LossWeights::Description;
       if (Pass::gives_loss && shared.loss.kind == Loss::mean) node->set_mean(shared.loss.total, true);
       if (Pass::gives_loss && shared.loss.kind == Loss::sum) node->set_sum(shared.loss.divisor, shared.loss.counted);
-      return Result(std::move(shared.value), std::move(node));
+      return Result(std::move(shared.value), Ref<typename Result::node_type>(node.get()));
     }
   }
 
@@ -34460,7 +34827,7 @@ class StagedModel : public nn::Module {
     if constexpr (Pass::gives_loss) {
       return [check_alive, batch, correction](const Gradient& gradient, bool) {
         check_alive();
-        batch->gradients().add_to_parameters(static_cast<double>(gradient.item()) * correction);
+        batch->sums().add_to_parameters(static_cast<double>(gradient.item()) * correction);
       };
     } else {
       return [stages = stages_.get(), check_alive, batch, &schedule](const Gradient& gradient, bool keep) {
@@ -34468,12 +34835,13 @@ class StagedModel : public nn::Module {
         check<UsageError>(!keep, "Pipeline: retain_graph needs a model that returns its loss");
         stages->or_all_end([&] {
           batch->take_result_gradient(gradient);
+          batch->sums().begin_backward(/*in_forward=*/false);
           for (const Action& action : stages->own_actions(schedule))
             if (action.kind != Kind::forward) act(*stages, *batch, action);
-          batch->gradients().sum_tied(stages->tied());
+          batch->sums().end_backward(stages->tied());
           stages->flush();
         });
-        batch->gradients().add_to_parameters(1);
+        batch->sums().add_to_parameters(1);
       };
     }
   }
@@ -34495,8 +34863,10 @@ template <class Communicator>
 class SharedLayers {
  public:
   SharedLayers(Communicator& communicator, bool splits_sequences)
-      : communicator_(communicator),
-        group_(std::make_shared<CommunicatorGroup<Communicator>>(communicator, splits_sequences)) {}
+      : SharedLayers(communicator,
+                     std::make_shared<CommunicatorGroup<Communicator>>(communicator, splits_sequences)) {}
+  SharedLayers(Communicator& communicator, std::shared_ptr<CommunicatorGroup<Communicator>> group)
+      : communicator_(communicator), group_(std::move(group)) {}
   SharedLayers(const SharedLayers&) = delete;
   SharedLayers& operator=(const SharedLayers&) = delete;
   ~SharedLayers() { group_->end(); }
@@ -34559,14 +34929,17 @@ struct MeshOptions {
 
 namespace mesh {
 
-/// A rank's part of a model: all of it, or its stages.
+/// A rank's part of a model: all of it, or its stages. `whole`: what `module()` returns. A room specialises this for
+/// its types around models.
 template <class Model, class Axes, bool = Axes::pipes>
 struct PartOf {
+  using whole = Model;
   using type = Model;
   static Model make(Model model, Groups&, const MeshOptions&) { return model; }
 };
 template <class Model, class Axes>
 struct PartOf<Model, Axes, true> {
+  using whole = Model;
   using type = pipeline::StagedModel<Model, typename Axes::pipe::order>;
   static type make(Model model, Groups& groups, const MeshOptions& options) {
     return type(std::move(model), groups.pipe, groups.pipe_world,
@@ -34710,6 +35083,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
              public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
   using Base = mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>>;
   using All = mesh::AxesOf<Axes...>;
+  using Part = mesh::PartOf<Model, All>;
   using WithGroups = mesh::WithGroups<typename All::tensor>;
   using WithGroups::groups, WithGroups::layers;
   using Communicator = comm::AnyCommunicator;
@@ -34723,7 +35097,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
 
  public:
   using typename Base::D;
-  using model_type = Model;
+  using model_type = typename Part::whole;
   using policy_type = Mesh;
   static constexpr const char* name = "mesh";
   /// The same policy around another model, for programs with several: `ch::Rebind<Net, Other>`.
@@ -34734,7 +35108,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   /// the errors of the axes' policies. `all` and `world`, from which it was connected, must outlive this.
   Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
        std::uint64_t seed = initial_seed())
-      : WithGroups(all, world, All::sizes(all.size(), options.sizes)),
+      : WithGroups(all, world, All::sizes(all.size(), options.sizes), model),
         Base(cut(std::move(model), options), groups, options, seed) {
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();
@@ -34783,7 +35157,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   /// The number of shares of a batch.
   int shares() const { return groups.batch.size() / All::sequence::size; }
   /// The whole model; this rank may read only its own part.
-  Model& module() {
+  model_type& module() {
     if constexpr (All::pipes)
       return this->model_.stages().model();
     else
@@ -34801,7 +35175,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   template <class F>
   void gathered(const F& f) {
     this->meet();
-    const auto whole_layers = [&](Model& model) { layers.with_whole(model, f); };
+    const auto whole_layers = [&](model_type& model) { layers.with_whole(model, f); };
     if constexpr (All::pipes)
       Base::gathered([&](auto& part) { part.stages().gathered(whole_layers); });
     else
@@ -34822,8 +35196,6 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   }
 
  private:
-  using Part = mesh::PartOf<Model, All>;
-
   typename Part::type cut(Model model, const MeshOptions& options) {
     auto part = Part::make(layers.share_out(std::move(model)), groups, options);
     if constexpr (!All::shards) detail::keep_promises();
@@ -34851,7 +35223,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
       return true;
   }
   [[gnu::cold]] void decide_together() {
-    if (groups.all().size() == groups.sizes()[1]) return;  // each rank has the whole model
+    if (!All::shards && groups.all().size() == groups.sizes()[1]) return;  // each rank has the whole model
     auto all = parameters();
     if constexpr (All::pipes) {
       const auto here = nn::named_parameters<D>(module());
@@ -34935,8 +35307,8 @@ struct Expert {
   static constexpr const char* name = "Expert";
   template <class Communicator>
   using layers = chorus::detail::SharedExperts<Communicator>;
-  template <class Groups>
-  static auto layers_of(Groups& groups) {
+  template <class Groups, class Model>
+  static auto layers_of(Groups& groups, const Model&) {
     return layers<typename Groups::Communicator>(groups.all(), groups.tensor, groups.replicas);
   }
   template <class Part>
@@ -37918,13 +38290,7 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
   /// gets all of `whole(y)` and of a tensor with another size. See DataParallel for ambiguous sizes.
   template <class X, class... Targets>
   auto operator()(const X& x, const Targets&... targets) {
-    handles_.check_kept(this->model_);
-    this->compare_programs();
-    const RandomScope random(this->begin_forward());
-    const detail::WatchScope watch(this->watch_once());
-    auto result = this->model_(this->on_model_device(x), this->on_model_device(targets)...);
-    this->end_forward();
-    return result;
+    return pass_of([this](const auto&... inputs) { return this->model_.forward(inputs...); }, x, targets...);
   }
 
   const PipelineOptions& options() const { return stages().options(); }
@@ -37946,9 +38312,21 @@ class Pipeline : public WholeBatchPolicy<pipeline::StagedModel<Model, Order, Com
     stages().gathered(f);
   }
 
- private:
+ protected:
+  /// A forward pass, in which `call(inputs...)` returns the staged model's result.
+  template <class Call, class... Inputs>
+  auto pass_of(const Call& call, const Inputs&... inputs) {
+    handles_.check_kept(this->model_);
+    this->compare_programs();
+    const RandomScope random(this->begin_forward());
+    const detail::WatchScope watch(this->watch_once());
+    auto result = call(this->on_model_device(inputs)...);
+    this->end_forward();
+    return result;
+  }
   pipeline::Stages<Model, Order, Communicator>& stages() const { return this->model_.stages(); }
 
+ private:
   detail::ModelHandles handles_;
 };
 
@@ -40167,10 +40545,17 @@ class ShardedOptimizer : public optim::HasLearningRate {
                       "ShardedOptimizer: clip_grad_norm is not supported in a captured step");
 #endif
     prepare(net);
-    double squares = 0;
-    detail::access_to(net).with_gradients([&] { squares = optim::detail::square_sum(shards_.mine()); });
-    net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
-    const double norm = std::sqrt(squares);
+    double norm = 0;
+    detail::access_to(net).with_gradients([&] {
+      if (auto* const room = optim::detail::norm_in_any_order<D>) {
+        detail::CommunicatorRanks ranks(net.communicator(), net.alive());
+        norm = room(shards_.mine(), &ranks);
+        return;
+      }
+      double squares = optim::detail::square_sum(shards_.mine());
+      net.communicator().all_reduce(std::span(&squares, 1), comm::ReduceOp::sum, {});
+      norm = std::sqrt(squares);
+    });
     if (error_if_nonfinite && !std::isfinite(norm)) raise_not_finite(net, norm);
     detail::access_to(net).with_gradients([&] { optim::detail::scale_down(shards_.mine(), norm, max_norm); });
     return norm;
@@ -43115,7 +43500,7 @@ class QuantizationAware : public Module {
   /// Arguments and result of `Model::forward`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
-    check<UsageError>(tensor_group() == nullptr,
+    check<UsageError>(tensor_group() == nullptr || tensor_group()->size() == 1,
                       "QuantizationAware: TensorParallel, which splits a layer's channels, is not supported");
     check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: nesting is not supported");
     const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
@@ -44339,6 +44724,8 @@ QuantizedModel quantized(QuantizationAware<Model, Scheme>& model, const Tensor<s
 /// Quantised models as safetensors files: I8 weights, F32 scales and biases, U8 zero points under the layers' paths,
 /// and the steps as JSON in the metadata. A file is a whole model: running it needs none of the model's C++.
 
+#include <list>
+
 namespace chorus::io {
 
 namespace detail {
@@ -44538,7 +44925,7 @@ inline nn::int8::Program load_quantized(const std::string& path) {
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
 /// The same bits on any number of devices: `ch::DistributedDataParallel<ch::SameBits<Model, 8>>`. See
-/// same_bits/README.md.
+/// same_bits/README.md. Pipeline, TensorParallel and Mesh have headers of their own in same_bits/.
 
 // <chorus/same_bits/data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
@@ -44705,6 +45092,88 @@ namespace chorus::same_bits {
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
 /// How one forward pass's batch is cut into canonical shares, and which of them this process has.
 
+// <chorus/same_bits/grad_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
+/// The norm of gradients with the same bits however ranks divide them: a sum without rounding has no order.
+
+namespace chorus::same_bits {
+
+/// A sum of numbers from 0 to 1, each rounded to a multiple of 2^-66, in three parts: multiples of 2^-22, 2^-44 and
+/// 2^-66. Adding rounds no part, for up to 2^31 numbers, so their order does not matter. Splitting by a large constant:
+/// Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013.
+class SumInAnyOrder {
+ public:
+  void add(double number) {
+    for (std::size_t part = 0; part < parts_.size(); ++part) {
+      const double near = (number + grids[part]) - grids[part];
+      parts_[part] += near;
+      number -= near;
+    }
+  }
+  std::span<double> parts() { return parts_; }
+  double value() const { return parts_[0] + (parts_[1] + parts_[2]); }
+
+ private:
+  // 1.5 times a power of two: nearby doubles are as far apart as the part's multiples.
+  static constexpr std::array<double, 3> grids{1.5 * (1 << 30), 1.5 * (1 << 8), 1.5 / (1 << 14)};
+  std::array<double, 3> parts_{};
+};
+
+/// See optim::detail::norm_in_any_order. Squares of floats are summed with a relative error below 1e-11.
+template <Device D>
+double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRanks* ranks) {
+  // Calls f(its ranks or null, its parameters that this process counts) for each group of parameters.
+  const auto for_groups = [&](const auto& f) {
+    if (ranks != nullptr) return f(ranks, parameters);
+    auto groups = optim::detail::ranks_of(parameters);
+    groups.insert(groups.begin(), nullptr);
+    for (const auto& group : groups) {
+      std::vector<nn::NamedParameter<D>> own;
+      for (const auto& named : parameters)
+        if (named.parameter->ranks() == group && (!group || named.parameter->counts())) own.push_back(named);
+      f(group.get(), own);
+    }
+  };
+  double largest = 0;
+  const auto raise = [&](double value) {  // a NaN stays
+    if (value > largest || value != value) largest = value;
+  };
+  for_groups([&](ModelRanks* group, const auto& own) {
+    double here = 0;
+    optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
+      for (Index i = 0; i < parameter.count(); ++i) {
+        const auto size = std::abs(static_cast<double>(grad[i]));
+        if (size > here || size != size) here = size;
+      }
+    });
+    if (group != nullptr) group->max({&here, 1});
+    raise(here);
+  });
+  if (largest == 0 || !std::isfinite(largest)) return largest;
+
+  int exponent = 0;
+  std::frexp(largest, &exponent);
+  exponent = std::max(exponent, -1000);
+  const double unit = std::ldexp(1.0, -exponent);
+  SumInAnyOrder squares;
+  for_groups([&](ModelRanks* group, const auto& own) {
+    SumInAnyOrder here;
+    optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
+      for (Index i = 0; i < parameter.count(); ++i) {
+        const double scaled = static_cast<double>(grad[i]) * unit;
+        here.add(scaled * scaled);
+      }
+    });
+    if (group != nullptr) group->sum(here.parts());
+    for (std::size_t part = 0; part < squares.parts().size(); ++part) squares.parts()[part] += here.parts()[part];
+  });
+  return std::ldexp(std::sqrt(squares.value()), exponent);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
+
 namespace chorus::same_bits {
 
 /// Belongs to the output of a policy with canonical shares; losses of that output are the whole batch's.
@@ -44731,14 +45200,23 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// The node of backward through such a policy.
-class SharesNode final : public dp::BackwardNode {
+/// A node of backward through such a policy.
+class CutNode {
+ public:
+  explicit CutNode(std::shared_ptr<const BatchCut> batch_cut) : cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+
+ protected:
+  virtual ~CutNode() = default;
+};
+
+/// That node, if the policy computes the shares one after the other.
+class SharesNode final : public dp::BackwardNode, public CutNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
              std::shared_ptr<const BatchCut> batch_cut)
-      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
-
-  const std::shared_ptr<const BatchCut> cut;
+      : BackwardNode(runner, std::move(alive), std::move(returns)), CutNode(std::move(batch_cut)) {}
 };
 
 /// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
@@ -44749,14 +45227,17 @@ class SharesNode final : public dp::BackwardNode {
 /// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one exists, losses look for cuts.
+/// While one exists, losses look for cuts, and norms of gradients don't depend on how ranks divide them.
 class CutsBatches {
  public:
   CutsBatches() {
     ++policies;
     detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+    optim::detail::norm_in_any_order<Cpu> = &grad_norm<Cpu>;
   }
-  ~CutsBatches() { --policies; }
+  ~CutsBatches() {
+    if (--policies == 0) optim::detail::norm_in_any_order<Cpu> = nullptr;
+  }
   CutsBatches(const CutsBatches&) = delete;
   CutsBatches& operator=(const CutsBatches&) = delete;
 
@@ -44779,7 +45260,7 @@ CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
   detail::FoundNodes nodes;
   nodes.add(*node);
   nodes.walk([&](const Node& next) {
-    const auto* const shares = dynamic_cast<const SharesNode*>(&next);
+    const auto* const shares = dynamic_cast<const CutNode*>(&next);
     if (shares == nullptr) return true;
     const auto& cut = shares->cut;
     check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
@@ -44796,7 +45277,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
   const auto is_mean = [](const Node& node) {
     return std::string_view(node.operation()) == detail::mean_of_parts_name;  // maybe another file's copy of the name
   };
-  const auto is_cut = [](const Node& node) { return dynamic_cast<const SharesNode*>(&node) != nullptr; };
+  const auto is_cut = [](const Node& node) { return dynamic_cast<const CutNode*>(&node) != nullptr; };
   detail::FoundNodes under;
   for (const Ref<Node>& node : nodes)
     if (is_mean(*node)) under.add_inputs_of(*node);
@@ -44869,6 +45350,7 @@ class GradientCopy {
  public:
   explicit GradientCopy(const nn::FlatParameters<D>& flat);
   std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+  const Storage<D>& memory(std::size_t group) const { return groups_[group]; }
 
  private:
   std::vector<Storage<D>> groups_;
@@ -44901,6 +45383,10 @@ class GradientTree {
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
   /// The address of an element of the flat gradients in the k-th sum.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
+  /// The memory of the k-th sum, for messages that may end after the tree.
+  const Storage<D>& memory(std::size_t k, std::size_t group) const {
+    return k + 1 == tree_.sums().size() ? flat_.groups()[group].grads : copies_[k].numbers.memory(group);
+  }
   /// The entry of the parameter with that leaf; null if there is none.
   const std::size_t* entry_of(const Node& leaf);
 
@@ -45087,7 +45573,7 @@ class ShareBuffers {
 
   /// `shares`: their number. `writes`: whether they may write buffers; they don't if no layer is in training.
   void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after the earlier ones, or continues.
+  /// That share begins, or continues.
   void enter(std::size_t share);
   /// The share has ended, or others continue.
   void leave(std::size_t share);
@@ -45097,7 +45583,7 @@ class ShareBuffers {
   struct Kept {
     Storage<D> before;
     std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // number of shares that have begun
+    std::vector<char> begun;  // by share
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const;
@@ -45124,7 +45610,7 @@ void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     kept_[i].of_share.resize(shares);
     copy_out(i, kept_[i].before);
-    kept_[i].begun = 0;
+    kept_[i].begun.assign(shares, false);
     kept_[i].version = buffers_[i].buffer->version();
   }
 }
@@ -45132,8 +45618,7 @@ void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
 template <Device D>
 void ShareBuffers<D>::enter(std::size_t share) {
   for (std::size_t i = 0; i < kept_.size(); ++i) {
-    const bool goes_on = share < kept_[i].begun;
-    if (!goes_on) kept_[i].begun = share + 1;
+    const bool goes_on = std::exchange(kept_[i].begun[share], true);
     copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
   }
 }
@@ -45175,6 +45660,123 @@ void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
 /// The random numbers and batch group that a model uses for one canonical share.
 
+// <chorus/same_bits/leaves.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_HPP
+/// Products whose inner axis is cut into the same leaves on any number of ranks that share it: each leaf has a product,
+/// and these are added in the tree of shares.
+
+namespace chorus::same_bits {
+
+/// The product of one of `members` that share a layer. An axis of whole units has as many equal leaves as possible, at
+/// most `shares`: their greatest common divisor.
+class LeafSums final : public detail::LeafProducts {
+ public:
+  LeafSums(std::size_t shares, int members) : shares_(static_cast<Index>(shares)), members_(members) {}
+
+  void check(const detail::LeafCut& cut) const override {
+    const Index leaves = leaves_of(cut);
+    const auto fits = [&](Index members) {
+      return members == 1 || (leaves % members == 0 && std::has_single_bit(static_cast<std::size_t>(leaves / members)));
+    };
+    if (fits(members_)) return;
+    std::string numbers = "1";
+    for (Index members = 2; members <= leaves; ++members)
+      if (fits(members)) numbers += cat(", ", members);
+    fail<UsageError>(cut.layer, ": SameBits of ", shares_, " shares adds up ", cut.width / cut.unit, " units in ",
+                     leaves, " equal leaves, and each rank takes 1, 2, 4, ...: expected a number of ranks out of ",
+                     numbers, ", got ", members_, "; another number of shares may make other leaves");
+  }
+  void multiply(const detail::LeafCut& cut, const detail::LeafProduct<float>& product) const override {
+    sum(cut, product);
+  }
+  void multiply(const detail::LeafCut& cut, const detail::LeafProduct<double>& product) const override {
+    sum(cut, product);
+  }
+
+ private:
+  Index leaves_of(const detail::LeafCut& cut) const { return std::gcd(shares_, cut.width / cut.unit); }
+
+  template <class T>
+  void sum(const detail::LeafCut& cut, const detail::LeafProduct<T>& product) const {
+    const Index leaves = leaves_of(cut), own = leaves / members_;
+    // Sums of some rows fit into the cache.
+    const Index rows = std::min<Index>(product.m, 256);
+    const auto depth = static_cast<Index>(std::bit_width(static_cast<std::size_t>(own - 1)));
+    const kernels::Scratch<T> memory(Cpu{}, (depth + (product.accumulate ? 1 : 0)) * rows * product.n);
+    const Tree<T> tree{product, cut.blocks, cut.width / leaves, own, rows};
+    for (Index first = 0; first < product.m; first += rows)
+      tree.add_rows(first, std::min(rows, product.m - first), memory.data());
+  }
+
+  template <class T>
+  struct Tree {
+    const detail::LeafProduct<T>& product;
+    Index blocks, width, leaves, rows;
+
+    // The product's rows from `first` on, with memory for further sums.
+    void add_rows(Index first, Index count, T* memory) const {
+      T* const c = product.c + first * product.n;
+      if (!product.accumulate) return add_up(first, count, 0, leaves, c, memory);
+      add_up(first, count, 0, leaves, memory, memory + rows * product.n);
+      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, c);
+    }
+    // to = the sum of `n` leaves; left halves are powers of two, as in ShareTree.
+    void add_up(Index first, Index count, Index leaf, Index n, T* to, T* memory) const {
+      if (n == 1) return multiply(first, count, leaf, to, false);
+      const auto left = static_cast<Index>(std::bit_ceil(static_cast<std::size_t>(n)) / 2);
+      add_up(first, count, leaf, left, to, memory);
+      // A product in one piece is added while its tile is in registers, which is the same sum.
+      if (n - left == 1 && blocks == 1 && width <= kernels::detail::gemm_depth)
+        return multiply(first, count, leaf + left, to, true);
+      add_up(first, count, leaf + left, n - left, memory, memory + rows * product.n);
+      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, to);
+    }
+    void multiply(Index first, Index count, Index leaf, T* to, bool accumulate) const {
+      const auto& [tb, m, n, k, a, b, ldb, c, into] = product;
+      for (Index block = 0; block < blocks; ++block) {
+        const Index at = (block * leaves + leaf) * width;
+        kernels::gemm(Cpu{}, kernels::Trans::no, tb, count, n, width, a + first * k + at, k,
+                      b + (tb == kernels::Trans::yes ? at : at * ldb), ldb, to, n, accumulate || block > 0);
+      }
+    }
+  };
+
+  Index shares_, members_;
+};
+
+/// A device that has whole layers, and adds up as ranks that share them.
+class OneMember final : public TensorGroup, public std::enable_shared_from_this<OneMember> {
+ public:
+  explicit OneMember(std::size_t shares) : sums_(shares, 1) {}
+
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::shared_ptr<TensorGroup> in_leaves() override { return shared_from_this(); }
+  const detail::LeafProducts* products() const override { return &sums_; }
+
+ protected:
+  void all_reduce(void*, std::size_t, DType, bool) override {}
+  void all_gather(const void* mine, void* all, std::size_t count, DType type) override {
+    std::memmove(all, mine, count * size_of(type));
+  }
+  void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) override {
+    std::memmove(mine, all, count * size_of(type));
+  }
+
+ private:
+  LeafSums sums_;
+};
+
+/// While it lives, this thread's layers add up in leaves: with the ranks that share them, if there are any.
+struct LeafScope : TensorGroupScope {
+  explicit LeafScope(std::size_t shares)
+      : TensorGroupScope(tensor_group() != nullptr ? tensor_group() : std::make_shared<OneMember>(shares)) {}
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_HPP
+
 namespace chorus::same_bits {
 
 /// Refuses layers that need the batch of all devices.
@@ -45188,15 +45790,26 @@ class NoBatchGroup final : public BatchGroup {
   double weight() override { return 1; }
 };
 
-/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and means are the share's.
+/// While it lives, this thread computes a share of so many: means are the share's, no library chooses the order of
+/// sums, and layers that ranks could share add up in leaves.
+class PartScope {
+ public:
+  explicit PartScope(std::size_t shares) : leaves_(shares) {}
+
+ private:
+  detail::Replaced<bool> part_{detail::computes_part, true};
+  LeafScope leaves_;
+};
+
+/// The same for share `i` of a split batch: operations draw the random numbers of its samples.
 class ShareScope {
  public:
   /// `random`: of all that is split. `group`: of the batch, if a layer needs all of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
       : context_(dp::random_of_share(random, split, i, shares)),
-        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()),
+        part_(static_cast<std::size_t>(shares)) {}
   /// Whether operations have drawn random numbers.
   bool drew() const { return context_.drew; }
 
@@ -45204,7 +45817,7 @@ class ShareScope {
   RandomContext context_;
   RandomScope random_{context_};
   BatchGroupScope group_;
-  detail::Replaced<bool> part_{detail::computes_part, true};
+  PartScope part_;
 };
 
 }  // namespace chorus::same_bits
@@ -45786,7 +46399,8 @@ namespace chorus {
 ///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
 ///
 /// `Shares` is 1 to 64; 0: the constructor takes the number, `ch::SameBits{Model{}, shares}`. SingleDevice,
-/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
+/// DataParallel, DistributedDataParallel, FullyShardedDataParallel and ParameterServer take it; TensorParallel, Pipeline
+/// and Mesh with their headers in same_bits/. `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
   static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: expected 1 to 64 shares, or 0 for a run-time number");
@@ -45807,7 +46421,8 @@ class SameBits : public nn::Module {
   void forward(const Inputs&...) const {
     static_assert(sizeof...(Inputs) != sizeof...(Inputs),
                   "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
-                  "DistributedDataParallel or ParameterServer");
+                  "DistributedDataParallel, FullyShardedDataParallel, ParameterServer, or, with its header in "
+                  "chorus/same_bits/, Pipeline, TensorParallel or Mesh");
   }
   void visit(nn::Visitor& visitor) override {
     visitor.inner(model_);
@@ -45833,22 +46448,49 @@ SameBits(Model, int) -> SameBits<Model, 0>;
 
 namespace chorus::same_bits {
 
-/// Whether each share's loss is a sum, or a number times a sum.
+/// Whether a share's loss is a sum, or a number times a sum.
+inline bool is_sum(Node& loss) {
+  detail::LossTerms terms;
+  terms.find(loss);
+  terms.check_linear("canonical shares");
+  for (const auto& term : terms.all())
+    if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
+        (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
+      return false;
+  return !terms.all().empty() && !terms.has_more();
+}
+/// Whether each share's loss is.
 inline bool are_sums(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
   if (gathered == nullptr) return false;
-  detail::LossTerms terms;
-  for (Node* const scalar : gathered->scalars()) {
-    if (scalar == nullptr) return false;
-    terms.find(*scalar);
-    terms.check_linear("canonical shares");
-    for (const auto& term : terms.all())
-      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
-          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
-        return false;
-    if (terms.all().empty() || terms.has_more()) return false;
-  }
-  return true;
+  const auto scalars = gathered->scalars();
+  return std::all_of(scalars.begin(), scalars.end(),
+                     [](Node* scalar) { return scalar != nullptr && is_sum(*scalar); });
+}
+
+/// The number of elements in each mean of a share's loss: of the library's losses, or of all means.
+template <Real T, Device D>
+std::vector<double> means_in(Node* loss, bool only_losses) {
+  std::vector<double> over;
+  detail::search_tape<T, D>(loss, [&](Node& node) {
+    const bool counts = only_losses ? node.is_loss() : node.is_mean();
+    if (counts) over.push_back(node.mean_over());
+    return counts;
+  });
+  return over;
+}
+inline constexpr const char* scalar_of_share =
+    "canonical shares: the model returns a scalar for each share, not for the batch: expected one value for each "
+    "sample, [batch]";
+inline constexpr const char* not_a_mean =
+    "canonical shares: the model returns a scalar that is not a mean over the share: expected cross_entropy(), "
+    "mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]";
+/// Throws UsageError for a sum of means over numbers that other shares, such as the first one, have in another ratio.
+inline void check_common_weight(const std::vector<double>& of_share, const std::vector<double>& of_first) {
+  for (std::size_t i = 1; i < of_share.size(); ++i)
+    check<UsageError>(of_share[i] * of_first.front() == of_share.front() * of_first[i],
+                      "canonical shares: the model's loss adds means over different numbers of tokens, samples or "
+                      "elements, so its shares have no common weight: return each loss separately");
 }
 
 /// The number of elements in each share's mean, if the tape knows it; several means over the same number count as one.
@@ -45861,27 +46503,16 @@ std::vector<double> mean_over_of_shares(Node& losses) {
     over.clear();
     bool known = gathered != nullptr;
     for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
-      auto& of_share = over.emplace_back();
-      detail::search_tape<T, D>(scalar, [&](Node& node) {
-        const bool counts = only_losses ? node.is_loss() : node.is_mean();
-        if (counts) of_share.push_back(node.mean_over());
-        return counts;
-      });
+      const auto& of_share = over.emplace_back(means_in<T, D>(scalar, only_losses));
       known = known && !of_share.empty() && of_share.size() == over.front().size();
     }
     if (known) break;
-    check<UsageError>(
-        only_losses,
-        "canonical shares: the model returns a scalar that is not a mean over the share: expected cross_entropy(), "
-        "mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]");
+    check<UsageError>(only_losses, not_a_mean);
   }
   std::vector<double> out;
   for (const auto& of_share : over) {
     out.push_back(of_share.front());
-    for (std::size_t i = 1; i < of_share.size(); ++i)
-      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss adds means over different numbers of tokens, samples or "
-                        "elements, so its shares have no common weight: return each loss separately");
+    check_common_weight(of_share, over.front());
   }
   return out;
 }
@@ -46009,8 +46640,8 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
 // <chorus/same_bits/distributed_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
-/// Common part of DistributedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
-/// and the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel, FullyShardedDataParallel and ParameterServer for SameBits: each rank
+/// computes its run of the shares, and the sums of all runs are added up in the order of the tree.
 
 // <chorus/same_bits/bucket_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
@@ -46053,33 +46684,65 @@ void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers&
 
 namespace chorus::same_bits {
 
-/// Every rank gathers all ranks' sums of a bucket and adds them itself, so that the order does not depend on an
-/// algorithm or transport. Each of n ranks sends (n - 1) times its sums: one if its run of shares is a node of the
-/// tree, such as 4 of 8.
+/// The tree's reduce-scatter: every rank has a piece of each bucket; the others send it their sums of this piece, and
+/// it adds all up itself, so that the order does not depend on an algorithm or transport. Ranks that need more than
+/// their piece then gather the others'. A rank sends (n - 1) / n of a bucket for each of its sums: one if its run of
+/// shares is a node of the tree, such as 4 of 8.
 template <Device D, class Communicator>
 class BucketSums final : public ddp::BucketSums {
  public:
-  /// `shares`: their total number; `tree`: of this rank's run.
-  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
-      : core_(core), shares_(shares), tree_(tree) {}
+  /// `shares`: their total number; `tree`: of this rank's run. `shards`: neighbouring ranks, each of which wants one
+  /// part of a bucket; `replicas`: the ranks that want the same part. Without shards all want all of it.
+  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree,
+             const Communicator* shards, Communicator* replicas)
+      : core_(core), shares_(shares), tree_(tree), shards_(shards), replicas_(replicas) {}
 
   void start(ddp::Bucket& bucket) override;
 
   void finish(ddp::Bucket& bucket) override;
 
  private:
-  // Determines which sums of this batch each rank has.
-  void share_out();
-
-  struct Gathered {
-    Storage<D> own, all;
+  /// Elements [begin, begin + count) of a bucket.
+  struct Piece {
+    std::size_t begin, count;
   };
+  struct Exchange {
+    Storage<D> received = {};                        // the other ranks' sums of this rank's piece
+    std::vector<Storage<D>> sent = {};               // this rank's own
+    std::vector<std::vector<std::byte*>> sums = {};  // by rank: of this rank's piece
+    std::vector<comm::Work> work = {};
+    bool added = false;  // to the result
+  };
+
+  // Determines which sums of this batch each rank has, and which part of a bucket.
+  void share_out();
+  std::size_t rank() const { return static_cast<std::size_t>(core_.ranks.rank()); }
+  // The part of a bucket that a rank wants, and the piece of it that it adds up.
+  Piece part(const ddp::Bucket& bucket, std::size_t rank) const;
+  Piece piece(const ddp::Bucket& bucket, std::size_t rank) const;
+  // Sends and receives sums, in pairs of ranks: see comm/algorithms/all_to_all.hpp.
+  template <class T>
+  void exchange(const ddp::Bucket& bucket);
+  // Adds up this rank's piece, and begins to gather the others' of its part.
+  void add(ddp::Bucket& bucket);
+  template <class T>
+  void gather(const ddp::Bucket& bucket, T* gradients);
+  // This thread does the last bucket's work itself, which is cheaper than waking another one.
+  bool is_last(const ddp::Bucket& bucket) const {
+    return std::is_same_v<D, Cpu> && bucket.index + 1 == core_.buckets.all().size();
+  }
+  static comm::CollectiveOptions options(const ddp::Bucket& bucket) {
+    return {.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  }
+
   ddp::Core<D, Communicator>& core_;
   std::size_t shares_;
   const GradientTree<D>& tree_;
+  const Communicator* shards_;
+  Communicator* replicas_;
+  std::size_t parts_ = 1, copies_ = 1;         // the number of different parts, and of ranks that want the same
   std::vector<std::vector<ShareRange>> sums_;  // by rank
-  std::size_t most_ = 1;                       // the maximum number of sums of a rank
-  std::vector<Gathered> gathered_;             // by bucket
+  std::vector<Exchange> exchanges_;            // by bucket
 };
 
 }  // namespace chorus::same_bits
@@ -46094,54 +46757,128 @@ namespace chorus::same_bits {
 
 template <Device D, class Communicator>
 void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
+  for (const std::size_t i : bucket.parameters)
+    check<UsageError>(shards_ == nullptr || !core_.flat.entries()[i].named.handle.shared()->has_gradient_hooks(),
+                      core_.where(), "SameBits: a hook on '", core_.name(i), "' needs the whole batch's gradient, and ",
+                      "each rank gets a part: expected a policy whose ranks have whole gradients");
   if (core_.ranks.size() == 1) return;
   if (bucket.index == 0) share_out();
-  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
-  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
-  auto& [own, all] = gathered_[bucket.index];
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  const MemoryScope scope(trace::Memory::buckets);
-  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
-  const std::byte* mine = core_.gradients(bucket);
-  if (most_ > 1 || tree_.sums().empty()) {
-    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
-    auto* const to = static_cast<std::byte*>(own.data());
-    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
-      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent but not read
-      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
-    mine = to;
-  }
-  const bool last = bucket.index + 1 == core_.buckets.all().size();
-  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-  ddp::with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
-    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
-    const std::span<T> everything(to, ranks * most_ * bucket.count);
-    if (std::is_same_v<D, Cpu> && last)
-      core_.ranks.all_gather(from, everything, options);
-    else
-      bucket.work = core_.ranks.all_gather_async(from, everything, options);
-  });
+  if (exchanges_.size() <= bucket.index) exchanges_.resize(bucket.index + 1);
+  if (copies_ > 1 && bucket.index > 0) add(core_.buckets.all()[bucket.index - 1]);
+  ddp::with_type(core_.dtype(bucket), core_.gradients(bucket),
+                 [&]<class T>(T*) { exchange<T>(bucket); });
 }
 
 template <Device D, class Communicator>
 void BucketSums<D, Communicator>::finish(ddp::Bucket& bucket) {
-  bucket.work.wait();
   if (core_.ranks.size() == 1) return;
-  const std::size_t bytes = core_.bytes(bucket);
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+  add(bucket);
+  for (comm::Work& work : exchanges_[bucket.index].work) work.wait();
+  exchanges_[bucket.index] = {.added = true};
+}
+
+template <Device D, class Communicator>
+template <class T>
+void BucketSums<D, Communicator>::exchange(const ddp::Bucket& bucket) {
+  Exchange& all = exchanges_[bucket.index];
+  all.added = false;
+  const std::size_t ranks = sums_.size(), me = rank(), mine = piece(bucket, me).count;
+  std::size_t others = 0;
+  for (std::size_t r = 0; r < ranks; ++r) others += r == me ? 0 : sums_[r].size();
+  const MemoryScope scope(trace::Memory::buckets);
+  all.received = Storage<D>(core_.parameter(bucket.parameters.front()).where(), others * mine * sizeof(T));
+  auto* free = static_cast<T*>(all.received.data());
+  const auto own = [&](std::size_t k, const Piece& of) {
+    return reinterpret_cast<T*>(tree_.sum(k, bucket.group, bucket.begin)) + of.begin;
+  };
+  for (std::size_t k = 0; k < sums_[me].size(); ++k) all.sent.push_back(tree_.memory(k, bucket.group));
+  all.sums.resize(ranks);
+  for (std::size_t r = 0; r < ranks; ++r)
+    for (std::size_t k = 0; k < sums_[r].size(); ++k) {
+      all.sums[r].push_back(reinterpret_cast<std::byte*>(r == me ? own(k, piece(bucket, me)) : free));
+      if (r != me) free += mine;
+    }
+  const bool now = is_last(bucket);
+  for (std::size_t round = 0; round < ranks; ++round) {
+    const std::size_t peer = (round + ranks - me) % ranks;
+    if (peer == me) continue;
+    const auto send = [&] {
+      const Piece theirs = piece(bucket, peer);
+      for (std::size_t k = 0; k < sums_[me].size() && theirs.count > 0; ++k) {
+        const std::span<const T> numbers(own(k, theirs), theirs.count);
+        if (now)
+          core_.ranks.send(numbers, static_cast<int>(peer), options(bucket));
+        else
+          all.work.push_back(core_.ranks.send_async(numbers, static_cast<int>(peer), options(bucket)));
+      }
+    };
+    if (me < peer) send();
+    for (std::size_t k = 0; k < sums_[peer].size() && mine > 0; ++k) {
+      const std::span<T> numbers(reinterpret_cast<T*>(all.sums[peer][k]), mine);
+      if (now)
+        core_.ranks.recv(numbers, static_cast<int>(peer), options(bucket));
+      else
+        all.work.push_back(core_.ranks.recv_async(numbers, static_cast<int>(peer), options(bucket)));
+    }
+    if (me > peer) send();
+  }
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::add(ddp::Bucket& bucket) {
+  Exchange& all = exchanges_[bucket.index];
+  if (std::exchange(all.added, true)) return;
+  for (comm::Work& work : all.work) work.wait();
+  all.work.clear();
+  const auto [begin, count] = piece(bucket, rank());
   add_up(
-      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
-      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
+      sums_, [&](std::size_t r, std::size_t k) { return all.sums[r][k]; },
+      core_.parameter(bucket.parameters.front()).where(), core_.dtype(bucket), count,
+      core_.gradients(bucket) + begin * size_of(core_.dtype(bucket)));
+  if (copies_ > 1)
+    ddp::with_type(core_.dtype(bucket), core_.gradients(bucket),
+                   [&]<class T>(T* gradients) { gather(bucket, gradients); });
+}
+
+template <Device D, class Communicator>
+template <class T>
+void BucketSums<D, Communicator>::gather(const ddp::Bucket& bucket, T* gradients) {
+  auto& work = exchanges_[bucket.index].work;
+  Communicator& replicas = parts_ == 1 ? core_.ranks : *replicas_;
+  const auto [begin, count] = part(bucket, rank());
+  const std::size_t each = count / copies_, rest = count % copies_;
+  const auto own = std::span<const T>(gradients + begin + static_cast<std::size_t>(replicas.rank()) * each, each);
+  const std::span<T> whole(gradients + begin, each * copies_), last(gradients + begin + each * copies_, rest);
+  if (each > 0 && is_last(bucket))
+    replicas.all_gather(own, whole, options(bucket));
+  else if (each > 0)
+    work.push_back(replicas.all_gather_async(own, whole, options(bucket)));
+  if (rest > 0)
+    work.push_back(replicas.broadcast_async(last, static_cast<int>(copies_) - 1, options(bucket)));
 }
 
 template <Device D, class Communicator>
 void BucketSums<D, Communicator>::share_out() {
-  sums_ = sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
-                        static_cast<std::size_t>(core_.shares.batch()));
-  most_ = 1;
-  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
+  const auto ranks = static_cast<std::size_t>(core_.ranks.size());
+  sums_ = sums_of_ranks(shares_, ranks, static_cast<std::size_t>(core_.shares.batch()));
+  // Until the order of the buckets is learned, all ranks get whole buckets: see GradientParts.
+  const auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>();
+  const bool whole = shards_ == nullptr || (order != nullptr && !order->learned());
+  parts_ = whole ? 1 : static_cast<std::size_t>(shards_->size());
+  copies_ = ranks / parts_;
+}
+
+template <Device D, class Communicator>
+auto BucketSums<D, Communicator>::part(const ddp::Bucket& bucket, std::size_t rank) const -> Piece {
+  const auto [begin, end] = ddp::part_of(bucket.count, rank % parts_, parts_);
+  return {begin, end - begin};
+}
+
+template <Device D, class Communicator>
+auto BucketSums<D, Communicator>::piece(const ddp::Bucket& bucket, std::size_t rank) const -> Piece {
+  const Piece whole = part(bucket, rank);
+  const auto [begin, end] = ddp::part_of(whole.count, rank / parts_, copies_);
+  return {whole.begin + begin, end - begin};
 }
 
 }  // namespace chorus::same_bits
@@ -46196,9 +46933,7 @@ struct JoinShares : dp::JoinOutputs<D> {
       const auto losses = dp::JoinOutputs<D>::operator()(outputs);
       if (losses.node()) return mean_of_share_losses(losses, cut);
     }
-    check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a scalar for each share, not for the batch: expected one "
-                      "value for each sample, [batch]");
+    check<UsageError>(outputs.size() == 1, scalar_of_share);
     return *outputs[0];
   }
 };
@@ -46208,19 +46943,32 @@ struct JoinShares : dp::JoinOutputs<D> {
 
 namespace chorus::same_bits {
 
+/// The functions of a policy of several processes.
+struct Processes {
+  /// Sums over all processes.
+  std::function<void(std::span<double>)> sum;
+  /// The whole batch's number of samples, in backward.
+  std::function<Index()> batch;
+};
+
+/// The cut of one of its passes.
+class CutOfProcesses final : public BatchCut {
+ public:
+  CutOfProcesses(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+      : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
+  void sum_over_processes(std::span<double> values) const override {
+    if (processes_->sum) processes_->sum(values);
+  }
+
+ private:
+  std::shared_ptr<const Processes> processes_;  // without functions once the policy is gone
+};
+
 /// A policy's part for the shares of one process.
 template <class Model>
 class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
-
-  /// The functions of a policy of several processes.
-  struct Processes {
-    /// Sums over all processes.
-    std::function<void(std::span<double>)> sum;
-    /// The whole batch's number of samples, in backward.
-    std::function<Index()> batch;
-  };
 
   /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
@@ -46251,7 +46999,7 @@ class ModelShares final : private dp::BackwardRunner {
     const dp::Split split =
         roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
     (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
-    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const auto cut = std::make_shared<const CutOfProcesses>(shares_, device_.run(), split.batch, processes_);
     const D device = flat_.groups().front().values.device();
     std::vector<dp::GradientReturns> returns(split.devices);
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
@@ -46266,19 +47014,6 @@ class ModelShares final : private dp::BackwardRunner {
   }
 
  private:
-  /// The cut of one pass.
-  class Cut final : public BatchCut {
-   public:
-    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
-        : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
-    void sum_over_processes(std::span<double> values) const override {
-      if (processes_->sum) processes_->sum(values);
-    }
-
-   private:
-    std::shared_ptr<const Processes> processes_;  // null once the policy is gone
-  };
-
   // Inputs without samples are the same on all processes, and no single one would have their gradient.
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
@@ -46325,7 +47060,10 @@ class ModelShares final : private dp::BackwardRunner {
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
-  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
+  if (detail::holds_scalars<Output> && !grad_enabled()) {
+    const LeafScope leaves(shares.shares());
+    return model.forward(inputs...);
+  }
   if constexpr (dp::is_recorded<Inputs...>) {
     fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
   } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {
@@ -46340,6 +47078,23 @@ auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, co
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
 
 namespace chorus {
+
+struct ReduceScatter;
+template <class Communicator>
+struct HybridReduceScatter;
+namespace ddp {
+template <Device D, class Hook, class Communicator>
+class Reducer;
+}  // namespace ddp
+namespace same_bits {
+/// Whether each rank of a DistributedDataParallel gets averages of its part only.
+template <class OfRanks>
+inline constexpr bool averages_in_parts = false;
+template <Device D, class Communicator>
+inline constexpr bool averages_in_parts<ddp::Reducer<D, ReduceScatter, Communicator>> = true;
+template <Device D, class Shards, class Communicator>
+inline constexpr bool averages_in_parts<ddp::Reducer<D, HybridReduceScatter<Shards>, Communicator>> = true;
+}  // namespace same_bits
 
 template <class Model, int Shares, class Communicator, class OfRanks>
 class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public Policy<Model, OfRanks> {
@@ -46369,6 +47124,8 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     .batch =
                         [this] {
                           this->weigh_unless_weighed(/*refuses_sums=*/false);
+                          // Another forward pass of the same backward run has a pass of its own.
+                          if (std::exchange(last_run_, backward_run()) == backward_run()) this->backward_is_weighed();
                           return this->shares_.batch();
                         }}) {
     this->whole_passes_ = true;
@@ -46398,9 +47155,20 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
-    check<UsageError>(
-        default_hook,
-        "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
+    Communicator *shards = nullptr, *replicas = nullptr;
+    constexpr bool in_parts = same_bits::averages_in_parts<OfRanks>;
+    if constexpr (in_parts) {
+      shards = &core.ranks;
+      if constexpr (requires { this->hook().replicas; }) {
+        shards = this->hook().shards;
+        replicas = this->hook().replicas;
+      }
+    }
+    check<UsageError>(default_hook || in_parts,
+                      "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, "
+                      "AllReduce, or ReduceScatter");
+    check<UsageError>(!in_parts || std::is_same_v<D, Cpu>,
+                      "DistributedDataParallel: SameBits with shards: expected a model on the CPU, got ", D::kind);
     const auto refuse = [](bool chosen, const char* option) {
       check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " can't be combined");
     };
@@ -46408,7 +47176,8 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(core.options.non_finite != NonFinite::propagate,
            "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
-    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree(),
+                                                                    shards, replicas);
   }
   /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {
@@ -46451,6 +47220,9 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
+
+ private:
+  std::uint64_t last_run_ = 0;  // of backward
 };
 
 }  // namespace chorus
@@ -46515,6 +47287,795 @@ class SingleDevice<SameBits<Model, Shares>> : public OneProcessPolicy<Model> {
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_SINGLE_DEVICE_HPP
 
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
+
+// <chorus/same_bits/mesh.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MESH_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MESH_HPP
+/// Mesh with canonical shares: its ranks that have other samples divide the shares, those that share layers divide the
+/// leaves of products, and a rank's shares are the micro-batches of a pipeline.
+
+// <chorus/same_bits/leaf_group.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_LEAF_GROUP_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_LEAF_GROUP_HPP
+/// The ranks that share layers and add up in the order of the tree.
+
+namespace chorus::same_bits {
+
+/// For layers that multiply in leaves: each rank has one node of the tree, and sums over ranks are its upper part.
+template <class Communicator>
+class LeafGroup final : public detail::CommunicatorGroup<Communicator> {
+  using Base = detail::CommunicatorGroup<Communicator>;
+
+ public:
+  LeafGroup(Communicator& communicator, std::size_t shares)
+      : Base(communicator, /*splits_sequences=*/false), sums_(shares, communicator.size()) {}
+  const detail::LeafProducts* products() const override { return &sums_; }
+
+ protected:
+  void all_reduce(void* data, std::size_t count, DType type, bool largest) override {
+    // A sum of two has one order.
+    if (largest || this->size() == 2) return Base::all_reduce(data, count, type, largest);
+    const auto ranks = static_cast<std::size_t>(this->size()), bytes = count * size_of(type);
+    const Storage<Cpu> all(Cpu{}, ranks * bytes);
+    this->all_gather(data, all.data(), count, type);
+    Base::of_type(type, [&]<class T>(T) {
+      const auto add = [&](T* left, const T* right) {
+        kernels::axpy(Cpu{}, static_cast<Index>(count), T{1}, right, left);
+      };
+      TreeSum<T*> sum;
+      for (std::size_t rank = 0; rank < ranks; ++rank)
+        sum.push({rank, rank + 1}, static_cast<T*>(all.data()) + rank * count, add);
+      copy_bytes(Cpu{}, data, Cpu{}, *sum.finish(add), bytes);
+    });
+  }
+  void reduce_scatter(const void*, void*, std::size_t, DType) override {
+    fail<UsageError>("TensorParallel: SameBits does not split sums over ranks along an axis: expected layers with "
+                     "whole sums, and NoSequenceSplit");
+  }
+
+ private:
+  LeafSums sums_;
+};
+
+/// The group that a model sees. Sums of other functions than the layers' would be rounded in an order that depends on
+/// the number of ranks.
+template <class Communicator>
+class SharedInLeaves final : public detail::CommunicatorGroup<Communicator> {
+  using Base = detail::CommunicatorGroup<Communicator>;
+
+ public:
+  SharedInLeaves(Communicator& communicator, std::size_t shares)
+      : Base(communicator, /*splits_sequences=*/false),
+        leaves_(std::make_shared<LeafGroup<Communicator>>(communicator, shares)) {}
+  std::shared_ptr<TensorGroup> in_leaves() override { return leaves_; }
+  void end() override {
+    leaves_->end();
+    Base::end();
+  }
+
+ protected:
+  void all_reduce(void* data, std::size_t count, DType type, bool largest) override {
+    if (!largest) refuse();
+    Base::all_reduce(data, count, type, largest);
+  }
+  void reduce_scatter(const void*, void*, std::size_t, DType) override { refuse(); }
+
+ private:
+  [[noreturn, gnu::cold]] static void refuse() {
+    fail<UsageError>(
+        "TensorParallel: SameBits knows the order of sums over ranks in ColumnParallelLinear, RowParallelLinear, "
+        "VocabularyParallelEmbedding, MultiheadAttention and layers made of them, not in LoRA, copy or all_reduce: "
+        "expected a model of these layers");
+  }
+
+  std::shared_ptr<LeafGroup<Communicator>> leaves_;
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_LEAF_GROUP_HPP
+
+// <chorus/same_bits/staged_shares.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_STAGED_SHARES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_STAGED_SHARES_HPP
+/// A pipeline's stages that compute their batch share by share: micro-batches are canonical shares.
+
+// <chorus/same_bits/micro_batch_sums.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MICRO_BATCH_SUMS_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MICRO_BATCH_SUMS_HPP
+/// Adds up the gradients of a pipeline's micro-batches, which are canonical shares, in the order of the tree.
+
+// <chorus/same_bits/micro_batch_losses.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_MICRO_BATCH_LOSSES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_MICRO_BATCH_LOSSES_HPP
+/// Combines the losses of a pipeline's micro-batches, which are canonical shares.
+
+namespace chorus::same_bits {
+
+/// Has LossWeights's members. The gradient by a share's loss is known only if the whole batch's divisor is: backward
+/// begins before the last shares are computed. So means must be over numbers that are proportional to samples.
+class MicroBatchLosses {
+ public:
+  explicit MicroBatchLosses(std::shared_ptr<const BatchCut> cut) : cut_(std::move(cut)) {}
+
+  /// A pass begins, on a batch of that many samples.
+  void begin(Index batch) { batch_ = static_cast<double>(batch); }
+  /// Returns the gradient of the batch's loss by the loss of share `i` of this process. Throws UsageError for losses
+  /// that SingleDevice refuses.
+  template <class Loss>
+  double add(const Loss& loss, std::size_t i, Index samples) {
+    using T = typename tensor_of<Loss>::value_type;
+    using D = typename tensor_of<Loss>::device_type;
+    const auto value = static_cast<double>(value_of(loss).item());
+    const auto node = node_of(loss);
+    if (!node) {
+      check<UsageError>(i == 0 && !known_, scalar_of_share);
+      loss_ = value;
+      return 1;
+    }
+    const bool sums = is_sum(*node);
+    auto over = sums ? std::vector<double>{1} : means_in<T, D>(node.get(), /*only_losses=*/true);
+    if (over.empty()) over = means_in<T, D>(node.get(), /*only_losses=*/false);
+    if (!known_) {
+      first_ = over;
+      sums_only_ = sums;
+    }
+    check<UsageError>(!over.empty() && over.size() == first_.size() && sums == sums_only_, not_a_mean);
+    check_common_weight(over, first_);
+    if (!std::exchange(known_, true) && samples > 0)
+      all_ = sums ? 1 : over.front() * batch_ / static_cast<double>(samples);
+    if (overs_.size() <= i) {
+      overs_.resize(i + 1);
+      weighted_.resize(i + 1);
+    }
+    overs_[i] = samples > 0 ? over.front() : 0;
+    weighted_[i] = overs_[i] == 0 ? 0 : value * overs_[i];
+    return all_ == 0 ? 0 : overs_[i] / all_;
+  }
+  /// Called after the last micro-batch, by all processes that have the last stage. Throws UsageError if the gradients
+  /// would need another divisor.
+  void finish() {
+    if (!known_) return;
+    auto whole = cut_->add_up(weighted_, overs_);
+    if (sums_only_) whole.over = 1;
+    check<UsageError>(cut_->samples() == 0 || whole.over == all_,
+                      "Pipeline: SameBits: the model's loss is a mean over ", whole.over,
+                      " in the whole batch, and by the samples of its first micro-batch over ", all_,
+                      ": expected a mean over samples, a mean over tokens with {.mean_over = the count in the whole "
+                      "batch}, or a model that returns its output");
+    loss_ = whole.value();
+  }
+  double loss() const { return loss_; }
+  double correction() const { return 1; }
+  pipeline::LossWeights::Description description() const { return {}; }
+
+ private:
+  std::shared_ptr<const BatchCut> cut_;
+  double batch_ = 0, all_ = 0, loss_ = 0;  // all_: the whole batch's divisor
+  std::vector<double> first_;              // the divisors of the first micro-batch's means
+  std::vector<double> overs_, weighted_;   // by micro-batch
+  bool known_ = false, sums_only_ = false;
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MICRO_BATCH_LOSSES_HPP
+
+namespace chorus::same_bits {
+
+/// A parameter that two stages have, maybe on one rank.
+template <Device D>
+struct SharedByStages {
+  const Node* parameter;
+  int first, last;               ///< the stages
+  comm::AnyCommunicator* group;  ///< of their ranks; null for one rank
+  bool has_first;                ///< whether this rank has the first stage
+};
+
+/// What all passes of a rank's stages use.
+template <Device D>
+struct StageSums {
+  const nn::FlatParameters<D>& flat;
+  ShareBuffers<D> buffers;
+  GradientTree<D> tree;
+  std::shared_ptr<Processes> processes;
+  EarlierGradients<D> earlier = {};
+  std::vector<SharedByStages<D>> shared = {};  ///< those of this rank
+  std::uint64_t passes = 0;                    ///< the number of passes whose gradients the tree has added up
+  std::function<void(Node&)> arrived = {};     ///< see ModelShares
+  std::function<void()> ended = {};
+};
+
+/// The node of a pass whose result is the model's output.
+template <Real T, int Rank, Device D>
+class CutPassNode final : public pipeline::PassNode<T, Rank, D>, public CutNode {
+ public:
+  using Base = pipeline::PassNode<T, Rank, D>;
+  CutPassNode(const Tensor<T, Rank, D>& value, std::vector<Ref<Node>> leaves, typename Base::Back back,
+              std::shared_ptr<const BatchCut> batch_cut)
+      : Base(value, std::move(leaves), std::move(back)), CutNode(std::move(batch_cut)) {}
+};
+
+/// One pass: has the members of pipeline::PassGradients. Gradients are in the parameters' own places while backward
+/// runs. If the model returns its loss, backward runs within forward; then they are put aside until the user's backward
+/// asks for them.
+template <Device D>
+class MicroBatchSums {
+ public:
+  /// `of_stages` must outlive calls. `in_order`: in each stage micro-batches go backward in the order of the shares.
+  MicroBatchSums(StageSums<D>& of_stages, std::shared_ptr<const BatchCut> batch_cut, std::size_t micro_batches,
+                 bool writes_buffers, bool in_order)
+      : stages_(of_stages), cut_(std::move(batch_cut)), losses_(cut_), in_order_(in_order) {
+    stages_.buffers.begin_pass(micro_batches, writes_buffers);
+    for (const auto& entry : stages_.flat.entries())
+      if (entry.parameter().wants_grad()) leaves_.insert(entry.named.handle.shared().get());
+  }
+  /// If an exception has ended the pass, earlier gradients return.
+  ~MicroBatchSums() {
+    if (!in_forward_) return;
+    forget();
+    stages_.earlier.give_back();
+  }
+  MicroBatchSums(const MicroBatchSums&) = delete;
+  MicroBatchSums& operator=(const MicroBatchSums&) = delete;
+
+  class ForwardScope {
+   public:
+    ForwardScope(ShareBuffers<D>& buffers, std::size_t share, std::size_t shares)
+        : buffers_(buffers), share_(share), part_(shares) {
+      buffers_.enter(share_);
+    }
+    ~ForwardScope() { buffers_.leave(share_); }
+    ForwardScope(const ForwardScope&) = delete;
+    ForwardScope& operator=(const ForwardScope&) = delete;
+
+   private:
+    ShareBuffers<D>& buffers_;
+    std::size_t share_;
+    PartScope part_;
+  };
+  ForwardScope forward_scope(int micro_batch) const {
+    return ForwardScope(stages_.buffers, static_cast<std::size_t>(micro_batch), cut_->shares());
+  }
+  int backward_scope() const { return 0; }
+  void forward_ended() { stages_.buffers.end_pass(); }
+
+  const std::unordered_set<const Node*>& leaves() const { return leaves_; }
+  MicroBatchLosses& weights() { return losses_; }
+  template <class Loss>
+  double weigh(const Loss& loss, int micro_batch, Index samples) {
+    return losses_.add(loss, static_cast<std::size_t>(micro_batch), samples);
+  }
+
+  void begin_backward(bool in_forward) {
+    const Index batch = in_forward ? batch_in_forward() : batch_in_backward();
+    losses_.begin(batch);
+    const auto used = static_cast<std::size_t>(std::min<Index>(batch, static_cast<Index>(cut_->shares())));
+    const ShareRange run{std::min(cut_->run().begin, used), std::min(cut_->run().end, used)};
+    stages_.earlier.take(stages_.flat);
+    in_forward_ = kept_apart_ = in_forward;
+    stages_.tree.begin(run, used);
+    pass_ = ++stages_.passes;
+    complete_.assign(stages_.flat.entries().size(), false);
+    early_.assign(run.count(), {});
+  }
+  /// One device adds up a share's gradients of a parameter from the last use to the first: so the last stage's goes to
+  /// the first stage, which adds its own to it.
+  void last_gradients_begin(int stage, int) {
+    if (early_.empty()) return;  // no samples
+    for (const auto& shared : stages_.shared) {
+      if (shared.first != stage) continue;
+      auto& p = parameter(entry_of(shared));
+      std::uint8_t any = 0;
+      if (shared.group != nullptr) {
+        shared.group->recv(std::span(&any, 1), peer(shared));
+        if (any != 0) shared.group->recv(bytes_at(p.grad_place(), p), peer(shared), gradients);
+      } else {
+        const auto from = std::exchange(handed_over_[shared.parameter], {});
+        any = from.bytes() > 0;
+        if (any != 0) copy_bytes(p.where(), p.grad_place(), p.where(), from.data(), p.size_bytes());
+      }
+      if (any != 0) p.set_grad_arrived(true);
+    }
+  }
+  void gradients_arrived(int stage, int micro_batch, bool last) {
+    if (early_.empty()) return;
+    for (const auto& shared : stages_.shared) {
+      auto& p = parameter(entry_of(shared));
+      check<UsageError>(last || !p.grad_arrived(), "Pipeline: SameBits: stages share '",
+                        shared.parameter->numbers_name(),
+                        "', and only a part of its gradients is deferred: expected a schedule that defers none");
+      if (shared.last == stage && last) hand_over(shared, p);
+    }
+    const auto share = static_cast<std::size_t>(micro_batch);
+    for (std::size_t i = 0; i < complete_.size(); ++i) {
+      auto& p = parameter(i);
+      if (!p.grad_arrived()) continue;
+      if (in_order_)
+        take(i, share, p.grad_place());
+      else
+        early_[share].push_back({i, copy_of(p)});
+      p.set_grad_arrived(false);
+    }
+  }
+  void end_backward(pipeline::TiedParameters<D>&) {
+    for (std::size_t share = 0; share < early_.size(); ++share)
+      for (const Gradient& early : std::exchange(early_[share], {})) take(early.entry, share, early.numbers.data());
+    if (!early_.empty()) stages_.tree.end_share(early_.size() - 1, [](std::size_t) {});
+    for (std::size_t i = 0; i < complete_.size(); ++i)
+      if (complete_[i]) parameter(i).set_grad_arrived(true);
+    if (!early_.empty()) share_sums();
+    if (!kept_apart_) return;
+    const MemoryScope memory(trace::Memory::gradients);
+    for (std::size_t i = 0; i < complete_.size(); ++i)
+      if (parameter(i).grad_arrived()) kept_.push_back({i, copy_of(parameter(i))});
+    forget();
+    in_forward_ = false;
+    stages_.earlier.give_back();
+  }
+  void add_to_parameters(double scale) {
+    if (kept_apart_) take_back(scale);
+    std::vector<Node*> leaves;
+    for (std::size_t i = 0; i < complete_.size(); ++i)
+      if (parameter(i).grad_arrived()) leaves.push_back(stages_.flat.entries()[i].named.handle.shared().get());
+    if (stages_.arrived)
+      for (Node* const leaf : leaves) stages_.arrived(*leaf);
+    if (const auto ended = std::exchange(stages_.ended, nullptr)) ended();
+    stages_.earlier.give_back();
+    for (Node* const leaf : leaves) leaf->set_reached();
+  }
+
+  template <bool GivesLoss, Real T, int Rank>
+  auto node(const Tensor<T, Rank, D>& value, typename pipeline::PassNode<T, Rank, D>::Back back) const {
+    std::vector<Ref<Node>> nodes;
+    for (const auto& entry : stages_.flat.entries())
+      if (entry.parameter().wants_grad()) nodes.push_back(entry.named.handle.shared());
+    using Pass = pipeline::PassNode<T, Rank, D>;
+    if constexpr (GivesLoss)
+      return Ref<Pass>(new Pass(value, std::move(nodes), std::move(back)));
+    else
+      return Ref<Pass>(new CutPassNode<T, Rank, D>(value, std::move(nodes), std::move(back), cut_));
+  }
+
+ private:
+  struct Gradient {
+    std::size_t entry;
+    Storage<D> numbers;
+  };
+
+  /// On its way to another rank.
+  struct Message {
+    std::uint8_t any;
+    Storage<D> numbers;
+    comm::Work head, body;
+  };
+  static constexpr comm::CollectiveOptions gradients{.traffic = trace::Traffic::gradients};
+
+  std::size_t entry_of(const SharedByStages<D>& shared) const { return *stages_.tree.entry_of(*shared.parameter); }
+  static int peer(const SharedByStages<D>& shared) { return 1 - shared.group->rank(); }
+  static std::span<std::uint8_t> bytes_at(void* numbers, const ParameterOn<D>& p) {
+    return {static_cast<std::uint8_t*>(numbers), p.size_bytes()};
+  }
+  void hand_over(const SharedByStages<D>& shared, ParameterOn<D>& p) {
+    Storage<D> numbers = p.grad_arrived() ? copy_of(p) : Storage<D>();
+    p.set_grad_arrived(false);
+    if (shared.group == nullptr) {
+      handed_over_[shared.parameter] = std::move(numbers);
+      return;
+    }
+    auto& message = on_their_way_.emplace_back();
+    message.any = numbers.bytes() > 0;
+    message.numbers = std::move(numbers);
+    message.head = shared.group->send_async(std::span(&message.any, 1), peer(shared));
+    if (message.any != 0)
+      message.body = shared.group->send_async(bytes_at(message.numbers.data(), p), peer(shared), gradients);
+  }
+  // Both stages' ranks step with the first one's sums.
+  void share_sums() {
+    for (Message& message : on_their_way_) {
+      message.head.wait();
+      if (message.any != 0) message.body.wait();
+    }
+    on_their_way_.clear();
+    for (const auto& shared : stages_.shared) {
+      if (shared.group == nullptr) continue;
+      const std::size_t i = entry_of(shared);
+      auto& p = parameter(i);
+      const int root = shared.has_first ? shared.group->rank() : peer(shared);
+      std::uint8_t any = p.grad_arrived();
+      shared.group->broadcast(std::span(&any, 1), root, {});
+      const auto& entry = stages_.flat.entries()[i];
+      for (std::size_t k = 0; k < stages_.tree.sums().size() && any != 0; ++k)
+        shared.group->broadcast(bytes_at(stages_.tree.sum(k, entry.group, entry.begin), p), root, gradients);
+      p.set_grad_arrived(any != 0);
+    }
+  }
+
+  ParameterOn<D>& parameter(std::size_t i) const { return stages_.flat.entries()[i].parameter(); }
+  static Storage<D> copy_of(const ParameterOn<D>& p) {
+    Storage<D> copy(p.where(), p.size_bytes());
+    copy_bytes(p.where(), copy.data(), p.where(), p.grad_place(), p.size_bytes());
+    return copy;
+  }
+  Index batch_in_forward() const {
+    auto samples = static_cast<double>(cut_->samples());
+    if (const auto& sum = stages_.processes->sum) sum({&samples, 1});
+    return static_cast<Index>(samples);
+  }
+  Index batch_in_backward() const {
+    const auto& batch = stages_.processes->batch;
+    return batch ? batch() : cut_->samples();
+  }
+  void take(std::size_t i, std::size_t share, const void* gradient) {
+    stages_.tree.gradient_arrived(i, share, gradient);
+    complete_[i] = stages_.tree.is_last(share);
+    parameter(i).set_grad_arrived(false);
+  }
+  void forget() {
+    for (std::size_t i = 0; i < stages_.flat.entries().size(); ++i) parameter(i).set_grad_arrived(false);
+  }
+  // The pass's gradients become the parameters'. Other numbers than powers of two would be rounded in another place
+  // than on one device, whose backward begins with them.
+  void take_back(double scale) {
+    const bool power_of_two = std::isfinite(scale) && scale != 0 && std::bit_cast<std::uint64_t>(scale) << 12 == 0;
+    check<UsageError>(power_of_two,
+                      "Pipeline: SameBits: the model returns its loss, whose gradients are computed before backward: "
+                      "expected backward of the loss times a power of two, got ",
+                      scale, ": scale within the model, or return its output");
+    check<UsageError>(!stages_.arrived || pass_ == stages_.passes,
+                      "Mesh: SameBits: backward of a loss that the model returned before the last pass: expected "
+                      "backward before the next forward pass");
+    if (stages_.arrived) batch_in_backward();  // a collective
+    stages_.earlier.take(stages_.flat);
+    for (const auto& [i, numbers] : kept_) {
+      auto& p = parameter(i);
+      copy_bytes(p.where(), p.grad_place(), p.where(), numbers.data(), p.size_bytes());
+      multiply(p.where(), p.dtype(), p.count(), scale, p.grad_place());
+      p.set_grad_arrived(true);
+    }
+    const auto& groups = stages_.flat.groups();  // other sums than the last are in the tree's copies
+    for (std::size_t k = 0; k + 1 < stages_.tree.sums().size(); ++k)
+      for (std::size_t g = 0; g < groups.size(); ++g)
+        multiply(groups[g].grads.device(), groups[g].dtype, static_cast<Index>(groups[g].count), scale / scaled_by_,
+                 stages_.tree.sum(k, g, 0));
+    scaled_by_ = scale;
+  }
+  static void multiply(D device, DType dtype, Index count, double factor, void* numbers) {
+    if (factor == 1) return;
+    ddp::with_type(dtype, static_cast<std::byte*>(numbers),
+                   [&]<class T>(T* to) { kernels::scale(device, count, static_cast<T>(factor), to); });
+  }
+
+  StageSums<D>& stages_;
+  std::shared_ptr<const BatchCut> cut_;
+  MicroBatchLosses losses_;
+  std::unordered_set<const Node*> leaves_;
+  bool in_order_, in_forward_ = false, kept_apart_ = false;
+  std::uint64_t pass_ = 0;
+  std::vector<char> complete_;                // by entry
+  std::vector<std::vector<Gradient>> early_;  // by share with samples: unless in_order_, all gradients wait here
+  std::vector<Gradient> kept_;
+  std::deque<Message> on_their_way_;
+  std::unordered_map<const Node*, Storage<D>> handed_over_;  // from one stage of this rank to another
+  double scaled_by_ = 1;
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MICRO_BATCH_SUMS_HPP
+
+namespace chorus::same_bits {
+
+/// Whether micro-batches go backward in their order in all stages.
+inline bool goes_back_in_order(const Schedule& schedule) {
+  for (const auto& actions : schedule.ranks) {
+    std::vector<int> next(static_cast<std::size_t>(schedule.stages * 3));
+    for (const auto& [kind, micro_batch, stage] : actions) {
+      if (kind == Schedule::Kind::forward) continue;
+      if (next[static_cast<std::size_t>(stage * 3 + static_cast<int>(kind))]++ != micro_batch) return false;
+    }
+  }
+  return true;
+}
+
+/// See ModelShares. The model was made with `{.micro_batches = 1}`, for passes of a loss without gradients, which
+/// compute all samples at once. Throws UsageError for parameters in more than two stages.
+template <class Model, class Order, class Communicator>
+class ModelShares<pipeline::StagedModel<Model, Order, Communicator>> {
+  using Staged = pipeline::StagedModel<Model, Order, Communicator>;
+
+ public:
+  using D = typename Staged::D;
+
+  ModelShares(Staged& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
+              std::weak_ptr<void>, std::size_t shares, int rank, int ranks, Processes processes = {})
+      : model_(model),
+        shares_(shares),
+        run_(shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))),
+        sums_{flat, ShareBuffers<D>(buffers), GradientTree<D>(flat),
+              std::make_shared<Processes>(std::move(processes))} {
+    auto& stages = model.stages();
+    const int here = stages.communicator().rank(), size = stages.communicator().size();
+    for (const auto& [parameter, uses] : stages.in_several_stages()) {
+      const auto& of_first = stages.in_several_stages().front().second;
+      check<UsageError>(uses.size() == 2 && uses == of_first, "Pipeline: SameBits: '", parameter->numbers_name(),
+                        "' is in the stages ", std::span(uses), ", another parameter in the stages ",
+                        std::span(of_first), ": expected each in one stage, or such parameters in the same two");
+      const bool has_first = uses[0] % size == here;
+      if (has_first || uses[1] % size == here)
+        sums_.shared.push_back({parameter.get(), uses[0], uses[1], stages.tied().group_of(*parameter), has_first});
+    }
+  }
+  ~ModelShares() { *sums_.processes = {}; }
+  ModelShares(const ModelShares&) = delete;
+  ModelShares& operator=(const ModelShares&) = delete;
+
+  std::size_t shares() const { return shares_; }
+  const GradientTree<D>& tree() const { return sums_.tree; }
+  void on_gradients(std::function<void(Node&)> arrived) { sums_.arrived = std::move(arrived); }
+  void when_backward_ends(std::function<void()> ended) { sums_.ended = std::move(ended); }
+
+  /// See StagedModel::forward.
+  template <class... Inputs>
+  auto forward(RandomContext&, const Inputs&... inputs) {
+    return model_.pass(
+        static_cast<int>(run_.count()),
+        [this](const auto& facts) {
+          check<UsageError>(sums_.shared.empty() || goes_back_in_order(facts.schedule),
+                            "Pipeline: SameBits: stages share a parameter: expected a schedule in which micro-batches "
+                            "go backward in the order of their numbers");
+          return std::make_unique<MicroBatchSums<D>>(
+              sums_,
+              std::make_shared<const CutOfProcesses>(shares_, run_, facts.split.batch, sums_.processes),
+              facts.split.devices, nn::detail::any_training(model_), goes_back_in_order(facts.schedule));
+        },
+        inputs...);
+  }
+
+ private:
+  CutsBatches counted_;
+  Staged& model_;
+  std::size_t shares_;
+  ShareRange run_;
+  StageSums<D> sums_;
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_STAGED_SHARES_HPP
+
+namespace chorus::mesh {
+
+template <class Model, int Shares>
+struct LayerGroup<SameBits<Model, Shares>> {
+  template <class Communicator>
+  static std::shared_ptr<chorus::detail::CommunicatorGroup<Communicator>> make(const SameBits<Model, Shares>& model,
+                                                                       Communicator& communicator, bool) {
+    return std::make_shared<same_bits::SharedInLeaves<Communicator>>(
+        communicator, same_bits::checked_shares(model.shares(), 1, 0));
+  }
+};
+
+/// What parts of a model with canonical shares have in common.
+template <class Model, int Shares, class Axes>
+struct PartInShares {
+  static_assert(!Axes::tensor::shares_batch && Axes::sequence::size == 1 && !Axes::tensor::sequence::splits_sequences,
+                "Mesh: expected mesh::Pipe, Data, Shard and Tensor with SameBits: others add in another order");
+  static_assert(!Axes::pipes || !Axes::shards,
+                "Mesh: expected mesh::Pipe or mesh::Shard with SameBits, not both: stages keep their units");
+  using whole = Model;
+
+ protected:
+  static void check_ranks(SameBits<Model, Shares>& model, Groups& groups) {
+    chorus::detail::check_same_description(groups.all(), "Mesh", cat("SameBits of ", model.shares(), " shares\n"));
+    check<UsageError>(groups.tensor.size() == 1 || !same_bits::needs_whole_batch(model.model()),
+                      "Mesh: SameBits computes shares one after the other where ranks share layers, and a layer, such "
+                      "as SyncBatchNorm, needs the whole batch: expected BatchNorm, or no mesh::Tensor");
+  }
+};
+
+/// The policy among ranks with other samples takes SameBits; the mesh's module is the inner model.
+template <class Model, int Shares, class Axes>
+struct PartOf<SameBits<Model, Shares>, Axes, false> : PartInShares<Model, Shares, Axes> {
+  using type = SameBits<Model, Shares>;
+  static type make(type model, Groups& groups, const MeshOptions&) {
+    PartOf::check_ranks(model, groups);
+    return model;
+  }
+};
+/// The same of its stages.
+template <class Model, int Shares, class Axes>
+struct PartOf<SameBits<Model, Shares>, Axes, true> : PartInShares<Model, Shares, Axes> {
+  using Staged = pipeline::StagedModel<Model, typename Axes::pipe::order>;
+  using type = SameBits<Staged, Shares>;
+  static type make(SameBits<Model, Shares> model, Groups& groups, const MeshOptions& options) {
+    PartOf::check_ranks(model, groups);
+    const int shares = model.shares();
+    Staged staged(std::move(model.model()), groups.pipe, groups.pipe_world, {.micro_batches = 1, .cut = options.cut});
+    if constexpr (Shares == 0)
+      return type(std::move(staged), shares);
+    else
+      return type(std::move(staged));
+  }
+};
+
+}  // namespace chorus::mesh
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MESH_HPP
+
+// <chorus/same_bits/pipeline.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_PIPELINE_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_PIPELINE_HPP
+/// Pipeline with canonical shares: they are its micro-batches.
+
+namespace chorus {
+
+/// See Pipeline. Micro-batches are the canonical shares, whatever `micro_batches` of the options says.
+template <class Model, int Shares, class Order, class Communicator>
+class Pipeline<SameBits<Model, Shares>, Order, Communicator> : public Pipeline<Model, Order, Communicator> {
+  using Base = Pipeline<Model, Order, Communicator>;
+
+ public:
+  using typename Base::D;
+  using policy_type = Pipeline;
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = Pipeline<SameBits<Other, Shares>, Order, Communicator>;
+
+  /// Throws UsageError, on every rank, for the reasons of Pipeline's constructor, for an invalid or another number of
+  /// shares, and for parameters in more than two stages.
+  Pipeline(SameBits<Model, Shares> model, Communicator& communicator, const comm::World& world,
+           const PipelineOptions& options = {}, std::uint64_t seed = initial_seed())
+      : Base(std::move(model.model()), communicator, world, {.micro_batches = 1, .cut = options.cut}, seed),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        shares_(this->model_, this->flat_, buffers_, this->alive(),
+                same_bits::checked_shares(model.shares(), 1, 0), 0, 1) {
+    check<UsageError>(this->same_on_all_ranks(cat(model.shares())), "Pipeline: SameBits: this rank has ",
+                      model.shares(), " shares, another rank another number: expected the same on all ranks");
+  }
+  /// For `launch`: see Pipeline.
+  template <class Run>
+  requires requires(Run& run) { run.communicator(); }
+  Pipeline(SameBits<Model, Shares> model, Run& run, const PipelineOptions& options = {})
+      : Pipeline(detail::RankDevice<D>(run).place(std::move(model)), run.communicator(), run.world(), options,
+                 run.seed()) {
+    run.check_options();
+  }
+
+  /// See Pipeline.
+  template <class X, class... Targets>
+  auto operator()(const X& x, const Targets&... targets) {
+    return this->pass_of(
+        [this](const auto&... inputs) {
+          return same_bits::forward(shares_, this->model_, this->random_, inputs...);
+        },
+        x, targets...);
+  }
+
+  int canonical_shares() const { return static_cast<int>(shares_.shares()); }
+  PipelineOptions options() const { return {.micro_batches = canonical_shares(), .cut = Base::options().cut}; }
+
+ private:
+  std::vector<nn::NamedBuffer<D>> buffers_;  // of this rank's stages
+  same_bits::ModelShares<pipeline::StagedModel<Model, Order, Communicator>> shares_;
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_PIPELINE_HPP
+
+// <chorus/same_bits/tensor_parallel.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_TENSOR_PARALLEL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_TENSOR_PARALLEL_HPP
+/// TensorParallel with canonical shares: all ranks compute every share, and sums over a shared axis are added up in
+/// leaves, as on one device.
+
+namespace chorus {
+
+/// Divided layers cut the axis that ranks share into leaves of whole units, at most as many as there are shares. The
+/// number of ranks must divide the leaves of each layer, with 1, 2, 4 or more of them for each; otherwise the first
+/// forward pass throws UsageError. For the rest see TensorParallel.
+template <class Model, int Shares, class Sequence, class Communicator>
+class TensorParallel<SameBits<Model, Shares>, Sequence, Communicator> : public WholeBatchPolicy<Model, Communicator> {
+  using Base = WholeBatchPolicy<Model, Communicator>;
+
+ public:
+  using D = typename Base::device_type;
+  using policy_type = TensorParallel;
+  static_assert(std::is_same_v<D, Cpu>,
+                "TensorParallel: SameBits needs the CPU: a GPU's library chooses the order of a product's sums");
+  static_assert(!Sequence::splits_sequences, "TensorParallel: SameBits does not split sequences: use NoSequenceSplit");
+  static constexpr const char* name = "tensor_parallel";
+  static constexpr bool adds_up_in_pass = true;
+  template <class Other>
+  using rebind = TensorParallel<SameBits<Other, Shares>, Sequence, Communicator>;
+
+  /// See TensorParallel. Throws UsageError for an invalid number of shares, and on several ranks for layers that need
+  /// the whole batch, such as SyncBatchNorm.
+  TensorParallel(SameBits<Model, Shares> model, Communicator& communicator, const TensorParallelOptions& options = {},
+                 std::uint64_t seed = initial_seed())
+      : TensorParallel(std::make_unique<Layers>(communicator, group_for(model, communicator, options)),
+                       model, communicator, options, seed) {}
+  /// For `launch`: takes communicator and seed from `run`.
+  template <detail::LaunchedRun Run>
+  TensorParallel(SameBits<Model, Shares> model, Run& run, const TensorParallelOptions& options = {})
+      : TensorParallel(std::make_unique<detail::RankDevice<D>>(run), std::move(model), options, run.seed()) {
+    run.check_options();
+  }
+  /// Aborts the group after an exception, so that peers fail at once instead of waiting.
+  ~TensorParallel() {
+    if (std::uncaught_exceptions() > exceptions_before_ && this->communicator_.size() > 1)
+      this->communicator_.abort(comm::why_it_unwinds());
+  }
+
+  int canonical_shares() const { return static_cast<int>(shares_.shares()); }
+
+  /// See TensorParallel.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    handles_.check_kept(this->model_, this->flat_);
+    this->compare_programs();
+    const RandomScope random(this->begin_forward());
+    const TensorGroupScope group(layers_->group());
+    const detail::WatchScope watch(this->communicator_.rank() == 0 ? this->watch_once() : nullptr);
+    const trace::Span span(trace::Lane::forward, "forward", "forward");
+    auto output = same_bits::forward(shares_, this->model_, this->random_, this->on_model_device(inputs)...);
+    CHORUS_WHOLE_OUTPUT("TensorParallel", decltype(output));
+    this->end_forward();
+    return output;
+  }
+
+  /// See Policy::gathered. The model is a copy and needs memory for it.
+  template <class F>
+  void gathered(const F& f) {
+    this->meet();
+    layers_->with_whole(this->model_, f);
+  }
+  /// See TensorParallel.
+  bool writes_part(bool, bool shared) const { return shared || this->communicator_.rank() == 0; }
+
+ private:
+  using Layers = detail::SharedLayers<Communicator>;
+
+  TensorParallel(std::unique_ptr<detail::RankDevice<D>> device, SameBits<Model, Shares> model,
+                 const TensorParallelOptions& options, std::uint64_t seed)
+      : TensorParallel(device->place(std::move(model)), device->communicator(), options, seed) {
+    device_ = std::move(device);
+  }
+  TensorParallel(std::unique_ptr<Layers> layers, SameBits<Model, Shares>& model, Communicator& communicator,
+                 const TensorParallelOptions& options, std::uint64_t seed)
+      : Base("TensorParallel",
+             detail::with_numbers(layers->share_out(
+                 std::move(model.model()),
+                 cat("check_every ", options.check_every, "\nSameBits of ", model.shares(), " shares\n"))),
+             communicator, seed),
+        layers_(std::move(layers)),
+        handles_(this->model_),
+        replicas_(this->flat_, communicator, this->alive(), options.check_every),
+        buffers_(nn::named_buffers<D>(this->model_)),
+        shares_(this->model_, this->flat_, buffers_, this->alive(), static_cast<std::size_t>(model.shares()),
+                0, 1) {
+    detail::decide_together(this->parameters(), communicator, this->alive(), [&](const auto& named) {
+      return named.parameter->part() != nullptr || communicator.rank() == 0;
+    });
+    this->program_.listen(this->flat_.parameters(), buffers_, {});
+  }
+  static auto group_for(SameBits<Model, Shares>& model, Communicator& communicator,
+                        const TensorParallelOptions& options) {
+    check<UsageError>(options.check_every >= 0, "TensorParallel: expected check_every of at least 0, got ",
+                      options.check_every);
+    const auto shares = same_bits::checked_shares(model.shares(), 1, options.dim);
+    check<UsageError>(communicator.size() == 1 || !same_bits::needs_whole_batch(model.model()),
+                      "TensorParallel: SameBits computes shares one after the other, and a layer, such as "
+                      "SyncBatchNorm, needs the whole batch: expected BatchNorm, or another policy");
+    return std::make_shared<same_bits::SharedInLeaves<Communicator>>(communicator, shares);
+  }
+
+  std::unique_ptr<detail::RankDevice<D>> device_;  // set if constructed from a run
+  std::unique_ptr<Layers> layers_;
+  detail::ModelHandles handles_;
+  detail::ReplicaCheck<D, Communicator> replicas_;
+  std::vector<nn::NamedBuffer<D>> buffers_;
+  same_bits::ModelShares<Model> shares_;
+  const int exceptions_before_ = std::uncaught_exceptions();
+};
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_TENSOR_PARALLEL_HPP
 
 // <chorus/simulate.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SIMULATE_HPP
@@ -47079,7 +48640,8 @@ inline constexpr std::size_t image_bytes = 3 * 224 * 224 * sizeof(float), class_
 
 namespace chorus::comm::simulated {
 
-/// One thing that goes wrong. Calls are counted from 1, by rank, and bytes by what a rank has sent on that link.
+/// One thing that goes wrong. Calls and operations on files are counted from 1, by rank, and bytes by what a rank has
+/// sent on that link.
 struct Fault {
   enum class Kind : std::uint8_t {
     kill,   ///< the rank's process is gone
@@ -47088,22 +48650,29 @@ struct Fault {
     cut,    ///< the link is lost, both ways
     slow,   ///< the link takes `amount` times as long for each byte
     delay,  ///< each piece on the link is late, by up to `amount` seconds
+    full,   ///< the disk is full: the rank's operation on a file fails with ENOSPC
+    bad,    ///< the disk is broken: with EIO
+    part,   ///< a write writes a part of its bytes
   };
   Kind kind = Kind::kill;
   int rank = 0, peer = -1;    ///< `peer`: of a link, and where `at_byte` counts
-  std::uint64_t at_call = 0;  ///< before the rank's call of that number; 0: see at_byte
+  std::uint64_t at_call = 0;  ///< before the rank's call of that number; 0: see the others
+  std::uint64_t at_file = 0;  ///< at the rank's operation on a file of that number: see SimulatedRank::touch_file
   std::uint64_t at_byte = 0;  ///< in the piece of the rank's link to `peer` that has that byte
   double amount = 0;
 
   /// Whether it is there from the beginning, for all of the run.
   bool lasts() const { return kind == Kind::slow || kind == Kind::delay; }
   bool is_of_link() const { return kind == Kind::cut || lasts(); }
+  bool is_of_file() const { return kind >= Kind::full; }
 };
 
 /// The names of Fault::Kind, in its order.
-inline constexpr std::array<std::string_view, 6> fault_names = {"kill", "hang", "stop", "cut", "slow", "delay"};
+inline constexpr std::array<std::string_view, 9> fault_names = {"kill", "hang",  "stop", "cut", "slow",
+                                                             "delay", "full", "bad",  "part"};
 
-/// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`.
+/// `kill 2 @call 17`, `cut 0-1 @byte 4096`, `stop 3 @call 5 for 0.2`, `slow 1-2 x 50`, `delay 0-3 up to 0.001`,
+/// `full 0 @file 7`.
 inline std::string text_of(const Fault& fault) {
   char amount[32] = {};
   std::to_chars(amount, amount + sizeof amount - 1, fault.amount);  // the shortest that reads as the same number
@@ -47111,7 +48680,9 @@ inline std::string text_of(const Fault& fault) {
   if (fault.peer >= 0) text += cat('-', fault.peer);
   if (fault.kind == Fault::Kind::slow) return text + " x " + amount;
   if (fault.kind == Fault::Kind::delay) return text + " up to " + amount;
-  text += fault.at_call > 0 ? cat(" @call ", fault.at_call) : cat(" @byte ", fault.at_byte);
+  text += fault.at_call > 0   ? cat(" @call ", fault.at_call)
+          : fault.at_file > 0 ? cat(" @file ", fault.at_file)
+                              : cat(" @byte ", fault.at_byte);
   return fault.kind == Fault::Kind::stop ? text + " for " + amount : text;
 }
 
@@ -47165,7 +48736,7 @@ struct FaultPlan {
     if (fault.kind == Fault::Kind::delay && !text.starts_with("to ")) text = {};
     if (fault.kind == Fault::Kind::delay) taken(text, ' ');
     const double value = number(taken(text, ' '));
-    auto& at = word == "@call" ? fault.at_call : fault.at_byte;
+    auto& at = word == "@call" ? fault.at_call : word == "@file" ? fault.at_file : fault.at_byte;
     if (lasts)
       fault.amount = value;
     else
@@ -47173,7 +48744,8 @@ struct FaultPlan {
     bool good = known && value >= 0;
     if (fault.kind == Fault::Kind::slow) good = good && word == "x";
     if (fault.kind == Fault::Kind::delay) good = good && word == "up";
-    if (!lasts) good = good && value >= 1 && (word == "@call" || word == "@byte");
+    if (!lasts) good = good && value >= 1 && (word == "@call" || word == "@byte" || word == "@file");
+    if (known && fault.is_of_file()) good = good && word == "@file";
     if (fault.kind == Fault::Kind::stop) {
       good = good && taken(text, ' ') == "for";
       fault.amount = number(taken(text, ' '));
@@ -47183,7 +48755,7 @@ struct FaultPlan {
                           needs_peer == has_peer && fault.peer != fault.rank && fault.amount >= 0,
                       "fault plan: '", printable(whole),
                       "': expected such as kill 2 @call 17, hang 1 @call 3, stop 3 @call 5 for 0.2, "
-                      "cut 0-1 @byte 4096, slow 1-2 x 50, delay 0-3 up to 0.001");
+                      "cut 0-1 @byte 4096, slow 1-2 x 50, delay 0-3 up to 0.001, full 0 @file 7");
     return fault;
   }
 };
@@ -47193,6 +48765,7 @@ struct FaultRoom {
   int ranks = 2;
   std::uint64_t calls = 1;  ///< of a rank
   std::uint64_t bytes = 1;  ///< that a rank sends to another one, on average
+  std::uint64_t files = 0;  ///< a rank's operations on files; 0: no plan has faults of files
 };
 
 /// The plan of that seed: up to four faults. A seed first leaves out some kinds, so that rare ones are not always
@@ -47204,17 +48777,21 @@ inline FaultPlan drawn_faults(std::uint64_t seed, const FaultRoom& room, double 
     const auto words = philox(seed, {purpose, place++, 0, 0});
     return (static_cast<std::uint64_t>(words[0]) << 32 | words[1]) % below;
   };
-  const auto mask = draw(62) + 1;  // at least one kind of six is there, and at least one is not
+  const std::size_t kinds = fault_names.size() - (room.files > 0 ? 0 : 3);
+  const auto mask = draw((1U << kinds) - 2) + 1;  // at least one kind is there, and at least one is not
   FaultPlan plan;
   plan.timeout = timeout;
   plan.seed = seed;
   const auto ranks = static_cast<std::uint64_t>(room.ranks);
   const auto count = 1 + draw(4);
   while (plan.faults.size() < count) {
-    const auto kind = draw(fault_names.size());
+    const auto kind = draw(kinds);
     if ((mask >> kind & 1) == 0) continue;
     Fault fault{.kind = static_cast<Fault::Kind>(kind), .rank = static_cast<int>(draw(ranks))};
-    if (fault.is_of_link() || draw(2) == 0) {
+    if (fault.is_of_file() || (room.files > 0 && !fault.is_of_link() && draw(2) == 0)) {
+      fault.at_file = 1 + draw(room.files);
+      if (draw(2) == 0) fault.rank = 0;  // it writes where only one does
+    } else if (fault.is_of_link() || draw(2) == 0) {
       fault.peer = static_cast<int>((static_cast<std::uint64_t>(fault.rank) + 1 + draw(ranks - 1)) % ranks);
       if (!fault.lasts()) fault.at_byte = 1 + draw(room.bytes);
     } else {
@@ -47450,6 +49027,17 @@ class Faults {
     for (const auto& fault : take([&](const Fault& f) { return f.rank == rank && f.at_call == number; }))
       strike(fault, rank);
   }
+  /// A rank's next operation on a file begins, from the rank's program. What is wrong with it, if something is.
+  std::optional<Fault::Kind> file_begins(int rank) {
+    check_rank(rank, -1);
+    const auto number = ++of(rank).files;
+    std::optional<Fault::Kind> wrong;
+    for (const auto& fault : take([&](const Fault& f) { return f.rank == rank && f.at_file == number; })) {
+      strike(fault, rank);
+      if (fault.is_of_file() && wrong.value_or(Fault::Kind::part) == Fault::Kind::part) wrong = fault.kind;
+    }
+    return wrong;
+  }
   /// A rank sends so many bytes to another one. Returns how much later they arrive than without faults, and how much
   /// longer the ports are busy, as a factor.
   std::pair<Time, double> passes(int rank, int peer, int group, std::size_t bytes) {
@@ -47530,7 +49118,7 @@ class Faults {
   struct Rank {
     State state = State::lives;
     bool ended = false;
-    std::uint64_t calls = 0;
+    std::uint64_t calls = 0, files = 0;
     std::vector<int> tasks;
     std::map<int, Wait> waits;  // by the task that waits
     std::string why;            // the first reason for which it could not go on
@@ -47622,7 +49210,10 @@ class Faults {
         });
         return;
       case Fault::Kind::slow:
-      case Fault::Kind::delay: return;
+      case Fault::Kind::delay:
+      case Fault::Kind::full:
+      case Fault::Kind::bad:
+      case Fault::Kind::part: return;
     }
   }
 
@@ -49939,6 +51530,11 @@ class SimulatedRank {
   void pause(double seconds) { engine_->pause(time_of("pause", seconds)); }
   /// Whether a plan of faults has killed that rank.
   bool has_died(int rank) const { return network_.faults && network_.faults->is_dead(rank); }
+  /// Programs call it before each operation on a file that a plan's `@file` counts. What is wrong with the operation
+  /// then, if something is. A rank that the plan kills there unwinds, by an exception that is no std::exception.
+  std::optional<Fault::Kind> touch_file() {
+    return network_.faults ? network_.faults->file_begins(rank()) : std::nullopt;
+  }
   /// The rank's next step begins, with a jitter of its own.
   void next_step() { ++step_; }
   /// Where spans are kept: `kind` and `name` of what this rank has done since `begun`, which was `clock()`.
@@ -52914,7 +54510,7 @@ struct ElasticJob {
   std::vector<int> members;  ///< of the present epoch, by age
   std::set<int> arrived, ended;
   std::vector<int> waiting;  ///< newcomers
-  std::string failure;       ///< a rank's own error
+  std::string failure;       ///< the first rank's own error
   std::int64_t epoch = 0;
 };
 
@@ -52960,9 +54556,9 @@ class ElasticMembers final : public elastic::Members {
   }
   bool knocked() override { return !job_->waiting.empty(); }
   void fail(std::string_view why) noexcept override {
-    if (rank_.has_died(rank_.rank())) return;  // a dead rank says nothing
+    if (rank_.has_died(rank_.rank()) || !job_->failure.empty()) return;  // the dead say nothing
     try {
-      job_->failure = why;
+      job_->failure = cat("rank ", rank_.rank(), " failed: ", why);
     } catch (...) {
     }
   }

@@ -3510,7 +3510,7 @@ void scale(Cpu, Index count, T a, T* x) {
     for (Index i = 0; i < count; ++i) x[i] = a * x[i];
   } else {
     const auto factor = splat(a);
-    for_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
+    parallel_packets<T>(count, [=](Index i, auto n) { store(x + i, pmul(factor, load(x + i, n)), n); });
   }
 }
 
@@ -14401,6 +14401,10 @@ struct SplitLayout {
   }
 };
 
+namespace detail {
+class LeafProducts;
+}
+
 /// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
 /// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
@@ -14433,6 +14437,11 @@ class TensorGroup {
   }
 
   AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+  /// Under SameBits: the same members for layers whose sums must not depend on the number of members; else null.
+  virtual std::shared_ptr<TensorGroup> in_leaves() { return nullptr; }
+  /// How that group multiplies; null for other groups.
+  virtual const detail::LeafProducts* products() const { return nullptr; }
 
  protected:
   virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
@@ -20102,9 +20111,14 @@ class MeshCall {
     auto accepted = missing == 0 && calls.empty()
                         ? Accepted()
                         : acceptor.next(std::min(deadline, Clock::now() + std::chrono::milliseconds(50)), events);
-    for (int rank = 0; rank < world.size; ++rank)  // a rank that formed its group and left says so before it ends
-      check<CommError>(!socket_of(rank, 1) || !socket_of(rank, 1).ended(), "rank ", world.rank, ": rank ", rank,
-                       " exited before all ranks had connected");
+    for (int rank = 0; rank < world.size; ++rank) {  // a rank that formed its group and left says so before it ends
+      if (!socket_of(rank, 1) || !socket_of(rank, 1).ended()) continue;
+      std::string absent;  // whom it may have waited for in vain
+      for (int other = 0; other < world.size; ++other)
+        if (other != world.rank && !socket_of(other, 1))
+          absent += cat(absent.empty() ? "; absent: rank " : ", ", other);
+      fail<CommError>("rank ", world.rank, ": rank ", rank, " exited before all ranks had connected", absent);
+    }
     check<CommError>(!world.called_off || !world.called_off(), "rank ", world.rank, ": ", detail::called_off);
     if (!accepted.socket && Clock::now() >= deadline) {
       if (!calls.empty()) calls.front().give_up();
@@ -21198,13 +21212,10 @@ namespace chorus::detail {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_CORE_CHECK_OUTPUT_HPP
 
-// <chorus/launch/supervisor.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
-#define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
-/// Starts the ranks of one machine as processes and supervises them: the first that fails is named and ends all,
-/// signals are passed on, and no rank outlives the supervisor. `supervisor_link.hpp` is the rank's end.
-
-#include <sys/wait.h>
+// <chorus/launch/job.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_JOB_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_JOB_HPP
+/// `run_job`: a job of one machine, or of machines that are numbered; it may be restarted.
 
 // <chorus/launch/console.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_CONSOLE_HPP
@@ -21343,17 +21354,20 @@ class Console {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_CONSOLE_HPP
 
-// <chorus/launch/rank_output.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
-#define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
-/// `RankOutput`: the destinations of ranks' output: the reader, with the rank in front, and files.
+// <chorus/launch/stand_by.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_STAND_BY_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_STAND_BY_HPP
+/// `StandBy`: a process that takes the supervisor's place if that is killed, in a job that outlives its ranks.
 
-// <chorus/launch/rank_process.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
-#define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
-/// One rank of a machine as a process: torchrun's variables, and the inherited descriptors.
-
+#include <errno.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
+
+// <chorus/launch/job_file.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_JOB_FILE_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_JOB_FILE_HPP
+/// `JobFile`: what the ranks of one machine have said to their supervisor. A file in memory: another supervisor can
+/// read it after the first one has been killed.
 
 // <chorus/launch/signal_pipe.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
@@ -21405,6 +21419,11 @@ struct Pipe {
     read_end = Fd(ok ? ends[0] : -1, "pipe");
     write_end = Fd(ends[1], "pipe");
   }
+  /// The same pipe again, by an end to read from.
+  explicit Pipe(Fd reader) : read_end(std::move(reader)) {
+    const auto path = format("/proc/self/fd/%d", read_end.get());
+    write_end = Fd(open(path.c_str(), O_WRONLY | O_CLOEXEC), path.c_str());
+  }
 };
 
 /// Delivers signals as numbers in a pipe while it lives: SIGCHLD and the given ones. An ignored SIGHUP (nohup) stays
@@ -21449,8 +21468,10 @@ class SignalPipe {
   void wake() const { [[maybe_unused]] const auto written = write(pipe_.write_end.get(), &woken, 1); }
   static constexpr unsigned char woken = 255;
 
-  /// The next signal, or 0 at the deadline.
-  int wait(std::optional<Time> deadline) {
+  /// The next signal, or 0 at the deadline. `processes`: pidfds; the end of one of them counts as SIGCHLD.
+  int wait(std::optional<Time> deadline, const std::vector<int>& processes = {}) {
+    std::vector<pollfd> events{{pipe_.read_end.get(), POLLIN, 0}};
+    for (const int process : processes) events.push_back({process, POLLIN, 0});
     while (true) {
       unsigned char signal = 0;
       if (read(pipe_.read_end.get(), &signal, 1) == 1) return signal;
@@ -21460,8 +21481,7 @@ class SignalPipe {
         if (left.count() <= 0) return 0;
         milliseconds = static_cast<int>(std::min<std::chrono::milliseconds::rep>(left.count(), 1'000'000));
       }
-      pollfd entry{pipe_.read_end.get(), POLLIN, 0};
-      poll(&entry, 1, milliseconds);
+      if (poll(events.data(), events.size(), milliseconds) > 0 && events[0].revents == 0) return SIGCHLD;
     }
   }
 
@@ -21480,6 +21500,124 @@ class SignalPipe {
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SIGNAL_PIPE_HPP
 
+namespace chorus::detail {
+
+/// A rank's report: a `+` if it has reached `launch`, then, when it fails, a time stamp before the reason: it
+/// identifies the first of several ranks that lost others, independent of the order in which processes end.
+struct RankReport {
+  bool arrived = false;           ///< whether it has reached its call of `launch`
+  std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
+  int status = 0;                 ///< of `launch`, which main may have ignored; or 0
+  std::string message;
+
+  static std::string stamp_of_now(int status) {
+    return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
+                  status);
+  }
+  /// A rank without a report gets the latest possible `when`.
+  static RankReport from(const std::string& text) {
+    RankReport report;
+    report.arrived = text.starts_with('+');
+    const char *begin = text.c_str() + report.arrived, *rest = begin;
+    char* end = nullptr;
+    const auto when = std::strtoll(begin, &end, 10);
+    bool stamped = end != begin && *end == ' ';
+    if (stamped) rest = end + 1;
+    const auto status = std::strtol(rest, &end, 10);
+    stamped = stamped && end != rest && *end == ' ';
+    // An exit status keeps only the lowest byte, which may be 0.
+    const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
+    if (stamped) report.when = when, report.status = known, begin = end + 1;
+    report.message.assign(begin, text.c_str() + text.size());
+    return report;
+  }
+};
+
+/// What a rank has last said to SupervisorLink::lives, or ::meets.
+struct RankLife {
+  bool meets = false;        ///< it has said something
+  long epoch = 0, rank = 0;  ///< epoch 0: the ranks have not met so far
+  std::string doors;         ///< empty: the job does not outlive it, or no more
+};
+
+/// A page of the supervisor's, then for each rank a page with its life, and its report. All are texts that a null ends.
+class JobFile {
+ public:
+  explicit JobFile(Fd file) : file_(std::move(file)) {}
+  static JobFile create() { return JobFile(Fd(memfd_create("ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING), "ranks")); }
+  /// Whether an inherited descriptor is such a file.
+  static bool is_one(int fd) { return fcntl(fd, F_GET_SEALS) == 0; }
+
+  static constexpr off_t page = 4096;
+  static constexpr std::size_t longest_report = 60'000;
+  static off_t life_at(int local_rank) { return page + (off_t{1} << 16) * local_rank; }
+  static off_t report_at(int local_rank) { return life_at(local_rank) + page; }
+  /// Rank's and supervisor's: the text and a null.
+  static bool write(int fd, off_t at, const std::string& text) {
+    return pwrite(fd, text.c_str(), text.size() + 1, at) >= 0;
+  }
+
+  int fd() const { return file_.get(); }
+  /// Before a process takes this rank's place.
+  void clear(int local_rank) const {
+    write(fd(), life_at(local_rank), "");
+    write(fd(), report_at(local_rank), "");
+  }
+  RankReport report_of(int local_rank) const { return RankReport::from(read(report_at(local_rank), longest_report)); }
+  RankLife life_of(int local_rank) const {
+    const auto text = read(life_at(local_rank), page);
+    char* rest = const_cast<char*>(text.c_str());
+    const long epoch = std::strtol(rest, &rest, 10), rank = std::strtol(rest, &rest, 10);
+    return {!text.empty(), epoch, rank, *rest == ' ' ? rest + 1 : ""};
+  }
+
+  /// A living rank that has called SupervisorLink::lives holds a lock. Unlike a number that was noted, a lock can't be
+  /// another process's.
+  static struct flock lock_of(int local_rank) {
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = life_at(local_rank);
+    lock.l_len = 1;
+    return lock;
+  }
+  /// The process that holds it, or -1.
+  pid_t holder(int local_rank) const {
+    auto lock = lock_of(local_rank);
+    return fcntl(fd(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? lock.l_pid : -1;
+  }
+
+  /// The supervisor's page: a process that stands by is there, and waits; the supervisor ends the job.
+  enum Note : off_t { there, waits, ends };
+  void note(Note what, bool set = true) const {
+    const char byte = set ? 1 : 0;
+    [[maybe_unused]] const auto written = pwrite(fd(), &byte, 1, what);
+  }
+  static bool noted(int fd, Note what) {
+    char byte = 0;
+    return pread(fd, &byte, 1, what) == 1 && byte != 0;
+  }
+
+ private:
+  std::string read(off_t at, std::size_t most) const {
+    std::string text(most, '\0');
+    const auto size = pread(fd(), text.data(), most, at);
+    text.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+    text.resize(std::min(text.find('\0'), text.size()));
+    return text;
+  }
+
+  Fd file_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_JOB_FILE_HPP
+
+// <chorus/launch/rank_process.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_PROCESS_HPP
+/// One rank of a machine as a process: torchrun's variables, and the inherited descriptors.
+
 namespace chorus {
 
 /// The processes to start: `ranks` copies of the program with the same arguments and torchrun's variables.
@@ -21497,6 +21635,7 @@ struct RankGroup {
   std::string launch;                     ///< for ranks that `launch` starts: the value of CHORUS_LAUNCH
   int replacements = 0;                   ///< of killed ranks a minute, in a job that outlives them
   int attempt = 0;                        ///< how often all ranks have been started before
+  std::string doors;                      ///< of ranks that live already: these join them, see SupervisorLink::lives
   std::string run_id = "none", role = "default";
 
   bool prefix = false;     ///< puts `[rank N] ` in front of ranks' lines
@@ -21513,11 +21652,10 @@ namespace detail {
 
 /// The descriptors that a rank inherits from its supervisor.
 struct RankDescriptors {
-  int report;       ///< for the reason of its failure
+  int report;       ///< the JobFile
   int listener;     ///< rank 0's: the ranks meet at this socket
   int input;        ///< stdin of all other ranks
   int output, err;  ///< stdout and stderr; -1: the supervisor's
-  int doors;        ///< see SupervisorLink::lives
 };
 
 /// The variables of local rank `local_rank` that differ from the supervisor's.
@@ -21543,7 +21681,6 @@ struct RankDescriptors {
       "TORCHELASTIC_USE_AGENT_STORE=False",
       format("CHORUS_SUPERVISOR_PID=%d", getpid()),
       format("CHORUS_REPORT_FD=%d", given.report),
-      format("CHORUS_DOORS_FD=%d", given.doors),
       "CHORUS_ELASTIC_DOORS=" + doors,
       "CHORUS_LAUNCH=" + group.launch,
       rank == 0 && given.listener >= 0 ? format("CHORUS_RENDEZVOUS_FD=%d", given.listener) : "CHORUS_RENDEZVOUS_FD=",
@@ -21553,34 +21690,37 @@ struct RankDescriptors {
   return ours;
 }
 
-/// In the child, from `fork` to `exec`; returns only if the program can't be started. Nothing here allocates: another
-/// thread may have held a lock during the fork.
-inline void become_rank(const RankGroup& group, bool is_main, const char* const* environment,
-                        const RankDescriptors& given, pid_t supervisor) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
-  if (getppid() != supervisor) _exit(128 + SIGKILL);
-  fcntl(given.report, F_SETFD, 0);
-  fcntl(given.doors, F_SETFD, 0);
-  if (is_main) fcntl(given.listener, F_SETFD, 0);
-  if (!is_main) dup2(given.input, STDIN_FILENO);
-  if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
-  if (given.err >= 0) dup2(given.err, STDERR_FILENO);
-  // The program must not inherit the supervisor's signal handlers or blocked signals.
+/// The program must not inherit the supervisor's signal handlers.
+inline void drop_signal_handlers() {
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
     action = {};
     sigaction(signal, &action, nullptr);
   }
+}
+
+/// In the child, from `fork` to `exec`.
+inline void become_rank(bool is_main, const RankDescriptors& given, pid_t supervisor) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // any program ends with its supervisor
+  if (getppid() != supervisor) _exit(128 + SIGKILL);
+  fcntl(given.report, F_SETFD, 0);
+  if (is_main) fcntl(given.listener, F_SETFD, 0);
+  if (!is_main) dup2(given.input, STDIN_FILENO);
+  if (given.output >= 0) dup2(given.output, STDOUT_FILENO);
+  if (given.err >= 0) dup2(given.err, STDERR_FILENO);
+  drop_signal_handlers();
   sigset_t none;
   sigemptyset(&none);
   pthread_sigmask(SIG_SETMASK, &none, nullptr);
-  execvpe(group.program.c_str(), group.argv, const_cast<char* const*>(environment));
 }
 
-/// Starts that rank, with `ours` replacing variables of the supervisor. Throws Error if it can't be started.
-[[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
-                                      const RankDescriptors& given) {
+/// Starts a program, with `ours` replacing variables of this process. `prepare` runs in the child, from `fork` to
+/// `exec`; it must not allocate: another thread may have held a lock during the fork. Throws Error, which names `what`,
+/// if it can't be started.
+template <class Prepare>
+[[gnu::cold]] pid_t start_process(const std::string& what, const std::string& program, char* const* argv,
+                                  const std::vector<std::string>& ours, const Prepare& prepare) {
   std::vector<const char*> environment;
   for (const std::string& entry : ours) environment.push_back(entry.c_str());
   for (char** old = environ; *old != nullptr; ++old) {
@@ -21591,14 +21731,14 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   }
   environment.push_back(nullptr);
 
-  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
   Pipe trouble;  // closed without data when the program has started
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  const pid_t supervisor = getpid(), pid = fork();
+  const pid_t pid = fork();
   if (pid == 0) {
-    become_rank(group, rank == 0, environment.data(), given, supervisor);
+    prepare();
+    execvpe(program.c_str(), argv, const_cast<char* const*>(environment.data()));
     const int error = errno;
     [[maybe_unused]] const auto written = write(trouble.write_end.get(), &error, sizeof error);
     _exit(127);
@@ -21610,9 +21750,16 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
   while (pid > 0 && poll(&ended, 1, -1) < 0) {
   }
   if (pid > 0 && read(trouble.read_end.get(), &error, sizeof error) > 0) waitpid(pid, nullptr, 0);
-  if (error != 0)
-    system_error(format("cannot start rank %d of %d: %s", rank, size, group.program.c_str()).c_str(), error);
+  if (error != 0) system_error(format("cannot start %s: %s", what.c_str(), program.c_str()).c_str(), error);
   return pid;
+}
+
+/// Starts that rank. Throws Error if it can't be started.
+[[gnu::cold]] inline pid_t start_rank(const RankGroup& group, int local_rank, const std::vector<std::string>& ours,
+                                      const RankDescriptors& given) {
+  const int rank = group.node_rank * group.ranks + local_rank, size = group.nodes * group.ranks;
+  return start_process(format("rank %d of %d", rank, size), group.program, group.argv, ours,
+                       [&, supervisor = getpid()] { become_rank(rank == 0, given, supervisor); });
 }
 
 }  // namespace detail
@@ -21622,13 +21769,162 @@ inline void become_rank(const RankGroup& group, bool is_main, const char* const*
 
 namespace chorus::detail {
 
+/// The path of this program; not /proc/self/exe, for which `ps` would show "exe".
+inline std::string own_program() {
+  char path[PATH_MAX];
+  const auto size = readlink("/proc/self/exe", path, sizeof path);
+  if (size > 0 && size < PATH_MAX) {
+    std::string program(path, static_cast<std::size_t>(size));
+    if (access(program.c_str(), X_OK) == 0) return program;
+  }
+  return "/proc/self/exe";
+}
+
+/// The signals that a supervisor handles.
+inline sigset_t signals_of(const RankGroup& group) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : group.signals) sigaddset(&signals, signal);
+  for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&signals, signal);
+  return signals;
+}
+
+/// What a killed supervisor leaves: its ranks' words, and their output.
+struct Estate {
+  JobFile file;
+  std::vector<Fd> pipes;  ///< see RankOutput::pipes
+};
+
+/// The supervisor's: a child that runs the same command line up to the same call of run_job, and waits there (see
+/// `stand_by`). It gets the supervisor's descriptors, and in CHORUS_STAND_BY what the supervisor has found out.
+class StandBy {
+ public:
+  StandBy() = default;
+  StandBy(const StandBy&) = delete;
+  StandBy& operator=(const StandBy&) = delete;
+  ~StandBy() {
+    if (pid_ < 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  /// Starts one if none is there. One that was killed is replaced, but not one that could not do its task. Throws Error
+  /// if it can't be started.
+  [[gnu::cold]] void keep(const RankGroup& group, int port, const std::string& token, const JobFile& file,
+                          const std::vector<Fd>& pipes) {
+    if (pid_ >= 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) {
+      pid_ = -1;
+      able_ = JobFile::noted(file.fd(), JobFile::waits);
+      if (!able_) say("the process that stands by has ended: if this one is killed, lost ranks are not replaced");
+    }
+    if (pid_ >= 0 || !std::exchange(able_, false)) return;
+    file.note(JobFile::waits, false);
+    std::string order = format("%d %d %d %d %d %d %d %d", getpid(), file.fd(), port, group.nodes, group.node_rank,
+                               group.restart, group.attempt, static_cast<int>(pipes.size()));
+    for (const Fd& pipe : pipes) order += format(" %d", pipe.get());
+    std::vector<std::string> ours{"CHORUS_STAND_BY=" + order + " " + group.master_addr,
+                                  "CHORUS_LAUNCH=" + group.launch};
+    if (!token.empty()) ours.push_back("CHORUS_TOKEN=" + token);
+    if (!group.log_dir.empty()) ours.push_back("PET_LOG_DIR=" + group.log_dir);  // chorus-run would make another one
+    const Fd line(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC), "/proc/self/cmdline");
+    std::string words;
+    char some[4096];
+    for (ssize_t size = 0; (size = read(line.get(), some, sizeof some)) > 0;)
+      words.append(some, static_cast<std::size_t>(size));
+    if (!words.ends_with('\0')) words += '\0';
+    std::vector<char*> argv;
+    for (std::size_t at = 0; at < words.size(); at = words.find('\0', at) + 1) argv.push_back(words.data() + at);
+    argv.push_back(nullptr);
+    const sigset_t held = signals_of(group);
+    pid_ = start_process("a process that stands by", own_program(), argv.data(), ours, [&] {
+      const int nothing = open("/dev/null", O_RDONLY);
+      if (nothing > 0) dup2(nothing, STDIN_FILENO), close(nothing);
+      fcntl(file.fd(), F_SETFD, 0);
+      for (const Fd& pipe : pipes) fcntl(pipe.get(), F_SETFD, 0);
+      drop_signal_handlers();
+      pthread_sigmask(SIG_SETMASK, &held, nullptr);
+    });
+    able_ = true;
+    file.note(JobFile::there);
+  }
+
+ private:
+  pid_t pid_ = -1;
+  bool able_ = true;
+};
+
+/// In a process that was started to stand by: waits until its supervisor is killed, and returns what that leaves;
+/// `group` is then the supervisor's. In other processes: nothing, at once. Signals that end the job are blocked until
+/// the returned object is used: one that has come meanwhile reaches the ranks then.
+[[gnu::cold]] inline std::optional<Estate> stand_by(RankGroup& group) {
+  const char* text = env("CHORUS_STAND_BY");
+  if (text == nullptr) return std::nullopt;
+  const std::string order = text;
+  unsetenv("CHORUS_STAND_BY");
+  char* rest = const_cast<char*>(order.c_str());
+  const auto next = [&] { return static_cast<int>(std::strtol(rest, &rest, 10)); };
+  const pid_t supervisor = next();
+  Estate estate{JobFile(Fd(next(), "CHORUS_STAND_BY")), {}};
+  check<UsageError>(JobFile::is_one(estate.file.fd()),
+                    "environment variable CHORUS_STAND_BY, which only chorus' launcher sets, names no file of ranks: ",
+                    printable(order));
+  group.master_port = next();
+  group.nodes = next();
+  group.node_rank = next();
+  group.restart = next();
+  group.attempt = next();
+  for (int left = next(); left > 0; --left) estate.pipes.emplace_back(next(), "CHORUS_STAND_BY");
+  group.master_addr = *rest == ' ' ? rest + 1 : rest;
+  group.listen_fd = -1;
+
+  prctl(PR_SET_NAME, "stand-by");
+  if (const int lives = static_cast<int>(syscall(SYS_pidfd_open, supervisor, 0)); lives >= 0) {
+    estate.file.note(JobFile::waits);
+    pollfd end{lives, POLLIN, 0};
+    while (getppid() == supervisor && poll(&end, 1, -1) < 0) {
+    }
+    close(lives);
+  } else if (errno != ESRCH) {
+    system_error("a process that stands by cannot watch its supervisor");
+  }
+  prctl(PR_SET_NAME, program_invocation_short_name);
+  say(format("the process that supervised the ranks (pid %d) was killed; process %d takes its place", supervisor,
+             getpid()));
+  return estate;
+}
+
+/// After the returned object was used: the process is one like any other.
+inline void release_signals(const RankGroup& group) {
+  const sigset_t held = signals_of(group);
+  pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_STAND_BY_HPP
+
+// <chorus/launch/supervisor.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
+/// Starts the ranks of one machine as processes and supervises them: the first that fails is named and ends all,
+/// signals are passed on, and no rank outlives the supervisor, but in a job that outlives its ranks.
+/// `supervisor_link.hpp` is the rank's end.
+
+// <chorus/launch/rank_output.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
+/// `RankOutput`: the destinations of ranks' output: the reader, with the rank in front, and files.
+
+namespace chorus::detail {
+
 /// A stream that is shown is a pipe; a thread passes whole lines to the console, as `[rank N] line`, and to the
 /// stream's file, if there is one. A stream that goes only to a file is that file; one that is shown unchanged is the
 /// launcher's own. At most one line per stream is buffered, up to 1 MiB.
 class RankOutput {
  public:
-  /// Creates this attempt's folder if files are requested. Throws FileError.
-  RankOutput(const RankGroup& group, Console& console) : group_(group), console_(console) {
+  /// Creates this attempt's folder if files are requested. `pipes`: those of a supervisor whose ranks are taken over,
+  /// see `pipes()`. Throws FileError.
+  RankOutput(const RankGroup& group, Console& console, std::vector<Fd> pipes = {})
+      : group_(group), console_(console), pipes_(std::move(pipes)) {
     if (group.log_dir.empty()) return;
     folder_ = format("%s/attempt_%d", group.log_dir.c_str(), group.attempt);
     std::error_code error;
@@ -21667,6 +21963,9 @@ class RankOutput {
     return {one(1, "stdout.log", STDOUT_FILENO), one(2, "stderr.log", STDERR_FILENO)};
   }
 
+  /// For a process that stands by: the ends to read from of all pipes, in the order in which `add` has made them.
+  const std::vector<Fd>& pipes() const { return pipes_; }
+
   void start() {
     if (!sources_.empty()) thread_ = start_thread("ranks' output", [this] { pump(); });
   }
@@ -21690,7 +21989,11 @@ class RankOutput {
       log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), path.c_str());
     if (!shown && path.empty()) return Fd(open("/dev/null", O_WRONLY | O_CLOEXEC), "/dev/null");
     if (!shown || (path.empty() && !prefix)) return log;
-    Pipe pipe;
+    const bool inherited = sources_.size() < pipes_.size();
+    if (!inherited) pipes_.emplace_back();
+    Fd& kept = pipes_[sources_.size()];
+    Pipe pipe = inherited ? Pipe(std::move(kept)) : Pipe();
+    kept = Fd(fcntl(pipe.read_end.get(), F_DUPFD_CLOEXEC, 3), "dup");
     fcntl(pipe.write_end.get(), F_SETFL, fcntl(pipe.write_end.get(), F_GETFL) & ~O_NONBLOCK);  // the rank's end blocks
     sources_.push_back({rank, shown_on, std::move(pipe.read_end), std::move(log), {}});
     return std::move(pipe.write_end);
@@ -21760,12 +22063,55 @@ class RankOutput {
   Console& console_;
   std::string folder_;
   std::vector<Source> sources_;
+  std::vector<Fd> pipes_;  ///< a copy for each of them
   std::atomic<bool> ending_{false};
   std::thread thread_;
 };
 
 }  // namespace chorus::detail
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_RANK_OUTPUT_HPP
+
+// <chorus/launch/replacements.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_REPLACEMENTS_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_REPLACEMENTS_HPP
+/// `Replacements`: when another process may take the place of a killed rank.
+
+namespace chorus::detail {
+
+/// At most one in 200 ms, `most` a minute, and 10 a minute after ones that were killed before they were let in.
+class Replacements {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  explicit Replacements(int most) : most_(most) {}
+
+  bool any() const { return most_ > 0; }
+  void note_start(Time now) { started_.push_back(now); }
+  void note_early_loss(Time now) { killed_early_.push_back(now); }
+  /// When the next one may start; `any()` must hold.
+  Time next(Time now) const {
+    auto start = started_.empty() ? now : std::max(now, started_.back() + std::chrono::milliseconds(200));
+    const auto limit = [&](const std::vector<Time>& times, int most) {
+      const auto kept = static_cast<std::size_t>(most);
+      if (times.size() >= kept) start = std::max(start, times[times.size() - kept] + std::chrono::minutes(1));
+    };
+    limit(started_, most_);
+    limit(killed_early_, 10);
+    return start;
+  }
+
+ private:
+  int most_;
+  std::vector<Time> started_, killed_early_;
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_REPLACEMENTS_HPP
+
+// <chorus/launch/supervised_rank.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISED_RANK_HPP
+#define CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISED_RANK_HPP
+/// `SupervisedRank`: one rank, as its supervisor knows it.
 
 // <chorus/launch/supervisor_link.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
@@ -21777,46 +22123,8 @@ namespace chorus {
 /// Exit status of a rank that failed only because it lost another one (EX_PROTOCOL of sysexits.h).
 inline constexpr int lost_peer_status = 76;
 
-namespace detail {
-
-/// What each rank has of the supervisor's file for SupervisorLink::lives.
-inline constexpr int doors_bytes = 4096;
-
-/// A rank's report. The pipe holds a `+` if the rank has reached `launch`, then, when it fails, a time stamp before the
-/// reason: it identifies the first of several ranks that lost others, independent of the order in which processes end.
-struct RankReport {
-  bool arrived = false;           ///< whether it has reached its call of `launch`
-  std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
-  int status = 0;                 ///< of `launch`, which main may have ignored; or 0
-  std::string message;
-
-  static std::string stamp_of_now(int status) {
-    return format("%lld %d ", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()),
-                  status);
-  }
-  /// A rank without a report gets the latest possible `when`.
-  static RankReport from(const std::string& text) {
-    RankReport report;
-    report.arrived = text.starts_with('+');
-    const char *begin = text.c_str() + report.arrived, *rest = begin;
-    char* end = nullptr;
-    const auto when = std::strtoll(begin, &end, 10);
-    bool stamped = end != begin && *end == ' ';
-    if (stamped) rest = end + 1;
-    const auto status = std::strtol(rest, &end, 10);
-    stamped = stamped && end != rest && *end == ' ';
-    // An exit status keeps only the lowest byte, which may be 0.
-    const int known = status >= 0 && status <= 255 ? static_cast<int>(status) : 1;
-    if (stamped) report.when = when, report.status = known, begin = end + 1;
-    report.message.assign(begin, text.c_str() + text.size());
-    return report;
-  }
-};
-
-}  // namespace detail
-
-/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, and reports the
-/// reason when it fails itself. Without a supervisor it does nothing.
+/// A rank's connection to the supervisor that started it: the rank ends when the supervisor does, unless the job
+/// outlives its ranks (`lives`), and reports the reason when it fails itself. Without a supervisor it does nothing.
 class SupervisorLink {
  public:
   /// This process's link, made in the first call. Throws UsageError for invalid variables.
@@ -21827,35 +22135,52 @@ class SupervisorLink {
 
   /// Tells the supervisor that this rank has reached `launch`.
   void arrive() const {
-    if (report_fd_ >= 0) [[maybe_unused]]
-      const auto written = write(report_fd_, "+", 1);
+    if (file_ >= 0) detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_), "+");
+    arrived_ = true;
   }
 
   /// Reports why this rank fails: to the supervisor, which finds the first cause, else on stderr as `chorus: prefix
   /// message`. With a nonzero `status` the rank has failed even if main returns 0.
   void report(std::string_view prefix, std::string_view message, int status) const {
-    // A pipe holds 64 KiB and is read only after this process has ended: only the first report is written.
-    const std::string stamped = detail::RankReport::stamp_of_now(status).append(message.substr(0, 60'000));
-    const bool piped = report_fd_ >= 0 && !reported_ && write(report_fd_, stamped.data(), stamped.size()) >= 0;
-    reported_ = reported_ || piped;
-    if (!piped && !message.empty()) detail::say(std::string(prefix).append(message));
+    // Only the first report is kept.
+    const std::string stamped =
+        detail::RankReport::stamp_of_now(status).append(message.substr(0, detail::JobFile::longest_report - 100));
+    const bool noted = file_ >= 0 && !reported_ &&
+                       detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_) + arrived_, stamped);
+    reported_ = reported_ || noted;
+    if (!noted && !message.empty()) detail::say(std::string(prefix).append(message));
   }
 
-  /// Tells the supervisor that the job outlives its ranks. If this one is killed, another process is started in its
-  /// place. `doors`: where living ranks let newcomers in (see elastic::Processes), HOST:PORT with spaces between them;
-  /// empty: from here on the job does not outlive this rank. `rank`: its number in this epoch.
+  /// Tells the supervisor that the job will outlive its ranks once they have met: if one is killed before, all start
+  /// anew.
+  void meets() const {
+    if (file_ >= 0) detail::JobFile::write(file_, detail::JobFile::life_at(local_rank_), "0 0 ");
+  }
+
+  /// Tells the supervisor that the job outlives its ranks, and the supervisor itself: from here on this rank goes on if
+  /// that is killed. If this rank is killed, another process is started in its place. `doors`: where living ranks let
+  /// newcomers in (see elastic::Processes), HOST:PORT with spaces between them; empty: from here on the job does not
+  /// outlive this rank. `rank`: its number in this epoch.
   void lives(std::int64_t epoch, int rank, std::string_view doors) const {
-    if (doors_fd_ < 0) return;
-    const std::string text = detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors).append(1, '\0');
-    [[maybe_unused]] const auto written = pwrite(doors_fd_, text.data(), text.size(), doors_at_);
+    if (file_ < 0) return;
+    detail::JobFile::write(file_, detail::JobFile::life_at(local_rank_),
+                           detail::format("%ld %d ", static_cast<long>(epoch), rank).append(doors));
+    if (std::exchange(lives_, true)) {
+      if (getppid() == supervisor_) kill(supervisor_, SIGCHLD);  // it may let other machines know
+      return;
+    }
+    const auto lock = detail::JobFile::lock_of(local_rank_);
+    if (fcntl(file_, F_SETLK, &lock) != 0) return;  // nobody could take it over
+    prctl(PR_SET_PDEATHSIG, 0);
+    kill(supervisor_, SIGCHLD);  // it reads the file, and starts a process that stands by, in a few milliseconds
+    for (int i = 0; i < 200 && !detail::JobFile::noted(file_, detail::JobFile::there); ++i) usleep(1'000);
   }
 
  private:
   SupervisorLink() {
     const auto supervisor = detail::env_number("CHORUS_SUPERVISOR_PID", 1, INT32_MAX);
-    const auto report_fd = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
-    const auto doors_fd = detail::env_number("CHORUS_DOORS_FD", 3, detail::most_ranks);
-    if (!supervisor || !report_fd) return;
+    const auto file = detail::env_number("CHORUS_REPORT_FD", 3, detail::most_ranks);
+    if (!supervisor || !file) return;
     // The parent may be a script that the supervisor has started: it ends with the supervisor, and this rank with it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (kill(*supervisor, 0) != 0 && errno == ESRCH) {  // it ended before the line above
@@ -21866,24 +22191,82 @@ class SupervisorLink {
     // Processes that this one starts are not ranks of that supervisor.
     unsetenv("CHORUS_SUPERVISOR_PID");
     unsetenv("CHORUS_REPORT_FD");
-    unsetenv("CHORUS_DOORS_FD");
-    struct stat facts {};  // a script in between may have closed it and reused its number
-    if (fstat(*report_fd, &facts) != 0 || !S_ISFIFO(facts.st_mode)) return;
-    fcntl(*report_fd, F_SETFD, FD_CLOEXEC);
-    report_fd_ = *report_fd;
-    if (!doors_fd || fcntl(*doors_fd, F_GET_SEALS) < 0) return;  // not the supervisor's file
-    fcntl(*doors_fd, F_SETFD, FD_CLOEXEC);
-    doors_fd_ = *doors_fd;
-    doors_at_ = detail::doors_bytes * detail::env_number("LOCAL_RANK", 0, detail::most_ranks).value_or(0);
+    if (!detail::JobFile::is_one(*file)) return;  // a script in between may have closed it and reused its number
+    fcntl(*file, F_SETFD, FD_CLOEXEC);
+    file_ = *file;
+    supervisor_ = *supervisor;
+    local_rank_ = detail::env_number("LOCAL_RANK", 0, detail::most_ranks).value_or(0);
   }
 
-  int report_fd_ = -1, doors_fd_ = -1;
-  off_t doors_at_ = 0;
-  mutable bool reported_ = false;
+  int file_ = -1, supervisor_ = 0, local_rank_ = 0;
+  mutable bool arrived_ = false, reported_ = false, lives_ = false;
 };
 
 }  // namespace chorus
 #endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_LINK_HPP
+
+namespace chorus::detail {
+
+/// A child of this process, or one that it has taken over: that is not its child, so only its words say how it ended.
+struct SupervisedRank {
+  pid_t pid = -1;
+  bool running = false, adopted = false;
+  Fd end;  ///< an adopted one's pidfd, or none if it has ended
+  int wait_status = 0;
+  RankReport report;  ///< after it has ended
+  RankOutput::Streams streams;
+  bool replaces = false;                                        ///< whether it has taken a lost one's place
+  bool told = false;                                            ///< whether its loss has been reported
+  long led = 0;                                                 ///< the epoch whose rank 0 was lost here
+  std::optional<std::chrono::steady_clock::time_point> vacant;  ///< when another process may take its place
+
+  void adopt(const JobFile& file, int local_rank) {
+    running = adopted = true;
+    pid = file.holder(local_rank);
+    const int fd = pid < 0 ? -1 : static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+    if (fd >= 0) end = Fd(fd, "pidfd_open");
+    if (file.holder(local_rank) != pid) end.reset();  // it has ended meanwhile: the number may be another's
+    replaces = file.life_of(local_rank).epoch == 0;   // it was about to join, and has ended with its supervisor
+  }
+
+  /// Then `wait_status` and `report` are known.
+  bool has_ended(const JobFile& file, int local_rank) {
+    if (adopted) {
+      pollfd event{end.get(), POLLIN, 0};
+      if (event.fd >= 0 && poll(&event, 1, 0) <= 0) return false;
+    } else if (waitpid(pid, &wait_status, WNOHANG) != pid) {
+      return false;
+    }
+    report = file.report_of(local_rank);
+    if (!adopted) return true;
+    const auto life = file.life_of(local_rank);
+    const bool has_left = life.epoch > 0 && life.doors.empty();
+    if (report.status != 0 || !report.message.empty())
+      wait_status = (report.status != 0 ? report.status : lost_peer_status) << 8;  // as if it had exited with it
+    else
+      wait_status = has_left ? 0 : SIGKILL;
+    return true;
+  }
+
+  void send(int signal) const {
+    if (!adopted) kill(pid, signal);
+    if (end.get() >= 0) syscall(SYS_pidfd_send_signal, end.get(), signal, nullptr, 0);
+  }
+
+  bool lost_peers() const { return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == lost_peer_status; }
+  std::string killed() const { return adopted ? "was killed" : "was killed by " + signal_name(WTERMSIG(wait_status)); }
+  /// How long to wait for a better explanation. A rank that lost another one may end before that one does; and Ctrl-C
+  /// reaches the ranks as soon as the supervisor.
+  std::chrono::milliseconds patience() const {
+    using Milliseconds = std::chrono::milliseconds;
+    if (WIFEXITED(wait_status)) return Milliseconds(lost_peers() ? 1'000 : 0);
+    const int signal = WTERMSIG(wait_status);
+    return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
+  }
+};
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISED_RANK_HPP
 
 namespace chorus {
 
@@ -21892,6 +22275,8 @@ struct GroupOutcome {
   int status = 0;        ///< 0, the exit status of the rank that failed first, or 128 + a signal's number
   int failed_rank = -1;  ///< the rank that failed first, -1 if none did
   int signal = 0;        ///< the signal that was sent to the supervisor
+  bool met = false;      ///< whether the job outlives its ranks, and these have met
+  bool early = false;    ///< a rank was killed before they had met in such a job: nothing is lost if all start anew
 };
 
 namespace detail {
@@ -21911,33 +22296,43 @@ inline comm::Address place_to_listen(const std::string& name, int port, bool for
 /// reader. Run it in a thread that lives as long as the ranks: they are killed when it ends.
 ///
 /// A rank whose job outlives it (see SupervisorLink::lives) may be killed by a signal, or lose the others: then these
-/// continue. In the place of a killed one another process is started, while ranks are left to let it in: at most one in
-/// 200 ms, `group.replacements` a minute, and 10 a minute after ones that were killed before they were let in.
+/// continue. In the place of a killed one another process is started (see Replacements, with `group.replacements`),
+/// while ranks are left to let it in.
+///
+/// Such a job outlives its supervisor, too: another process stands by. With an `estate` this one takes over the ranks
+/// of a supervisor that was killed. They are not its children: it sees that they end, and takes from their last words
+/// how.
 class Supervisor {
  public:
-  Supervisor(const RankGroup& group, Console& console)
+  Supervisor(const RankGroup& group, Console& console, std::optional<Estate> estate = std::nullopt)
       : group_(group),
         console_(console),
         signals_(all_signals(group.signals)),
-        output_(group, console),
-        ranks_(static_cast<std::size_t>(group.ranks)) {}
+        takes_over_(estate.has_value()),
+        file_(takes_over_ ? std::move(estate->file) : JobFile::create()),
+        output_(group, console, takes_over_ ? std::move(estate->pipes) : std::vector<Fd>()),
+        ranks_(static_cast<std::size_t>(group.ranks)),
+        replacements_(group.replacements) {}
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
   /// After an exception no rank is left running.
   ~Supervisor() {
     for (Rank& rank : ranks_) {
       if (!rank.running) continue;
-      kill(rank.pid, SIGKILL);
-      waitpid(rank.pid, nullptr, 0);
+      rank.send(SIGKILL);
+      if (!rank.adopted) waitpid(rank.pid, nullptr, 0);
     }
   }
 
-  /// Call it once. Throws Error if a process cannot be started.
-  GroupOutcome run() {
-    start_all();
+  /// Call it once. `on_epoch` is called in a job that outlives its ranks, after these have met. Throws Error if a
+  /// process cannot be started.
+  GroupOutcome run(std::function<void(const RankLife&)> on_epoch = {}) {
+    on_epoch_ = std::move(on_epoch);
+    newest_.doors = group_.doors;
+    takes_over_ ? take_over() : start_all();
     while (running_ > 0 || undecided() || vacant() != nullptr) {
       Rank* const place = vacant();
-      const int signal = signals_.wait(place != nullptr ? place->vacant : deadline_);
+      const int signal = signals_.wait(place != nullptr ? place->vacant : deadline_, adopted());
       if (signal == SIGCHLD) {
         reap();
       } else if (signal == 0 && place != nullptr) {
@@ -21962,6 +22357,7 @@ class Supervisor {
     while (const int signal = signals_.wait(Clock::now())) {
       if (signal != SIGCHLD && signal != SignalPipe::woken && ends_job(signal)) note(signal);
     }
+    outcome_.met = newest_.epoch > 0;
     return outcome_;
   }
 
@@ -21975,18 +22371,7 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
   enum class Stage { watching, stopping, killing };
-  struct Rank {
-    pid_t pid = -1;
-    bool running = false;
-    int wait_status = 0;
-    Fd reports;         ///< the rank's report when it fails
-    RankReport report;  ///< the same, after it has ended
-    RankOutput::Streams streams;
-    bool replaces = false;                    ///< whether it has taken a lost one's place
-    bool told = false;                        ///< whether its loss has been reported
-    long led = 0;                             ///< the epoch whose rank 0 was lost here
-    std::optional<Clock::time_point> vacant;  ///< when another process may take its place
-  };
+  using Rank = SupervisedRank;
 
   static std::vector<int> all_signals(std::vector<int> signals) {
     for (const int signal : {SIGUSR1, SIGUSR2})
@@ -21997,8 +22382,10 @@ class Supervisor {
     return std::find(group_.signals.begin(), group_.signals.end(), signal) != group_.signals.end();
   }
 
-  int number(const Rank& rank) const {
-    return group_.node_rank * group_.ranks + static_cast<int>(&rank - ranks_.data());
+  int local(const Rank& rank) const { return static_cast<int>(&rank - ranks_.data()); }
+  int number(const Rank& rank) const { return group_.node_rank * group_.ranks + local(rank); }
+  std::string name(const Rank& rank) const {
+    return rank.pid < 0 ? format("rank %d", number(rank)) : format("rank %d (pid %d)", number(rank), rank.pid);
   }
 
   /// A token, because other users of this machine can reach loopback, too.
@@ -22024,55 +22411,66 @@ class Supervisor {
     port_ = port;
     if (group_.nodes == 1 && env("CHORUS_TOKEN") == nullptr) token_ = random_token();
     nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
-    doors_ = Fd(memfd_create("doors", MFD_CLOEXEC), "doors");
-    for (int rank = 0; rank < group_.ranks; ++rank) {
-      ranks_[static_cast<std::size_t>(rank)].streams = output_.add(rank);
-      start(rank, "");
+    for (Rank& rank : ranks_) {
+      rank.streams = output_.add(local(rank));
+      start(rank, group_.doors);
     }
     output_.start();
   }
 
+  /// The ranks that live are those that hold their locks; of the others it is found in their last words how they ended.
+  [[gnu::cold]] void take_over() {
+    port_ = group_.master_port;
+    nothing_ = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC), "/dev/null");
+    for (Rank& rank : ranks_) {
+      rank.streams = output_.add(local(rank));
+      rank.adopt(file_, local(rank));
+      ++running_;
+    }
+    output_.start();
+    if (JobFile::noted(file_.fd(), JobFile::ends)) {
+      outcome_.status = 128 + SIGKILL;
+      note(SIGKILL);
+      kill_all();
+    }
+    reap();
+  }
+  /// The pidfds of adopted ranks that run.
+  std::vector<int> adopted() const {
+    std::vector<int> list;
+    for (const Rank& rank : ranks_)
+      if (rank.running && rank.adopted) list.push_back(rank.end.get());
+    return list;
+  }
+
   /// `doors`: for a process that takes a lost one's place.
-  void start(int local_rank, const std::string& doors) {
-    Pipe reports;
-    Rank& rank = ranks_[static_cast<std::size_t>(local_rank)];
-    const RankDescriptors given{.report = reports.write_end.get(),
+  void start(Rank& rank, const std::string& doors) {
+    const int local_rank = local(rank);
+    file_.clear(local_rank);
+    const RankDescriptors given{.report = file_.fd(),
                                 .listener = listener_.get(),
                                 .input = nothing_.get(),
                                 .output = rank.streams.out.get(),
-                                .err = rank.streams.err.get(),
-                                .doors = doors_.get()};
+                                .err = rank.streams.err.get()};
     rank.pid = start_rank(group_, local_rank, rank_environment(group_, local_rank, port_, token_, given, doors), given);
     rank.running = true;
+    rank.adopted = false;
+    rank.end.reset();
     rank.wait_status = 0;
-    rank.reports = std::move(reports.read_end);
     rank.report = {};
     rank.replaces = !doors.empty();
     rank.told = false;
     ++running_;
   }
 
-  /// The last report of a rank, see SupervisorLink::lives.
-  struct Life {
-    long epoch = 0, rank = 0;
-    std::string doors;
-  };
-  Life life_of(const Rank& rank) const {
-    char text[doors_bytes] = {};
-    [[maybe_unused]] const auto n = pread(doors_.get(), text, sizeof text - 1, (&rank - ranks_.data()) * doors_bytes);
-    char* rest = text;
-    const long epoch = std::strtol(rest, &rest, 10), place = std::strtol(rest, &rest, 10);
-    return {epoch, place, *rest == ' ' ? rest + 1 : ""};
-  }
-
   /// Whether the others may continue without a rank that has ended badly. A killed one's place becomes vacant.
   bool goes_on(Rank& rank) {
-    const auto life = life_of(rank);
+    const auto life = file_.life_of(local(rank));
     if (life.doors.empty() && !(rank.replaces && life.epoch == 0)) return false;
-    if (!WIFSIGNALED(rank.wait_status) && !lost_peers(rank)) return false;
+    if (!WIFSIGNALED(rank.wait_status) && !rank.lost_peers()) return false;
     if (life.epoch > 0 && life.rank == 0) rank.led = life.epoch;
-    if (WIFSIGNALED(rank.wait_status)) rank.vacant = Clock::now() + patience(rank.wait_status);
-    if (WIFSIGNALED(rank.wait_status) && life.epoch == 0) killed_early_.push_back(Clock::now());
+    if (WIFSIGNALED(rank.wait_status)) rank.vacant = Clock::now() + rank.patience();
+    if (WIFSIGNALED(rank.wait_status) && life.epoch == 0) replacements_.note_early_loss(Clock::now());
     return true;
   }
   /// The place that is to be taken next, while there are ranks that can let a process in.
@@ -22086,30 +22484,20 @@ class Supervisor {
   [[gnu::cold]] void replace(Rank& place) {
     const auto now = Clock::now();
     if (!std::exchange(place.told, true)) {
-      auto start = replaced_.empty() ? now : std::max(now, replaced_.back() + Milliseconds(200));
-      const auto limit = [&](const std::vector<Clock::time_point>& times, int most) {
-        const auto kept = static_cast<std::size_t>(most);
-        if (times.size() >= kept) start = std::max(start, times[times.size() - kept] + std::chrono::minutes(1));
-      };
-      std::string line = format("rank %d (pid %d) was killed by %s; the others continue", number(place), place.pid,
-                                signal_name(WTERMSIG(place.wait_status)).c_str());
+      std::string line = name(place) + " " + place.killed() + "; the others continue";
       place.vacant.reset();
-      if (group_.replacements > 0) {
-        limit(replaced_, group_.replacements);
-        limit(killed_early_, 10);
-        place.vacant = start;
+      if (replacements_.any()) {
+        place.vacant = replacements_.next(now);
         line += ", and another process takes its place";
-        const auto wait = std::chrono::ceil<std::chrono::seconds>(start - now).count();
+        const auto wait = std::chrono::ceil<std::chrono::seconds>(*place.vacant - now).count();
         if (wait > 1) line += format(" in %d s", static_cast<int>(wait));
       }
       return console_.say(line);
     }
     place.vacant.reset();
-    const auto local_rank = static_cast<int>(&place - ranks_.data());
-    [[maybe_unused]] const auto n = pwrite(doors_.get(), "", 1, local_rank * doors_bytes);
-    replaced_.push_back(now);
+    replacements_.note_start(now);
     try {
-      start(local_rank, newest_.doors);
+      start(place, newest_.doors);
     } catch (const Error& error) {
       console_.say(error.what());
     }
@@ -22124,18 +22512,25 @@ class Supervisor {
     for (const Rank& rank : ranks_) {
       if (rank.wait_status == 0 || suspect_ || rank.told) continue;
       say_report(rank);
-      console_.say(format("rank %d (pid %d) was lost; the others had ended, exit status 0", number(rank), rank.pid));
+      console_.say(name(rank) + " was lost; the others had ended, exit status 0");
     }
   }
 
+  /// Reads in which epoch the ranks are.
+  void hear() {
+    const long before = newest_.epoch;
+    for (const Rank& rank : ranks_)
+      if (auto life = file_.life_of(local(rank)); life.epoch > newest_.epoch) newest_ = std::move(life);
+    if (newest_.epoch > before && on_epoch_) on_epoch_(newest_);
+  }
+
   [[gnu::cold]] void reap() {
+    hear();
     for (Rank& rank : ranks_) {
-      if (!rank.running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
+      if (!rank.running || !rank.has_ended(file_, local(rank))) continue;
+      hear();  // its last words
       rank.running = false;
       --running_;
-      rank.report = read_report(rank);
-      for (const Rank& one : ranks_)
-        if (auto life = life_of(one); life.epoch > newest_.epoch) newest_ = std::move(life);
       if (rank.wait_status == 0) doubt(rank);
       if (&rank == &ranks_.front()) close_listener();
       if (stage_ == Stage::watching && rank.wait_status != 0 && !goes_on(rank)) suspect(rank);
@@ -22145,6 +22540,12 @@ class Supervisor {
     // The signal that has ended all of them may arrive here later.
     const bool all_told = running_ == 0 && !(suspect_ && WIFSIGNALED(suspect_->wait_status));
     if (undecided() && (all_told || Clock::now() >= *deadline_)) judge();
+    if (newest_.epoch == 0 || stage_ != Stage::watching || running_ == 0) return;
+    try {
+      stand_by_.keep(group_, port_, token_, file_, output_.pipes());
+    } catch (const Error& error) {
+      console_.say(error.what());
+    }
   }
   bool undecided() const { return suspect_ != nullptr && stage_ == Stage::watching; }
 
@@ -22174,24 +22575,12 @@ class Supervisor {
     listener_.reset();
   }
 
-  static bool lost_peers(const Rank& rank) {
-    return WIFEXITED(rank.wait_status) && WEXITSTATUS(rank.wait_status) == lost_peer_status;
-  }
-
-  /// How long to wait for a better explanation. A rank that lost another one may end before that one does; and Ctrl-C
-  /// reaches the ranks as soon as the supervisor.
-  static Milliseconds patience(int wait_status) {
-    if (WIFEXITED(wait_status)) return Milliseconds(WEXITSTATUS(wait_status) == lost_peer_status ? 1'000 : 0);
-    const int signal = WTERMSIG(wait_status);
-    return Milliseconds(signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT ? 50 : 0);
-  }
-
   /// Other ranks need this time to write their flight records when they learn of the loss.
   static Milliseconds time_to_record() { return Milliseconds(comm::FlightRecorder::wanted() ? 500 : 0); }
 
   void suspect(const Rank& rank) {
-    const auto better = patience(rank.wait_status);
-    if (suspect_ && patience(suspect_->wait_status) <= better) return;
+    const auto better = rank.patience();
+    if (suspect_ && suspect_->patience() <= better) return;
     const auto until = Clock::now() + better + time_to_record();
     suspect_ = &rank;
     if (!deadline_ || until < *deadline_) deadline_ = until;
@@ -22199,16 +22588,18 @@ class Supervisor {
 
   /// Names the rank that failed first and stops the others.
   [[gnu::cold]] void judge() {
-    const bool lost_peer = lost_peers(*suspect_);
+    const bool lost_peer = suspect_->lost_peers();
     for (const Rank& rank : ranks_)
-      if (lost_peer && !rank.running && lost_peers(rank) && rank.report.when < suspect_->report.when) suspect_ = &rank;
+      if (lost_peer && !rank.running && rank.lost_peers() && rank.report.when < suspect_->report.when) suspect_ = &rank;
     const int status = suspect_->wait_status;
+    outcome_.early = newest_.epoch == 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && group_.nodes == 1 &&
+                     std::ranges::any_of(ranks_, [&](const Rank& rank) { return file_.life_of(local(rank)).meets; });
     outcome_.failed_rank = number(*suspect_);
     outcome_.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     say_report(*suspect_);
-    std::string line = format("rank %d (pid %d) ", outcome_.failed_rank, suspect_->pid);
+    std::string line = name(*suspect_) + " ";
     line += WIFSIGNALED(status)
-                ? format("was killed by %s", signal_name(WTERMSIG(status)).c_str())
+                ? suspect_->killed()
                 : format("%s, exit status %d", lost_peer ? "lost the other ranks" : "failed", outcome_.status);
     for (const Rank& rank : ranks_) {
       if (!lost_peer || rank.running || rank.wait_status != 0) continue;
@@ -22218,14 +22609,6 @@ class Supervisor {
     if (running_ > 1) line += format("; stopping the other %d ranks", running_);
     console_.say(line);
     stop(SIGTERM);
-  }
-
-  static RankReport read_report(const Rank& rank) {
-    std::string text;
-    char buffer[4096];
-    for (ssize_t size = 0; (size = read(rank.reports.get(), buffer, sizeof buffer)) > 0;)
-      text.append(buffer, static_cast<std::size_t>(size));
-    return RankReport::from(text);
   }
 
   [[gnu::cold]] void pass_on(int signal) {
@@ -22255,6 +22638,7 @@ class Supervisor {
   }
 
   void stop(int signal) {
+    file_.note(JobFile::ends);
     stage_ = Stage::stopping;
     deadline_ = Clock::now() + group_.grace;
     kill_running(signal);
@@ -22267,28 +22651,40 @@ class Supervisor {
   }
   void kill_running(int signal) {
     for (const Rank& rank : ranks_) {
-      if (rank.running) kill(rank.pid, signal);
+      if (rank.running) rank.send(signal);
     }
   }
 
   const RankGroup& group_;
   Console& console_;
   SignalPipe signals_;
+  const bool takes_over_;
+  JobFile file_;
   RankOutput output_;
   std::vector<Rank> ranks_;
   Fd listener_;  ///< machine 0's
   Fd nothing_;   ///< stdin of all ranks but 0
-  Fd doors_;     ///< a file in memory, with `doors_bytes` for each rank
   int port_ = 0, running_ = 0;
-  Life newest_;  ///< the newest report of all ranks
-  std::vector<Clock::time_point> replaced_, killed_early_;
+  RankLife newest_;  ///< the newest of all ranks
+  Replacements replacements_;
+  StandBy stand_by_;
   Stage stage_ = Stage::watching;
   const Rank* suspect_ = nullptr;  ///< the best explanation so far
   std::string token_;              ///< a secret of this job only; empty if the starter has set one
   std::optional<Clock::time_point> deadline_;
   std::atomic<const char*> interrupted_by_{""};
   GroupOutcome outcome_;
+  std::function<void(const RankLife&)> on_epoch_;
 };
+
+}  // namespace detail
+
+}  // namespace chorus
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
+
+namespace chorus {
+
+namespace detail {
 
 /// The minimum duration of an attempt, so that a program that fails at once does not keep the machine busy.
 inline constexpr std::chrono::milliseconds shortest_attempt{200};
@@ -22307,22 +22703,33 @@ inline bool worth_a_restart(const GroupOutcome& outcome) {
 ///
 /// If the reader of the output stops, ranks are still supervised (see Console). At the end of the job the supervisor
 /// waits for the reader; after a signal for at most `group.grace`.
+///
+/// In a process that was started to stand by, it begins with the ranks of a supervisor that was killed. In a job that
+/// will outlive its ranks, all start again, at most 10 times, if one is killed before they have met.
 [[gnu::cold]] inline int run_job(RankGroup group) {
+  group.restart = group.attempt = 0;
+  auto estate = detail::stand_by(group);
   detail::Console console;
-  for (group.restart = 0;; ++group.restart) {
+  for (int early = 0;; ++group.attempt) {
     const auto next = std::chrono::steady_clock::now() + detail::shortest_attempt;
-    group.attempt = group.restart;
-    const auto outcome = detail::Supervisor(group, console).run();
+    const bool takes_over = estate.has_value();
+    const auto outcome = detail::Supervisor(group, console, std::exchange(estate, std::nullopt)).run();
+    if (takes_over) detail::release_signals(group);
     if (outcome.signal != 0) console.finish(group.grace);
-    if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts)
+    if (outcome.early && outcome.signal == 0 && ++early <= 10) {
+      console.say("the ranks had not met: all start again");
+    } else if (!detail::worth_a_restart(outcome) || group.restart >= group.max_restarts) {
       return console.status_after(outcome.status);
-    console.say(detail::format("restart %d of %d", group.restart + 1, group.max_restarts));
+    } else {
+      ++group.restart;
+      console.say(detail::format("restart %d of %d", group.restart, group.max_restarts));
+    }
     std::this_thread::sleep_until(next);
   }
 }
 
 }  // namespace chorus
-#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_SUPERVISOR_HPP
+#endif  // CHORUS_SINGLE_CHORUS_LAUNCH_JOB_HPP
 
 // <chorus/launch/variables.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_LAUNCH_VARIABLES_HPP
@@ -22370,17 +22777,6 @@ inline Failure current_failure() {
   } catch (...) {
     return {1, "an exception of another type than std::exception"};
   }
-}
-
-/// The path of this program; not /proc/self/exe, for which `ps` would show "exe".
-inline std::string own_program() {
-  char path[PATH_MAX];
-  const auto size = readlink("/proc/self/exe", path, sizeof path);
-  if (size > 0 && size < PATH_MAX) {
-    std::string program(path, static_cast<std::size_t>(size));
-    if (access(program.c_str(), X_OK) == 0) return program;
-  }
-  return "/proc/self/exe";
 }
 
 /// For programs that can record runs.
@@ -22652,7 +23048,8 @@ inline RunListener listener_to(const LaunchOptions& options) {
   if (policy.distributed) {
     auto joined = join(policy, options.devices);
     if (!joined) {
-      check<UsageError>(!order,
+      const bool stands_by = env("CHORUS_STAND_BY") != nullptr;
+      check<UsageError>(!order || stands_by,
                         "launch: this process was started as a rank, but RANK and WORLD_SIZE are no longer set");
       static std::atomic<bool> under_way{false};
       const FlagScope starting(under_way, "launch: another thread of this process is already in a launch of ranks");
@@ -22665,6 +23062,7 @@ inline RunListener listener_to(const LaunchOptions& options) {
       group.grace = *options.grace;
       group.launch = next.text();
       group.replacements = INT_MAX;
+      calls.order.reset();  // of one that stands by: from here on it is the one whose place it takes
       const int status = run_job(std::move(group));
       if (listener.ranks_have_ended != nullptr) listener.ranks_have_ended(options.trace, next.devices);
       if (status == 0) check_output();
@@ -25437,6 +25835,10 @@ struct SplitLayout {
   }
 };
 
+namespace detail {
+class LeafProducts;
+}
+
 /// A policy's collectives for operators in a forward pass and its backward pass, on memory of the model's device. All
 /// members must make the same calls in the same order. All calls throw CommError if a member is lost.
 class TensorGroup {
@@ -25469,6 +25871,11 @@ class TensorGroup {
   }
 
   AxisPart part(Index width, Index unit) const { return axis_part(width, unit, size(), rank()); }
+
+  /// Under SameBits: the same members for layers whose sums must not depend on the number of members; else null.
+  virtual std::shared_ptr<TensorGroup> in_leaves() { return nullptr; }
+  /// How that group multiplies; null for other groups.
+  virtual const detail::LeafProducts* products() const { return nullptr; }
 
  protected:
   virtual void all_reduce(void* data, std::size_t count, DType type, bool largest) = 0;
@@ -26105,23 +26512,30 @@ void pad_block(Cpu device, AxisShape whole, Index start, Index count, const T* b
 namespace chorus::kernels {
 
 namespace detail {
-/// Blocks of fewer bytes are copied in a loop: a call for each would take longer than the copy.
+/// Blocks of fewer bytes are copied or added in a loop: a call for each would take longer than the work.
 inline constexpr Index short_block_bytes = 64;
 
 /// For each of `outer` steps: copies or adds `count` numbers; `from_step` and `to_step` are the strides.
 template <class T>
 void move_blocks(Cpu device, Index outer, Index count, const T* from, Index from_step, T* to, Index to_step,
                  bool accumulate) {
-  const bool is_short = count * static_cast<Index>(sizeof(T)) < short_block_bytes;
+  const auto copy = [=](auto bytes) {
+    for (Index o = 0; o < outer; ++o)
+      std::memcpy(to + o * to_step, from + o * from_step, static_cast<std::size_t>(bytes));
+  };
+  const Index bytes = count * static_cast<Index>(sizeof(T));
+  if (!accumulate && bytes == 4) return copy(std::integral_constant<Index, 4>{});
+  if (!accumulate && bytes == 8) return copy(std::integral_constant<Index, 8>{});
+  if (!accumulate && bytes >= short_block_bytes) return copy(bytes);
   for (Index o = 0; o < outer; ++o, from += from_step, to += to_step) {
-    if (is_short && !accumulate)
+    if (!accumulate)
       for (Index i = 0; i < count; ++i) to[i] = from[i];
-    else if (!accumulate)
-      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
-    else if constexpr (Real<T>)
-      axpy(device, count, T{1}, from, to);
-    else
+    else if constexpr (!Real<T>)
       fail<UsageError>("concat: cannot accumulate ", dtype<T>);
+    else if (bytes < short_block_bytes)
+      for (Index i = 0; i < count; ++i) to[i] = from[i] + to[i];
+    else
+      axpy(device, count, T{1}, from, to);
   }
 }
 
@@ -27738,14 +28152,14 @@ void softmax_forward(Cpu, AxisShape shape, const T* x, T* y, bool none_is_zero) 
     auto maximum = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
     const auto lowest = splat(-std::numeric_limits<T>::infinity());
     if (none_is_zero) maximum = pselect(pcmp_eq(maximum, lowest), splat(T{0}), maximum);
-    const auto total = line.reduce(Sum<T>{}, [&](Index i, auto count) {
+    const auto total = line.reduce(Sum<T>{}, [=](Index i, auto count) {
       const auto power = detail::exp_to_zero<T>(psub(load(x + i, count), maximum));
       store(y + i, power, count);
       return power;
     });
     auto factor = Eigen::internal::pdiv(splat(T{1}), total);
     if (none_is_zero) factor = pselect(pcmp_eq(total, splat(T{0})), splat(T{0}), factor);
-    line.each([&](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
+    line.each([=](Index i, auto count) { store(y + i, pmul(load(y + i, count), factor), count); });
   });
 }
 
@@ -27755,7 +28169,7 @@ void softmax_backward(Cpu, AxisShape shape, const T* y, const T* dy, T* dx, bool
   for_lines<T>(shape, [&](const auto& line) {
     const auto dot =
         line.reduce(Sum<T>{}, [&](Index i, auto count) { return pmul(load(y + i, count), load(dy + i, count)); });
-    line.each([&](Index i, auto count) {
+    line.each([=](Index i, auto count) {
       store(dx + i, pmul(load(y + i, count), psub(load(dy + i, count), dot)), count, accumulate);
     });
   });
@@ -28256,10 +28670,36 @@ void argmax_of_rows(AxisShape shape, const T* x, Index* y) {
     y[line.result] = static_cast<Index>(Eigen::internal::pfirst(place));
   });
 }
+
+/// The same of short rows: each lane has a row of its own.
+template <class T>
+void argmax_of_short_rows(AxisShape shape, const T* x, Index* y) {
+  using Eigen::internal::pcmp_le, Eigen::internal::pgather;
+  constexpr Index w = lanes<T>;
+  const Index groups = shape.outer / w;
+  parallel_ranges(groups, 1, thread_elements / (w * shape.axis) + 1, [=](Index first, Index count) {
+    for (Index row = first * w; row < (first + count) * w; row += w) {
+      const T* from = x + row * shape.axis;
+      auto best = pgather<T, Packet<T>>(from, shape.axis), place = splat(T{0});
+      for (Index i = 1; i < shape.axis; ++i) {
+        const auto value = pgather<T, Packet<T>>(from + i, shape.axis);
+        const auto next = pselect(pcmp_le(value, best), place, splat(static_cast<T>(i)));
+        place = pselect(pcmp_eq(best, best), next, place);  // the first NaN stays
+        best = Max<T>{}(best, value);
+      }
+      T places[w];
+      store(places, place, Whole<T>{});
+      for (Index i = 0; i < w; ++i) y[row + i] = static_cast<Index>(places[i]);
+    }
+  });
+  const Index done = groups * w;
+  argmax_of_rows(AxisShape{shape.outer - done, shape.axis, 1}, x + done * shape.axis, y + done);
+}
 }  // namespace detail
 
 template <class T>
 void argmax(Cpu, AxisShape shape, const T* x, Index* y) {
+  if (shape.inner == 1 && shape.axis <= 32) return detail::argmax_of_short_rows(shape, x, y);
   if (shape.inner == 1 && shape.axis < (Index{1} << 24)) return detail::argmax_of_rows(shape, x, y);
   for_lines<T>(shape, [&](const auto& line) {
     const auto best = line.reduce(Max<T>{}, [&](Index i, auto count) { return load(x + i, count); });
@@ -33923,6 +34363,57 @@ inline ImageChannels group_results(const Conv2dShape& s) {
   return {s.out_channels / s.groups, h, w, s.out_channels * h * w};
 }
 
+/// A convolution of dilation d as one without, of d * d times as many images, which have each d-th row and column:
+/// Winograd's algorithm suits these.
+template <class T>
+struct DilatedParts {
+  const Index d;
+  Conv2dShape shape;  ///< of the parts
+  const bool suit;    ///< whether this is faster
+
+  explicit DilatedParts(const Conv2dShape& s) : d(s.dilation_h), shape(of(s)), suit(suits(s)) {}
+
+  /// images: [batch, channels, height, width]; parts: [batch, d, d, channels, height / d, width / d], rounded up, with
+  /// zeros beyond the images.
+  void split(Index channels, Index height, Index width, const T* images, T* parts) const {
+    each(channels, height, width, [=](Index image, Index part, Axis vertical, Axis horizontal, Index rows, Index w) {
+      to_raster(images + image, vertical, horizontal, rows, w, parts + part);
+    });
+  }
+  /// The inverse, or images +=.
+  void merge(Index channels, Index height, Index width, const T* parts, T* images, bool accumulate) const {
+    each(channels, height, width, [=](Index image, Index part, Axis vertical, Axis horizontal, Index rows, Index w) {
+      from_raster(parts + part, vertical, horizontal, rows, w, T{0}, images + image, accumulate);
+    });
+  }
+
+ private:
+  static Conv2dShape of(Conv2dShape s) {
+    const Index d = s.dilation_h;
+    s.batch *= d * d;
+    s.height = (s.height + d - 1) / d;
+    s.width = (s.width + d - 1) / d;
+    s.padding_h /= d;
+    s.padding_w /= d;
+    s.dilation_h = s.dilation_w = 1;
+    return s;
+  }
+  bool suits(const Conv2dShape& s) const {
+    return d > 1 && s.dilation_w == d && s.stride_h == 1 && s.padding_h % d == 0 && s.padding_w % d == 0 &&
+           suits_winograd<T>(shape);
+  }
+  template <class F>
+  void each(Index channels, Index height, Index width, const F& f) const {
+    const Index rows = (height + d - 1) / d, columns = (width + d - 1) / d, plane = height * width;
+    parallel_ranges(shape.batch / (d * d) * channels, 1, thread_elements / plane + 1, [&](Index first, Index count) {
+      for (Index image = first; image < first + count; ++image)
+        for (Index k = 0; k < d * d; ++k)
+          f(image * plane, ((image / channels * d * d + k) * channels + image % channels) * rows * columns,
+            Axis{height, d, k / d}, Axis{width, d, k % d}, rows, columns);
+    });
+  }
+};
+
 /// Calls f(first, count) for ranges of the tasks.
 template <class F>
 void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
@@ -33937,6 +34428,12 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
   const Index filters = s.out_channels / s.groups, out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w;
   if (s.y_count() == 0) return;
   if (suits_depthwise(s)) return depthwise_forward(device, s, x, weight, bias, y);
+  if (const DilatedParts<T> parts(s); parts.suit) {
+    const Scratch<T> xs(device, parts.shape.x_count()), ys(device, parts.shape.y_count());
+    parts.split(s.in_channels, s.height, s.width, x, xs.data());
+    conv2d_forward(device, parts.shape, xs.data(), weight, bias, ys.data());
+    return parts.merge(s.out_channels, out_h, out_w, ys.data(), y, false);
+  }
   if (suits_winograd<T>(s) && !exact_sums) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -33990,6 +34487,12 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
   const Index k = s.in_channels / s.groups * s.kernel_h * s.kernel_w;
   const bool nothing = s.y_count() * k == 0;
   if (!nothing && suits_depthwise(s)) return depthwise_backward_weight(device, s, x, dy, dweight, accumulate);
+  if (const DilatedParts<T> parts(s); !nothing && parts.suit) {
+    const Scratch<T> xs(device, parts.shape.x_count()), ys(device, parts.shape.y_count());
+    parts.split(s.in_channels, s.height, s.width, x, xs.data());
+    parts.split(s.out_channels, out_h, out_w, dy, ys.data());
+    return conv2d_backward_weight(device, parts.shape, xs.data(), ys.data(), dweight, accumulate);
+  }
   if (!nothing && suits_winograd<T>(s)) {
     const ImageChannels in = group_inputs(s), to = group_results(s);
     for (Index group = 0; group < s.groups; ++group) {
@@ -34059,6 +34562,12 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   const Index out_h = s.out_height(), out_w = s.out_width(), out = out_h * out_w, image = s.height * s.width;
   if (s.x_count() == 0) return;
   if (suits_depthwise(s)) return depthwise_backward_input(device, s, weight, dy, dx, accumulate);
+  if (const DilatedParts<T> parts(s); parts.suit && s.y_count() > 0) {
+    const Scratch<T> xs(device, parts.shape.x_count()), ys(device, parts.shape.y_count());
+    parts.split(s.out_channels, out_h, out_w, dy, ys.data());
+    conv2d_backward_input(device, parts.shape, weight, ys.data(), xs.data(), false);
+    return parts.merge(s.in_channels, s.height, s.width, xs.data(), dx, accumulate);
+  }
   // A convolution of dy with the flipped weight.
   Conv2dShape back = s;
   std::swap(back.in_channels, back.out_channels);
@@ -37324,6 +37833,75 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
 #endif
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_GEMM_HPP
 
+// <chorus/ops/leaf_products.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_OPS_LEAF_PRODUCTS_HPP
+#define CHORUS_SINGLE_CHORUS_OPS_LEAF_PRODUCTS_HPP
+/// The seam for products whose inner axis the members of a TensorGroup share, if their bits must not depend on the
+/// number of members (SameBits): the group cuts the axis into leaves.
+
+namespace chorus::detail {
+
+/// The axis of a layer's weight [outputs, inputs] that members share: `blocks` blocks of `width` entries, each in
+/// multiples of `unit`.
+struct LeafCut {
+  const char* layer;
+  std::shared_ptr<TensorGroup> group;
+  Index width, unit, blocks;
+  bool of_inputs;  // then outputs are sums over it; else gradients of inputs are
+};
+
+/// c = a op(b), or c += with `accumulate`: a: [m, k], op(b): [k, n], c: [m, n], row-major; `ldb` is b's row stride.
+template <class T>
+struct LeafProduct {
+  kernels::Trans tb;
+  Index m, n, k;
+  const T *a, *b;
+  Index ldb;
+  T* c;
+  bool accumulate;
+};
+
+/// A group's products.
+class LeafProducts {
+ public:
+  virtual ~LeafProducts() = default;
+  /// Throws UsageError if the members can't share the axis in whole leaves.
+  virtual void check(const LeafCut& cut) const = 0;
+  /// This member's term of the product.
+  virtual void multiply(const LeafCut& cut, const LeafProduct<float>& product) const = 0;
+  virtual void multiply(const LeafCut& cut, const LeafProduct<double>& product) const = 0;
+};
+
+/// The cut of this thread's linear layers; null if they are not cut.
+inline thread_local constinit const LeafCut* leaf_cut = nullptr;
+
+/// `f()`, whose linear layers are cut so if the group multiplies in leaves.
+template <class F>
+auto with_leaf_cut(const LeafCut& cut, const F& f) {
+  const bool cuts = cut.group != nullptr && cut.group->products() != nullptr;
+  if (cuts) cut.group->products()->check(cut);
+  const Replaced<const LeafCut*> scope(leaf_cut, cuts ? &cut : leaf_cut);
+  return f();
+}
+
+/// kernels::gemm of packed a and c, in leaves if `cut` cuts the inner axis of this product.
+template <Device D, class T, class Out>
+void gemm_in_leaves(const LeafCut* cut, bool over_inputs, D device, kernels::Trans tb, Index m, Index n, Index k,
+                    const T* a, const T* b, Index ldb, Out* c, bool accumulate, const T* bias_n = nullptr) {
+  if (cut != nullptr && cut->of_inputs == over_inputs) [[unlikely]] {
+    if constexpr (std::is_same_v<D, Cpu> && std::floating_point<T> && std::is_same_v<T, Out>)
+      return cut->group->products()->multiply(*cut, {tb, m, n, k, a, b, ldb, c, accumulate});
+    else
+      check<UsageError>(cut->group->size() == 1, cut->layer,
+                        ": SameBits under TensorParallel: expected float or double on the CPU, got ", name(dtype<T>),
+                        " on ", D::kind, ": use a policy whose ranks have whole layers");
+  }
+  kernels::gemm(device, kernels::Trans::no, tb, m, n, k, a, k, b, ldb, c, n, accumulate, bias_n);
+}
+
+}  // namespace chorus::detail
+#endif  // CHORUS_SINGLE_CHORUS_OPS_LEAF_PRODUCTS_HPP
+
 namespace chorus {
 
 // The tape's record of these operations, in addition to their backward functions: see ops/higher_order.hpp.
@@ -37463,22 +38041,24 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
   shape.back() = out_features;
   auto out = Tensor<T, rank, typename tensor_of<X>::device_type>::empty(shape, device);
   detail::count_multiply_adds(rows * out_features * in_features);
+  const auto leaves =
+      detail::leaf_cut == nullptr ? nullptr : std::make_shared<const detail::LeafCut>(*detail::leaf_cut);
   // Without recording, a few rows are summed in another, faster order. A recorded pass has one order for any number of
   // rows, so that a sample's result does not depend on the share of the batch it is in.
   bool done = false;
   if constexpr (std::is_same_v<typename tensor_of<X>::device_type, Cpu> && std::floating_point<T>) {
     const bool recorded = grad_enabled() && (node_of(x) || node_of(weight) || node_of(bias));
-    done = !recorded && rows <= kernels::few_rows;
+    done = !recorded && rows <= kernels::few_rows && leaves == nullptr;
     if (done)
       kernels::linear_of_few_rows(device, rows, out_features, in_features, input.data(), w.data(), out.data(),
                                   b.data());
   }
   if (!done)
-    kernels::gemm(device, Trans::no, Trans::yes, rows, out_features, in_features, input.data(), in_features, w.data(),
-                  in_features, out.data(), out_features, false, b.data());
+    detail::gemm_in_leaves(leaves.get(), true, device, Trans::yes, rows, out_features, in_features, input.data(),
+                           w.data(), in_features, out.data(), false, b.data());
   return record(
       Linear{}, std::move(out),
-      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features,
+      [input = detail::Saved(input), w = detail::Saved(w), device, rows, in_features, out_features, leaves,
        part = detail::computes_part](const auto& dy, auto dx, auto dw, auto db) {
         // For a part of a batch the bias's gradient is summed in a fixed order, whatever a library would choose.
         const bool both = dw && db && !part &&
@@ -37497,8 +38077,8 @@ detail::RecordedLike<X, X, W, B> linear(const X& x, const W& weight, const B& bi
         }
         if (dx) {
           const auto [grad, accumulate] = dx->target();
-          kernels::gemm(device, Trans::no, Trans::no, rows, in_features, out_features, dy.data(), out_features,
-                        w.read("linear").data(), in_features, grad.data(), in_features, accumulate);
+          detail::gemm_in_leaves(leaves.get(), false, device, Trans::no, rows, in_features, out_features, dy.data(),
+                                 w.read("linear").data(), in_features, grad.data(), accumulate);
         }
       },
       x, weight, bias);
@@ -41752,6 +42332,10 @@ void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double n
   const auto* first = first_not_finite(parameters);
   raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
+/// A room replaces the norm by one whose bits don't depend on how ranks divide the gradients. `ranks`: those that have
+/// the other parameters; null: the parameters name them.
+template <Device D>
+inline double (*norm_in_any_order)(const std::vector<nn::NamedParameter<D>>&, ModelRanks* ranks) = nullptr;
 /// The norm of all gradients as one vector.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
@@ -41842,8 +42426,13 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
   }
 #endif
   {
-    double norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
-    for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+    double norm = 0;
+    if (auto* const room = detail::norm_in_any_order<D>) {
+      norm = room(parameters, nullptr);
+    } else {
+      norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
+      for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+    }
     if (options.error_if_nonfinite)
       detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
     detail::scale_down(parameters, norm, max_norm);
@@ -52206,10 +52795,10 @@ class Reducer : public PolicyWithOptions<D, Hook, Communicator> {
   /// A forward pass that records gradients begins, with the net's message about it: on all ranks.
   void forward_begins(ForwardPass& pass);
   void forward_ended();
+  /// 3. Before backward, ranks exchange the counts that their losses average over: the weights of their gradients.
+  void backward_is_weighed() override;
 
  private:
-  // 3. Before backward, ranks exchange the counts that their losses average over: the weights of their gradients.
-  void backward_is_weighed() override;
   // 4. The first gradient begins a pass; full buckets are sent while backward continues.
   void gradient_is_final(std::size_t i);
   void begin_backward() override;
@@ -56484,8 +57073,8 @@ void save_in_parts(Net& net, const std::string& path, Metadata metadata) {
 namespace chorus::io::detail {
 
 /// Calls `step()`. If it throws on one rank, all ranks throw: each its own error if all failed, otherwise a FileError
-/// that names the first such rank. Before that `undo()` has ended on all of them, as a rank that throws may end the
-/// job. All ranks call it.
+/// that names the first such rank. Before that `undo()` has ended on all of them, and all have the reason, as a rank
+/// that throws may end the job. All ranks call it.
 template <class Communicator, class Step, class Undo>
 void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   std::exception_ptr own;
@@ -56504,6 +57093,10 @@ void on_all_ranks(Communicator& ranks, const Step& step, const Undo& undo) {
   if (failed == 0) return;
   undo();
   const auto texts = comm::all_gather_object(ranks, text);
+  try {
+    ranks.barrier();
+  } catch (const CommError&) {  // another one has them all, too, and has thrown
+  }
   const auto same = [&](const std::string& other) { return other == text; };
   if (own && std::all_of(texts.begin(), texts.end(), same)) std::rethrow_exception(own);
   const auto first = std::find_if(texts.begin(), texts.end(), [](const std::string& each) { return !each.empty(); });
@@ -58978,6 +59571,7 @@ std::span<T> span_of(const Tensor<T, Rank, D>& x) {
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> summed(const Tensor<T, Rank, D>& x, TensorGroup& group) {
   const auto dense = contiguous(x);
+  if (group.size() == 1) return dense;
   auto sum = Tensor<T, Rank, D>::empty(dense.shape(), dense.device());
   copy_bytes(sum.device(), sum.data(), dense.device(), dense.data(), dense.bytes());
   group.sum(span_of(sum));
@@ -58999,6 +59593,7 @@ inline Index most_numbers(const kernels::AxisShape& whole, const SharedAxis& sha
 template <class T, int Rank, class D>
 Tensor<T, Rank, D> all_parts(const Tensor<T, Rank, D>& x, const SharedAxis& shared, TensorGroup& group) {
   const auto part = contiguous(x);
+  if (group.size() == 1) return part;
   auto shape = part.shape();
   shape[shared.axis] = shared.width;
   const auto whole = around_axis(shape, shared.axis);
@@ -59869,15 +60464,16 @@ auto dropout(const SequencePart<X>& x, double p, bool training = true) {
 namespace chorus::nn {
 
 namespace detail {
-/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all. Throws
-/// UsageError if there is no such group.
+/// The group that shards a layer's `width` entries, of which the layer holds `mine`; null if it holds all, unless a
+/// group of one adds up in leaves. Throws UsageError if there is no such group.
 inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, Index unit) {
-  if (mine == width) return nullptr;
   const auto& group = tensor_group();
+  auto leaves = group == nullptr || chorus::detail::interceptor != nullptr ? nullptr : group->in_leaves();
+  if (mine == width && (leaves == nullptr || leaves->size() > 1)) return nullptr;
   check<UsageError>(group != nullptr && group->part(width, unit).count == mine, layer, ": its ", width,
                     " entries are split over ranks, and this rank has a part: call the net, not its module(); "
                     "TensorParallel::gathered gives a whole model");
-  return group;
+  return leaves != nullptr ? leaves : group;
 }
 
 /// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
@@ -59937,7 +60533,8 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = this->apply(detail::entered(x, group));
+    auto y = chorus::detail::with_leaf_cut({"ColumnParallelLinear", group, out_, unit_, 1, /*of_inputs=*/false},
+                                           [&] { return this->apply(detail::entered(x, group)); });
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -60002,7 +60599,10 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
-    return with_bias(leave_tensor_region(linear(x.part(), this->weight), x.group()), this->bias);
+    const auto own = chorus::detail::with_leaf_cut(
+        {"RowParallelLinear", x.group(), in_, unit_, 1, /*of_inputs=*/true},
+        [&] { return linear(x.part(), this->weight); });
+    return with_bias(leave_tensor_region(own, x.group()), this->bias);
   }
   template <class X>
   auto sequence_of(const Columns<X>& x, const TensorGroupRef& sequence) const {
@@ -60251,8 +60851,10 @@ class MultiheadAttention : public Module {
     const auto& shape = value_of(q).shape();
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
-    auto joined = reshape(seen_by_heads(q, k, v, seen, head, group),
-                          Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
+    auto joined = reshape(
+        chorus::detail::with_leaf_cut({"MultiheadAttention", group, features, head, 1, /*of_inputs=*/false},
+                                      [&] { return seen_by_heads(q, k, v, seen, head, group); }),
+        Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }
   // [batch, queries, this rank's heads, features / heads]
@@ -60314,13 +60916,15 @@ class MultiheadAttention : public Module {
   static auto node_in(const SequencePart<X>& x) {
     return node_of(x.part());
   }
-  // A value that is used several times enters once, so that its gradients are summed in one message.
+  // A value that is used several times enters once, so that its gradients are summed in one message. In leaves, each
+  // gradient is a sum of its own.
   template <class X, class Known, class Entered>
   static Entered entered_once(const X& x, const TensorGroupRef& group, const Known& known, const Entered& known_entered)
     requires std::is_same_v<X, Known>
   {
     if constexpr (!chorus::detail::is_graph_variable<Entered>)
-      if (group != nullptr && node_in(x) && node_in(x) == node_in(known)) return known_entered;
+      if (group != nullptr && group->products() == nullptr && node_in(x) && node_in(x) == node_in(known))
+        return known_entered;
     return detail::entered(x, group);
   }
   template <class X, class Known, class Entered>
@@ -62404,7 +63008,7 @@ class QuantizationAware : public Module {
   /// Arguments and result of `Model::forward`.
   template <class... Inputs>
   auto forward(const Inputs&... inputs) const {
-    check<UsageError>(tensor_group() == nullptr,
+    check<UsageError>(tensor_group() == nullptr || tensor_group()->size() == 1,
                       "QuantizationAware: TensorParallel, which splits a layer's channels, is not supported");
     check<UsageError>(chorus::detail::interceptor == nullptr, "QuantizationAware: nesting is not supported");
     const auto phases = training() ? quantization_.phases.begin_pass() : quantization_.phases.get();
@@ -65201,13 +65805,16 @@ class ByNorms : public Optimizer<D> {
   using Range = typename Optimizer<D>::Range;
   ByNorms(const char* who, std::vector<nn::NamedParameter<D>> parameters, double lr,
           std::initializer_list<double> numbers)
-      : Optimizer<D>(parameters, lr, numbers), pieces_(who, std::move(parameters)) {}
+      : Optimizer<D>(parameters, lr, numbers), who_(who), pieces_(who, std::move(parameters)) {}
 
   /// Calls `found = first(T{}, range)`, and then `second(T{}, range, found)`, where `found.squares`, the two norms'
   /// squares, are those of the whole parameter.
   template <class First, class Second>
   void step_by_norms(const First& first, const Second& second) {
     pieces_.meet([](std::size_t) { return 0; });
+    check<UsageError>(!pieces_.any() || !norm_in_any_order<D>, who_,
+                      ": SameBits: ranks have pieces of parameters, and sums of their squares round in another order: "
+                      "expected an optimizer that steps each number by itself, such as Adam, or Muon");
     if (!pieces_.any())
       return this->for_each_range({.each_alone = true, .in_pieces = true}, [&]<class T>(T type, const Range& range) {
         second(type, range, first(type, range));
@@ -65230,6 +65837,7 @@ class ByNorms : public Optimizer<D> {
   }
 
  private:
+  const char* who_;
   Pieces<D> pieces_;
 };
 }  // namespace detail
@@ -66102,7 +66710,7 @@ template struct Forward<chorus::detail::NotSent, double, 2>;
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_HPP
 /// The same bits on any number of devices: `ch::DistributedDataParallel<ch::SameBits<Model, 8>>`. See
-/// same_bits/README.md.
+/// same_bits/README.md. Pipeline, TensorParallel and Mesh have headers of their own in same_bits/.
 
 // <chorus/same_bits/data_parallel.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DATA_PARALLEL_HPP
@@ -66269,6 +66877,88 @@ namespace chorus::same_bits {
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BATCH_CUT_HPP
 /// How one forward pass's batch is cut into canonical shares, and which of them this process has.
 
+// <chorus/same_bits/grad_norm.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
+/// The norm of gradients with the same bits however ranks divide them: a sum without rounding has no order.
+
+namespace chorus::same_bits {
+
+/// A sum of numbers from 0 to 1, each rounded to a multiple of 2^-66, in three parts: multiples of 2^-22, 2^-44 and
+/// 2^-66. Adding rounds no part, for up to 2^31 numbers, so their order does not matter. Splitting by a large constant:
+/// Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013.
+class SumInAnyOrder {
+ public:
+  void add(double number) {
+    for (std::size_t part = 0; part < parts_.size(); ++part) {
+      const double near = (number + grids[part]) - grids[part];
+      parts_[part] += near;
+      number -= near;
+    }
+  }
+  std::span<double> parts() { return parts_; }
+  double value() const { return parts_[0] + (parts_[1] + parts_[2]); }
+
+ private:
+  // 1.5 times a power of two: nearby doubles are as far apart as the part's multiples.
+  static constexpr std::array<double, 3> grids{1.5 * (1 << 30), 1.5 * (1 << 8), 1.5 / (1 << 14)};
+  std::array<double, 3> parts_{};
+};
+
+/// See optim::detail::norm_in_any_order. Squares of floats are summed with a relative error below 1e-11.
+template <Device D>
+double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRanks* ranks) {
+  // Calls f(its ranks or null, its parameters that this process counts) for each group of parameters.
+  const auto for_groups = [&](const auto& f) {
+    if (ranks != nullptr) return f(ranks, parameters);
+    auto groups = optim::detail::ranks_of(parameters);
+    groups.insert(groups.begin(), nullptr);
+    for (const auto& group : groups) {
+      std::vector<nn::NamedParameter<D>> own;
+      for (const auto& named : parameters)
+        if (named.parameter->ranks() == group && (!group || named.parameter->counts())) own.push_back(named);
+      f(group.get(), own);
+    }
+  };
+  double largest = 0;
+  const auto raise = [&](double value) {  // a NaN stays
+    if (value > largest || value != value) largest = value;
+  };
+  for_groups([&](ModelRanks* group, const auto& own) {
+    double here = 0;
+    optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
+      for (Index i = 0; i < parameter.count(); ++i) {
+        const auto size = std::abs(static_cast<double>(grad[i]));
+        if (size > here || size != size) here = size;
+      }
+    });
+    if (group != nullptr) group->max({&here, 1});
+    raise(here);
+  });
+  if (largest == 0 || !std::isfinite(largest)) return largest;
+
+  int exponent = 0;
+  std::frexp(largest, &exponent);
+  exponent = std::max(exponent, -1000);
+  const double unit = std::ldexp(1.0, -exponent);
+  SumInAnyOrder squares;
+  for_groups([&](ModelRanks* group, const auto& own) {
+    SumInAnyOrder here;
+    optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
+      for (Index i = 0; i < parameter.count(); ++i) {
+        const double scaled = static_cast<double>(grad[i]) * unit;
+        here.add(scaled * scaled);
+      }
+    });
+    if (group != nullptr) group->sum(here.parts());
+    for (std::size_t part = 0; part < squares.parts().size(); ++part) squares.parts()[part] += here.parts()[part];
+  });
+  return std::ldexp(std::sqrt(squares.value()), exponent);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
+
 namespace chorus::same_bits {
 
 /// Belongs to the output of a policy with canonical shares; losses of that output are the whole batch's.
@@ -66295,14 +66985,23 @@ class BatchCut : public BatchParts {
   std::int64_t samples_;
 };
 
-/// The node of backward through such a policy.
-class SharesNode final : public dp::BackwardNode {
+/// A node of backward through such a policy.
+class CutNode {
+ public:
+  explicit CutNode(std::shared_ptr<const BatchCut> batch_cut) : cut(std::move(batch_cut)) {}
+
+  const std::shared_ptr<const BatchCut> cut;
+
+ protected:
+  virtual ~CutNode() = default;
+};
+
+/// That node, if the policy computes the shares one after the other.
+class SharesNode final : public dp::BackwardNode, public CutNode {
  public:
   SharesNode(dp::BackwardRunner& runner, std::weak_ptr<void> alive, std::vector<dp::GradientReturns> returns,
              std::shared_ptr<const BatchCut> batch_cut)
-      : BackwardNode(runner, std::move(alive), std::move(returns)), cut(std::move(batch_cut)) {}
-
-  const std::shared_ptr<const BatchCut> cut;
+      : BackwardNode(runner, std::move(alive), std::move(returns)), CutNode(std::move(batch_cut)) {}
 };
 
 /// The cut of the batch from which `node` was computed; null if no policy has cut it, within one share, and if nothing
@@ -66313,14 +67012,17 @@ class SharesNode final : public dp::BackwardNode {
 /// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one exists, losses look for cuts.
+/// While one exists, losses look for cuts, and norms of gradients don't depend on how ranks divide them.
 class CutsBatches {
  public:
   CutsBatches() {
     ++policies;
     detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
+    optim::detail::norm_in_any_order<Cpu> = &grad_norm<Cpu>;
   }
-  ~CutsBatches() { --policies; }
+  ~CutsBatches() {
+    if (--policies == 0) optim::detail::norm_in_any_order<Cpu> = nullptr;
+  }
   CutsBatches(const CutsBatches&) = delete;
   CutsBatches& operator=(const CutsBatches&) = delete;
 
@@ -66343,7 +67045,7 @@ CHORUS_INLINE std::shared_ptr<const BatchCut> find_cut(Node* node) {
   detail::FoundNodes nodes;
   nodes.add(*node);
   nodes.walk([&](const Node& next) {
-    const auto* const shares = dynamic_cast<const SharesNode*>(&next);
+    const auto* const shares = dynamic_cast<const CutNode*>(&next);
     if (shares == nullptr) return true;
     const auto& cut = shares->cut;
     check<UsageError>(!found || (found->samples() == cut->samples() && found->run() == cut->run()),
@@ -66360,7 +67062,7 @@ CHORUS_INLINE void check_means(std::span<const Ref<Node>> nodes) {
   const auto is_mean = [](const Node& node) {
     return std::string_view(node.operation()) == detail::mean_of_parts_name;  // maybe another file's copy of the name
   };
-  const auto is_cut = [](const Node& node) { return dynamic_cast<const SharesNode*>(&node) != nullptr; };
+  const auto is_cut = [](const Node& node) { return dynamic_cast<const CutNode*>(&node) != nullptr; };
   detail::FoundNodes under;
   for (const Ref<Node>& node : nodes)
     if (is_mean(*node)) under.add_inputs_of(*node);
@@ -66433,6 +67135,7 @@ class GradientCopy {
  public:
   explicit GradientCopy(const nn::FlatParameters<D>& flat);
   std::byte* at(std::size_t group, std::size_t element, DType dtype) const;
+  const Storage<D>& memory(std::size_t group) const { return groups_[group]; }
 
  private:
   std::vector<Storage<D>> groups_;
@@ -66465,6 +67168,10 @@ class GradientTree {
   const std::vector<ShareRange>& sums() const { return tree_.sums(); }
   /// The address of an element of the flat gradients in the k-th sum.
   std::byte* sum(std::size_t k, std::size_t group, std::size_t element) const;
+  /// The memory of the k-th sum, for messages that may end after the tree.
+  const Storage<D>& memory(std::size_t k, std::size_t group) const {
+    return k + 1 == tree_.sums().size() ? flat_.groups()[group].grads : copies_[k].numbers.memory(group);
+  }
   /// The entry of the parameter with that leaf; null if there is none.
   const std::size_t* entry_of(const Node& leaf);
 
@@ -66651,7 +67358,7 @@ class ShareBuffers {
 
   /// `shares`: their number. `writes`: whether they may write buffers; they don't if no layer is in training.
   void begin_pass(std::size_t shares, bool writes);
-  /// That share begins, after the earlier ones, or continues.
+  /// That share begins, or continues.
   void enter(std::size_t share);
   /// The share has ended, or others continue.
   void leave(std::size_t share);
@@ -66661,7 +67368,7 @@ class ShareBuffers {
   struct Kept {
     Storage<D> before;
     std::vector<Storage<D>> of_share;
-    std::size_t begun = 0;  // number of shares that have begun
+    std::vector<char> begun;  // by share
     std::uint64_t version = 0;
   };
   void copy_out(std::size_t i, Storage<D>& to) const;
@@ -66688,7 +67395,7 @@ void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     kept_[i].of_share.resize(shares);
     copy_out(i, kept_[i].before);
-    kept_[i].begun = 0;
+    kept_[i].begun.assign(shares, false);
     kept_[i].version = buffers_[i].buffer->version();
   }
 }
@@ -66696,8 +67403,7 @@ void ShareBuffers<D>::begin_pass(std::size_t shares, bool writes) {
 template <Device D>
 void ShareBuffers<D>::enter(std::size_t share) {
   for (std::size_t i = 0; i < kept_.size(); ++i) {
-    const bool goes_on = share < kept_[i].begun;
-    if (!goes_on) kept_[i].begun = share + 1;
+    const bool goes_on = std::exchange(kept_[i].begun[share], true);
     copy_in(i, goes_on ? kept_[i].of_share[share] : kept_[i].before);
   }
 }
@@ -66739,6 +67445,123 @@ void ShareBuffers<D>::copy_in(std::size_t i, const Storage<D>& from) {
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_SHARE_SCOPE_HPP
 /// The random numbers and batch group that a model uses for one canonical share.
 
+// <chorus/same_bits/leaves.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_HPP
+/// Products whose inner axis is cut into the same leaves on any number of ranks that share it: each leaf has a product,
+/// and these are added in the tree of shares.
+
+namespace chorus::same_bits {
+
+/// The product of one of `members` that share a layer. An axis of whole units has as many equal leaves as possible, at
+/// most `shares`: their greatest common divisor.
+class LeafSums final : public detail::LeafProducts {
+ public:
+  LeafSums(std::size_t shares, int members) : shares_(static_cast<Index>(shares)), members_(members) {}
+
+  void check(const detail::LeafCut& cut) const override {
+    const Index leaves = leaves_of(cut);
+    const auto fits = [&](Index members) {
+      return members == 1 || (leaves % members == 0 && std::has_single_bit(static_cast<std::size_t>(leaves / members)));
+    };
+    if (fits(members_)) return;
+    std::string numbers = "1";
+    for (Index members = 2; members <= leaves; ++members)
+      if (fits(members)) numbers += cat(", ", members);
+    fail<UsageError>(cut.layer, ": SameBits of ", shares_, " shares adds up ", cut.width / cut.unit, " units in ",
+                     leaves, " equal leaves, and each rank takes 1, 2, 4, ...: expected a number of ranks out of ",
+                     numbers, ", got ", members_, "; another number of shares may make other leaves");
+  }
+  void multiply(const detail::LeafCut& cut, const detail::LeafProduct<float>& product) const override {
+    sum(cut, product);
+  }
+  void multiply(const detail::LeafCut& cut, const detail::LeafProduct<double>& product) const override {
+    sum(cut, product);
+  }
+
+ private:
+  Index leaves_of(const detail::LeafCut& cut) const { return std::gcd(shares_, cut.width / cut.unit); }
+
+  template <class T>
+  void sum(const detail::LeafCut& cut, const detail::LeafProduct<T>& product) const {
+    const Index leaves = leaves_of(cut), own = leaves / members_;
+    // Sums of some rows fit into the cache.
+    const Index rows = std::min<Index>(product.m, 256);
+    const auto depth = static_cast<Index>(std::bit_width(static_cast<std::size_t>(own - 1)));
+    const kernels::Scratch<T> memory(Cpu{}, (depth + (product.accumulate ? 1 : 0)) * rows * product.n);
+    const Tree<T> tree{product, cut.blocks, cut.width / leaves, own, rows};
+    for (Index first = 0; first < product.m; first += rows)
+      tree.add_rows(first, std::min(rows, product.m - first), memory.data());
+  }
+
+  template <class T>
+  struct Tree {
+    const detail::LeafProduct<T>& product;
+    Index blocks, width, leaves, rows;
+
+    // The product's rows from `first` on, with memory for further sums.
+    void add_rows(Index first, Index count, T* memory) const {
+      T* const c = product.c + first * product.n;
+      if (!product.accumulate) return add_up(first, count, 0, leaves, c, memory);
+      add_up(first, count, 0, leaves, memory, memory + rows * product.n);
+      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, c);
+    }
+    // to = the sum of `n` leaves; left halves are powers of two, as in ShareTree.
+    void add_up(Index first, Index count, Index leaf, Index n, T* to, T* memory) const {
+      if (n == 1) return multiply(first, count, leaf, to, false);
+      const auto left = static_cast<Index>(std::bit_ceil(static_cast<std::size_t>(n)) / 2);
+      add_up(first, count, leaf, left, to, memory);
+      // A product in one piece is added while its tile is in registers, which is the same sum.
+      if (n - left == 1 && blocks == 1 && width <= kernels::detail::gemm_depth)
+        return multiply(first, count, leaf + left, to, true);
+      add_up(first, count, leaf + left, n - left, memory, memory + rows * product.n);
+      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, to);
+    }
+    void multiply(Index first, Index count, Index leaf, T* to, bool accumulate) const {
+      const auto& [tb, m, n, k, a, b, ldb, c, into] = product;
+      for (Index block = 0; block < blocks; ++block) {
+        const Index at = (block * leaves + leaf) * width;
+        kernels::gemm(Cpu{}, kernels::Trans::no, tb, count, n, width, a + first * k + at, k,
+                      b + (tb == kernels::Trans::yes ? at : at * ldb), ldb, to, n, accumulate || block > 0);
+      }
+    }
+  };
+
+  Index shares_, members_;
+};
+
+/// A device that has whole layers, and adds up as ranks that share them.
+class OneMember final : public TensorGroup, public std::enable_shared_from_this<OneMember> {
+ public:
+  explicit OneMember(std::size_t shares) : sums_(shares, 1) {}
+
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::shared_ptr<TensorGroup> in_leaves() override { return shared_from_this(); }
+  const detail::LeafProducts* products() const override { return &sums_; }
+
+ protected:
+  void all_reduce(void*, std::size_t, DType, bool) override {}
+  void all_gather(const void* mine, void* all, std::size_t count, DType type) override {
+    std::memmove(all, mine, count * size_of(type));
+  }
+  void reduce_scatter(const void* all, void* mine, std::size_t count, DType type) override {
+    std::memmove(mine, all, count * size_of(type));
+  }
+
+ private:
+  LeafSums sums_;
+};
+
+/// While it lives, this thread's layers add up in leaves: with the ranks that share them, if there are any.
+struct LeafScope : TensorGroupScope {
+  explicit LeafScope(std::size_t shares)
+      : TensorGroupScope(tensor_group() != nullptr ? tensor_group() : std::make_shared<OneMember>(shares)) {}
+};
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_HPP
+
 namespace chorus::same_bits {
 
 /// Refuses layers that need the batch of all devices.
@@ -66752,15 +67575,26 @@ class NoBatchGroup final : public BatchGroup {
   double weight() override { return 1; }
 };
 
-/// While it lives, this thread computes share `i` of a split batch: operations draw the random numbers of its samples,
-/// and means are the share's.
+/// While it lives, this thread computes a share of so many: means are the share's, no library chooses the order of
+/// sums, and layers that ranks could share add up in leaves.
+class PartScope {
+ public:
+  explicit PartScope(std::size_t shares) : leaves_(shares) {}
+
+ private:
+  detail::Replaced<bool> part_{detail::computes_part, true};
+  LeafScope leaves_;
+};
+
+/// The same for share `i` of a split batch: operations draw the random numbers of its samples.
 class ShareScope {
  public:
   /// `random`: of all that is split. `group`: of the batch, if a layer needs all of it.
   ShareScope(const RandomContext& random, const dp::Split& split, std::size_t i, int shares,
              std::shared_ptr<BatchGroup> group)
       : context_(dp::random_of_share(random, split, i, shares)),
-        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()) {}
+        group_(group ? std::move(group) : std::make_shared<NoBatchGroup>()),
+        part_(static_cast<std::size_t>(shares)) {}
   /// Whether operations have drawn random numbers.
   bool drew() const { return context_.drew; }
 
@@ -66768,7 +67602,7 @@ class ShareScope {
   RandomContext context_;
   RandomScope random_{context_};
   BatchGroupScope group_;
-  detail::Replaced<bool> part_{detail::computes_part, true};
+  PartScope part_;
 };
 
 }  // namespace chorus::same_bits
@@ -67350,7 +68184,8 @@ namespace chorus {
 ///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
 ///
 /// `Shares` is 1 to 64; 0: the constructor takes the number, `ch::SameBits{Model{}, shares}`. SingleDevice,
-/// DataParallel, DistributedDataParallel and ParameterServer take it; their `module()` is the inner Model.
+/// DataParallel, DistributedDataParallel, FullyShardedDataParallel and ParameterServer take it; TensorParallel, Pipeline
+/// and Mesh with their headers in same_bits/. `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
   static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: expected 1 to 64 shares, or 0 for a run-time number");
@@ -67371,7 +68206,8 @@ class SameBits : public nn::Module {
   void forward(const Inputs&...) const {
     static_assert(sizeof...(Inputs) != sizeof...(Inputs),
                   "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
-                  "DistributedDataParallel or ParameterServer");
+                  "DistributedDataParallel, FullyShardedDataParallel, ParameterServer, or, with its header in "
+                  "chorus/same_bits/, Pipeline, TensorParallel or Mesh");
   }
   void visit(nn::Visitor& visitor) override {
     visitor.inner(model_);
@@ -67397,22 +68233,49 @@ SameBits(Model, int) -> SameBits<Model, 0>;
 
 namespace chorus::same_bits {
 
-/// Whether each share's loss is a sum, or a number times a sum.
+/// Whether a share's loss is a sum, or a number times a sum.
+inline bool is_sum(Node& loss) {
+  detail::LossTerms terms;
+  terms.find(loss);
+  terms.check_linear("canonical shares");
+  for (const auto& term : terms.all())
+    if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
+        (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
+      return false;
+  return !terms.all().empty() && !terms.has_more();
+}
+/// Whether each share's loss is.
 inline bool are_sums(Node& losses) {
   const auto* const gathered = dynamic_cast<const detail::OfDeviceScalars*>(&losses);
   if (gathered == nullptr) return false;
-  detail::LossTerms terms;
-  for (Node* const scalar : gathered->scalars()) {
-    if (scalar == nullptr) return false;
-    terms.find(*scalar);
-    terms.check_linear("canonical shares");
-    for (const auto& term : terms.all())
-      if (!term.origin->is_sum() || term.may_be_penalty || term.factor.by_tensor ||
-          (term.origin->divisor() == 0 && term.factor.may_be_own(term.origin->counted())))
-        return false;
-    if (terms.all().empty() || terms.has_more()) return false;
-  }
-  return true;
+  const auto scalars = gathered->scalars();
+  return std::all_of(scalars.begin(), scalars.end(),
+                     [](Node* scalar) { return scalar != nullptr && is_sum(*scalar); });
+}
+
+/// The number of elements in each mean of a share's loss: of the library's losses, or of all means.
+template <Real T, Device D>
+std::vector<double> means_in(Node* loss, bool only_losses) {
+  std::vector<double> over;
+  detail::search_tape<T, D>(loss, [&](Node& node) {
+    const bool counts = only_losses ? node.is_loss() : node.is_mean();
+    if (counts) over.push_back(node.mean_over());
+    return counts;
+  });
+  return over;
+}
+inline constexpr const char* scalar_of_share =
+    "canonical shares: the model returns a scalar for each share, not for the batch: expected one value for each "
+    "sample, [batch]";
+inline constexpr const char* not_a_mean =
+    "canonical shares: the model returns a scalar that is not a mean over the share: expected cross_entropy(), "
+    "mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]";
+/// Throws UsageError for a sum of means over numbers that other shares, such as the first one, have in another ratio.
+inline void check_common_weight(const std::vector<double>& of_share, const std::vector<double>& of_first) {
+  for (std::size_t i = 1; i < of_share.size(); ++i)
+    check<UsageError>(of_share[i] * of_first.front() == of_share.front() * of_first[i],
+                      "canonical shares: the model's loss adds means over different numbers of tokens, samples or "
+                      "elements, so its shares have no common weight: return each loss separately");
 }
 
 /// The number of elements in each share's mean, if the tape knows it; several means over the same number count as one.
@@ -67425,27 +68288,16 @@ std::vector<double> mean_over_of_shares(Node& losses) {
     over.clear();
     bool known = gathered != nullptr;
     for (Node* const scalar : gathered != nullptr ? gathered->scalars() : std::vector<Node*>{}) {
-      auto& of_share = over.emplace_back();
-      detail::search_tape<T, D>(scalar, [&](Node& node) {
-        const bool counts = only_losses ? node.is_loss() : node.is_mean();
-        if (counts) of_share.push_back(node.mean_over());
-        return counts;
-      });
+      const auto& of_share = over.emplace_back(means_in<T, D>(scalar, only_losses));
       known = known && !of_share.empty() && of_share.size() == over.front().size();
     }
     if (known) break;
-    check<UsageError>(
-        only_losses,
-        "canonical shares: the model returns a scalar that is not a mean over the share: expected cross_entropy(), "
-        "mse_loss(), mean() or another loss of the library, or one number for each sample, [batch]");
+    check<UsageError>(only_losses, not_a_mean);
   }
   std::vector<double> out;
   for (const auto& of_share : over) {
     out.push_back(of_share.front());
-    for (std::size_t i = 1; i < of_share.size(); ++i)
-      check<UsageError>(of_share[i] * over.front().front() == of_share.front() * over.front()[i],
-                        "canonical shares: the model's loss adds means over different numbers of tokens, samples or "
-                        "elements, so its shares have no common weight: return each loss separately");
+    check_common_weight(of_share, over.front());
   }
   return out;
 }
@@ -67573,13 +68425,121 @@ class DataParallel<SameBits<Model, Shares>> : public dp::PolicyWithOptions<Model
 // <chorus/same_bits/distributed_policy.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_DISTRIBUTED_POLICY_HPP
-/// Common part of DistributedDataParallel and ParameterServer for SameBits: each rank computes its run of the shares,
-/// and the sums of all runs are added up in the order of the tree.
+/// Common part of DistributedDataParallel, FullyShardedDataParallel and ParameterServer for SameBits: each rank
+/// computes its run of the shares, and the sums of all runs are added up in the order of the tree.
 
 // <chorus/same_bits/bucket_sums.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_BUCKET_SUMS_HPP
 /// Adds up the ranks' sums of shares of a bucket in the order of the tree.
+
+// <chorus/parallel/ddp/parts.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+#define CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
+/// Hooks that give each rank the averages of its own part of each bucket only.
+
+namespace chorus::ddp {
+
+/// Elements [begin, end).
+struct Elements {
+  std::size_t begin, end;
+};
+/// Rank `rank`'s part of a bucket of `count` elements: one of `ranks` equal parts in order; the last rank also gets the
+/// remainder.
+constexpr Elements part_of(std::size_t count, std::size_t rank, std::size_t ranks) {
+  const std::size_t each = count / ranks;
+  return {rank * each, rank + 1 == ranks ? count : (rank + 1) * each};
+}
+
+/// How a pass's gradients are averaged: by the hook, or as whole averages if parts don't suffice.
+enum class Averaging { by_hook, whole };
+
+template <Device D, class Hook, class Communicator>
+requires HookTraits<Hook, D, Communicator>::in_parts struct HookCalls<D, Hook, Communicator> {
+  Hook hook;
+  Averaging averaging = Averaging::by_hook;
+
+  void start(const Core<D, Communicator>& core, Bucket& bucket) {
+    if (core.sums) return core.sums->start(bucket);
+    as_hooks_see(core, bucket, [&](const auto& view) {
+      bucket.work =
+          averaging == Averaging::whole ? AllReduce{}.start(view, core.ranks) : hook.start(view, core.ranks);
+    });
+  }
+  void wait_for(const Core<D, Communicator>& core, std::span<Bucket> buckets) {
+    if (core.sums) {
+      for (Bucket& bucket : buckets) core.sums->finish(bucket);
+      return;
+    }
+    if (averaging == Averaging::by_hook) return resume_until_done(hook, core, buckets);
+    for (Bucket& bucket : buckets) bucket.work.wait();
+  }
+};
+
+/// Hides gradients averaged in parts: after backward their parameters have no gradient, and reading one is an error, so
+/// that no code takes the rest, this rank's own gradients, for an average. An optimizer that knows this rank's part
+/// sees them while it steps.
+template <Device D, class Communicator>
+class GradientParts final : public Extension<D> {
+ public:
+  GradientParts(Core<D, Communicator>& core, Averaging& averaging) : core_(core), averaging_(averaging) {}
+
+  void buckets_will_change() override { refuse_if_waiting("parameters can't be frozen or thawed"); }
+  void gradient_arrived(std::size_t) override {
+    if (!core_.sync) refuse_if_waiting("another backward pass can't begin");
+  }
+  void backward_begins() override {
+    refuse_if_waiting("another backward pass can't begin");
+    const auto* const order = core_.template find<LearnedOrder<D, Communicator>>();
+    const bool places_change = order != nullptr && !order->learned();  // after this pass
+    averaging_ = places_change ? Averaging::whole : Averaging::by_hook;
+  }
+  // Hides the gradients.
+  void pass_ended() override {
+    for (std::size_t i = 0; i < core_.entries(); ++i)
+      if (core_.buckets.sends(i) && core_.parameter(i).grad_arrived()) hidden_.push_back(i);
+    set_arrived(false);
+    waits_for_step_ = true;
+  }
+
+  /// Calls `f` while the parameters have their gradients.
+  void show(const std::function<void()>& f) {
+    const struct Scope {
+      GradientParts& parts;
+      explicit Scope(GradientParts& all) : parts(all) { parts.set_arrived(true); }
+      ~Scope() { parts.set_arrived(false); }
+    } scope(*this);
+    f();
+  }
+  /// The gradients have been used.
+  void forget() {
+    for (const std::size_t i : hidden_) core_.parameter(i).set_grad_in_parts(false);
+    hidden_.clear();
+    waits_for_step_ = false;
+  }
+
+ private:
+  // Throws if `what` would lose gradients that no step has used.
+  void refuse_if_waiting(const char* what) const {
+    check<UsageError>(!waits_for_step_, "DistributedDataParallel: ", what,
+                      " before the ShardedOptimizer has used the last averages (step) or dropped them (zero_grad); run "
+                      "several passes for one step under no_sync");
+  }
+  void set_arrived(bool arrived) {
+    for (const std::size_t i : hidden_) {
+      core_.parameter(i).set_grad_arrived(arrived);
+      core_.parameter(i).set_grad_in_parts(!arrived);
+    }
+  }
+
+  Core<D, Communicator>& core_;
+  Averaging& averaging_;
+  std::vector<std::size_t> hidden_;  // entries
+  bool waits_for_step_ = false;
+};
+
+}  // namespace chorus::ddp
+#endif  // CHORUS_SINGLE_CHORUS_PARALLEL_DDP_PARTS_HPP
 
 // <chorus/same_bits/sums_of_ranks.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_SUMS_OF_RANKS_HPP
@@ -67617,33 +68577,65 @@ void add_up(const std::vector<std::vector<ShareRange>>& of_ranks, const Numbers&
 
 namespace chorus::same_bits {
 
-/// Every rank gathers all ranks' sums of a bucket and adds them itself, so that the order does not depend on an
-/// algorithm or transport. Each of n ranks sends (n - 1) times its sums: one if its run of shares is a node of the
-/// tree, such as 4 of 8.
+/// The tree's reduce-scatter: every rank has a piece of each bucket; the others send it their sums of this piece, and
+/// it adds all up itself, so that the order does not depend on an algorithm or transport. Ranks that need more than
+/// their piece then gather the others'. A rank sends (n - 1) / n of a bucket for each of its sums: one if its run of
+/// shares is a node of the tree, such as 4 of 8.
 template <Device D, class Communicator>
 class BucketSums final : public ddp::BucketSums {
  public:
-  /// `shares`: their total number; `tree`: of this rank's run.
-  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree)
-      : core_(core), shares_(shares), tree_(tree) {}
+  /// `shares`: their total number; `tree`: of this rank's run. `shards`: neighbouring ranks, each of which wants one
+  /// part of a bucket; `replicas`: the ranks that want the same part. Without shards all want all of it.
+  BucketSums(ddp::Core<D, Communicator>& core, std::size_t shares, const GradientTree<D>& tree,
+             const Communicator* shards, Communicator* replicas)
+      : core_(core), shares_(shares), tree_(tree), shards_(shards), replicas_(replicas) {}
 
   void start(ddp::Bucket& bucket) override;
 
   void finish(ddp::Bucket& bucket) override;
 
  private:
-  // Determines which sums of this batch each rank has.
-  void share_out();
-
-  struct Gathered {
-    Storage<D> own, all;
+  /// Elements [begin, begin + count) of a bucket.
+  struct Piece {
+    std::size_t begin, count;
   };
+  struct Exchange {
+    Storage<D> received = {};                        // the other ranks' sums of this rank's piece
+    std::vector<Storage<D>> sent = {};               // this rank's own
+    std::vector<std::vector<std::byte*>> sums = {};  // by rank: of this rank's piece
+    std::vector<comm::Work> work = {};
+    bool added = false;  // to the result
+  };
+
+  // Determines which sums of this batch each rank has, and which part of a bucket.
+  void share_out();
+  std::size_t rank() const { return static_cast<std::size_t>(core_.ranks.rank()); }
+  // The part of a bucket that a rank wants, and the piece of it that it adds up.
+  Piece part(const ddp::Bucket& bucket, std::size_t rank) const;
+  Piece piece(const ddp::Bucket& bucket, std::size_t rank) const;
+  // Sends and receives sums, in pairs of ranks: see comm/algorithms/all_to_all.hpp.
+  template <class T>
+  void exchange(const ddp::Bucket& bucket);
+  // Adds up this rank's piece, and begins to gather the others' of its part.
+  void add(ddp::Bucket& bucket);
+  template <class T>
+  void gather(const ddp::Bucket& bucket, T* gradients);
+  // This thread does the last bucket's work itself, which is cheaper than waking another one.
+  bool is_last(const ddp::Bucket& bucket) const {
+    return std::is_same_v<D, Cpu> && bucket.index + 1 == core_.buckets.all().size();
+  }
+  static comm::CollectiveOptions options(const ddp::Bucket& bucket) {
+    return {.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
+  }
+
   ddp::Core<D, Communicator>& core_;
   std::size_t shares_;
   const GradientTree<D>& tree_;
+  const Communicator* shards_;
+  Communicator* replicas_;
+  std::size_t parts_ = 1, copies_ = 1;         // the number of different parts, and of ranks that want the same
   std::vector<std::vector<ShareRange>> sums_;  // by rank
-  std::size_t most_ = 1;                       // the maximum number of sums of a rank
-  std::vector<Gathered> gathered_;             // by bucket
+  std::vector<Exchange> exchanges_;            // by bucket
 };
 
 }  // namespace chorus::same_bits
@@ -67658,54 +68650,128 @@ namespace chorus::same_bits {
 
 template <Device D, class Communicator>
 void BucketSums<D, Communicator>::start(ddp::Bucket& bucket) {
+  for (const std::size_t i : bucket.parameters)
+    check<UsageError>(shards_ == nullptr || !core_.flat.entries()[i].named.handle.shared()->has_gradient_hooks(),
+                      core_.where(), "SameBits: a hook on '", core_.name(i), "' needs the whole batch's gradient, and ",
+                      "each rank gets a part: expected a policy whose ranks have whole gradients");
   if (core_.ranks.size() == 1) return;
   if (bucket.index == 0) share_out();
-  if (gathered_.size() <= bucket.index) gathered_.resize(bucket.index + 1);
-  const std::size_t bytes = core_.bytes(bucket), ranks = sums_.size();
-  auto& [own, all] = gathered_[bucket.index];
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  const MemoryScope scope(trace::Memory::buckets);
-  if (all.bytes() != ranks * most_ * bytes) all = Storage<D>(device, ranks * most_ * bytes);
-  const std::byte* mine = core_.gradients(bucket);
-  if (most_ > 1 || tree_.sums().empty()) {
-    if (own.bytes() != most_ * bytes) own = Storage<D>(device, most_ * bytes);
-    auto* const to = static_cast<std::byte*>(own.data());
-    for (std::size_t k = 0; k < tree_.sums().size(); ++k)
-      copy_bytes(device, to + k * bytes, device, tree_.sum(k, bucket.group, bucket.begin), bytes);
-    if (tree_.sums().size() < most_)  // sent but not read
-      zero_bytes(device, to + tree_.sums().size() * bytes, (most_ - tree_.sums().size()) * bytes);
-    mine = to;
-  }
-  const bool last = bucket.index + 1 == core_.buckets.all().size();
-  const comm::CollectiveOptions options{.traffic = trace::Traffic::gradients, .bucket = static_cast<int>(bucket.index)};
-  ddp::with_type(core_.dtype(bucket), all.data(), [&]<class T>(T* to) {
-    const std::span<const T> from(reinterpret_cast<const T*>(mine), most_ * bucket.count);
-    const std::span<T> everything(to, ranks * most_ * bucket.count);
-    if (std::is_same_v<D, Cpu> && last)
-      core_.ranks.all_gather(from, everything, options);
-    else
-      bucket.work = core_.ranks.all_gather_async(from, everything, options);
-  });
+  if (exchanges_.size() <= bucket.index) exchanges_.resize(bucket.index + 1);
+  if (copies_ > 1 && bucket.index > 0) add(core_.buckets.all()[bucket.index - 1]);
+  ddp::with_type(core_.dtype(bucket), core_.gradients(bucket),
+                 [&]<class T>(T*) { exchange<T>(bucket); });
 }
 
 template <Device D, class Communicator>
 void BucketSums<D, Communicator>::finish(ddp::Bucket& bucket) {
-  bucket.work.wait();
   if (core_.ranks.size() == 1) return;
-  const std::size_t bytes = core_.bytes(bucket);
-  const D device = core_.parameter(bucket.parameters.front()).where();
-  auto* const all = static_cast<std::byte*>(gathered_[bucket.index].all.data());
+  add(bucket);
+  for (comm::Work& work : exchanges_[bucket.index].work) work.wait();
+  exchanges_[bucket.index] = {.added = true};
+}
+
+template <Device D, class Communicator>
+template <class T>
+void BucketSums<D, Communicator>::exchange(const ddp::Bucket& bucket) {
+  Exchange& all = exchanges_[bucket.index];
+  all.added = false;
+  const std::size_t ranks = sums_.size(), me = rank(), mine = piece(bucket, me).count;
+  std::size_t others = 0;
+  for (std::size_t r = 0; r < ranks; ++r) others += r == me ? 0 : sums_[r].size();
+  const MemoryScope scope(trace::Memory::buckets);
+  all.received = Storage<D>(core_.parameter(bucket.parameters.front()).where(), others * mine * sizeof(T));
+  auto* free = static_cast<T*>(all.received.data());
+  const auto own = [&](std::size_t k, const Piece& of) {
+    return reinterpret_cast<T*>(tree_.sum(k, bucket.group, bucket.begin)) + of.begin;
+  };
+  for (std::size_t k = 0; k < sums_[me].size(); ++k) all.sent.push_back(tree_.memory(k, bucket.group));
+  all.sums.resize(ranks);
+  for (std::size_t r = 0; r < ranks; ++r)
+    for (std::size_t k = 0; k < sums_[r].size(); ++k) {
+      all.sums[r].push_back(reinterpret_cast<std::byte*>(r == me ? own(k, piece(bucket, me)) : free));
+      if (r != me) free += mine;
+    }
+  const bool now = is_last(bucket);
+  for (std::size_t round = 0; round < ranks; ++round) {
+    const std::size_t peer = (round + ranks - me) % ranks;
+    if (peer == me) continue;
+    const auto send = [&] {
+      const Piece theirs = piece(bucket, peer);
+      for (std::size_t k = 0; k < sums_[me].size() && theirs.count > 0; ++k) {
+        const std::span<const T> numbers(own(k, theirs), theirs.count);
+        if (now)
+          core_.ranks.send(numbers, static_cast<int>(peer), options(bucket));
+        else
+          all.work.push_back(core_.ranks.send_async(numbers, static_cast<int>(peer), options(bucket)));
+      }
+    };
+    if (me < peer) send();
+    for (std::size_t k = 0; k < sums_[peer].size() && mine > 0; ++k) {
+      const std::span<T> numbers(reinterpret_cast<T*>(all.sums[peer][k]), mine);
+      if (now)
+        core_.ranks.recv(numbers, static_cast<int>(peer), options(bucket));
+      else
+        all.work.push_back(core_.ranks.recv_async(numbers, static_cast<int>(peer), options(bucket)));
+    }
+    if (me > peer) send();
+  }
+}
+
+template <Device D, class Communicator>
+void BucketSums<D, Communicator>::add(ddp::Bucket& bucket) {
+  Exchange& all = exchanges_[bucket.index];
+  if (std::exchange(all.added, true)) return;
+  for (comm::Work& work : all.work) work.wait();
+  all.work.clear();
+  const auto [begin, count] = piece(bucket, rank());
   add_up(
-      sums_, [&](std::size_t rank, std::size_t k) { return all + (rank * most_ + k) * bytes; }, device,
-      core_.dtype(bucket), bucket.count, core_.gradients(bucket));
+      sums_, [&](std::size_t r, std::size_t k) { return all.sums[r][k]; },
+      core_.parameter(bucket.parameters.front()).where(), core_.dtype(bucket), count,
+      core_.gradients(bucket) + begin * size_of(core_.dtype(bucket)));
+  if (copies_ > 1)
+    ddp::with_type(core_.dtype(bucket), core_.gradients(bucket),
+                   [&]<class T>(T* gradients) { gather(bucket, gradients); });
+}
+
+template <Device D, class Communicator>
+template <class T>
+void BucketSums<D, Communicator>::gather(const ddp::Bucket& bucket, T* gradients) {
+  auto& work = exchanges_[bucket.index].work;
+  Communicator& replicas = parts_ == 1 ? core_.ranks : *replicas_;
+  const auto [begin, count] = part(bucket, rank());
+  const std::size_t each = count / copies_, rest = count % copies_;
+  const auto own = std::span<const T>(gradients + begin + static_cast<std::size_t>(replicas.rank()) * each, each);
+  const std::span<T> whole(gradients + begin, each * copies_), last(gradients + begin + each * copies_, rest);
+  if (each > 0 && is_last(bucket))
+    replicas.all_gather(own, whole, options(bucket));
+  else if (each > 0)
+    work.push_back(replicas.all_gather_async(own, whole, options(bucket)));
+  if (rest > 0)
+    work.push_back(replicas.broadcast_async(last, static_cast<int>(copies_) - 1, options(bucket)));
 }
 
 template <Device D, class Communicator>
 void BucketSums<D, Communicator>::share_out() {
-  sums_ = sums_of_ranks(shares_, static_cast<std::size_t>(core_.ranks.size()),
-                        static_cast<std::size_t>(core_.shares.batch()));
-  most_ = 1;
-  for (const auto& of_rank : sums_) most_ = std::max(most_, of_rank.size());
+  const auto ranks = static_cast<std::size_t>(core_.ranks.size());
+  sums_ = sums_of_ranks(shares_, ranks, static_cast<std::size_t>(core_.shares.batch()));
+  // Until the order of the buckets is learned, all ranks get whole buckets: see GradientParts.
+  const auto* const order = core_.template find<ddp::LearnedOrder<D, Communicator>>();
+  const bool whole = shards_ == nullptr || (order != nullptr && !order->learned());
+  parts_ = whole ? 1 : static_cast<std::size_t>(shards_->size());
+  copies_ = ranks / parts_;
+}
+
+template <Device D, class Communicator>
+auto BucketSums<D, Communicator>::part(const ddp::Bucket& bucket, std::size_t rank) const -> Piece {
+  const auto [begin, end] = ddp::part_of(bucket.count, rank % parts_, parts_);
+  return {begin, end - begin};
+}
+
+template <Device D, class Communicator>
+auto BucketSums<D, Communicator>::piece(const ddp::Bucket& bucket, std::size_t rank) const -> Piece {
+  const Piece whole = part(bucket, rank);
+  const auto [begin, end] = ddp::part_of(whole.count, rank / parts_, copies_);
+  return {whole.begin + begin, end - begin};
 }
 
 }  // namespace chorus::same_bits
@@ -67760,9 +68826,7 @@ struct JoinShares : dp::JoinOutputs<D> {
       const auto losses = dp::JoinOutputs<D>::operator()(outputs);
       if (losses.node()) return mean_of_share_losses(losses, cut);
     }
-    check<UsageError>(outputs.size() == 1,
-                      "canonical shares: the model returns a scalar for each share, not for the batch: expected one "
-                      "value for each sample, [batch]");
+    check<UsageError>(outputs.size() == 1, scalar_of_share);
     return *outputs[0];
   }
 };
@@ -67772,19 +68836,32 @@ struct JoinShares : dp::JoinOutputs<D> {
 
 namespace chorus::same_bits {
 
+/// The functions of a policy of several processes.
+struct Processes {
+  /// Sums over all processes.
+  std::function<void(std::span<double>)> sum;
+  /// The whole batch's number of samples, in backward.
+  std::function<Index()> batch;
+};
+
+/// The cut of one of its passes.
+class CutOfProcesses final : public BatchCut {
+ public:
+  CutOfProcesses(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
+      : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
+  void sum_over_processes(std::span<double> values) const override {
+    if (processes_->sum) processes_->sum(values);
+  }
+
+ private:
+  std::shared_ptr<const Processes> processes_;  // without functions once the policy is gone
+};
+
 /// A policy's part for the shares of one process.
 template <class Model>
 class ModelShares final : private dp::BackwardRunner {
  public:
   using D = typename nn::detail::DeviceOfModel<Model>::type;
-
-  /// The functions of a policy of several processes.
-  struct Processes {
-    /// Sums over all processes.
-    std::function<void(std::span<double>)> sum;
-    /// The whole batch's number of samples, in backward.
-    std::function<Index()> batch;
-  };
 
   /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
@@ -67815,7 +68892,7 @@ class ModelShares final : private dp::BackwardRunner {
     const dp::Split split =
         roles_.split("canonical shares", static_cast<Index>(device_.run().count()), random.dim, inputs...);
     (detail::for_each_tensor(inputs, [&](const auto& x) { check_gradient_is_whole(x, split); }), ...);
-    const auto cut = std::make_shared<const Cut>(shares_, device_.run(), split.batch, processes_);
+    const auto cut = std::make_shared<const CutOfProcesses>(shares_, device_.run(), split.batch, processes_);
     const D device = flat_.groups().front().values.device();
     std::vector<dp::GradientReturns> returns(split.devices);
     using Output = decltype(dp::call(model_, dp::scatter(split, 0, device, returns[0], inputs...)));
@@ -67830,19 +68907,6 @@ class ModelShares final : private dp::BackwardRunner {
   }
 
  private:
-  /// The cut of one pass.
-  class Cut final : public BatchCut {
-   public:
-    Cut(std::size_t shares, ShareRange run, Index samples, std::shared_ptr<const Processes> processes)
-        : BatchCut(shares, run, samples), processes_(std::move(processes)) {}
-    void sum_over_processes(std::span<double> values) const override {
-      if (processes_->sum) processes_->sum(values);
-    }
-
-   private:
-    std::shared_ptr<const Processes> processes_;  // null once the policy is gone
-  };
-
   // Inputs without samples are the same on all processes, and no single one would have their gradient.
   template <Operand X>
   void check_gradient_is_whole(const X& x, const dp::Split& split) const {
@@ -67889,7 +68953,10 @@ class ModelShares final : private dp::BackwardRunner {
 template <class Model, class... Inputs>
 auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, const Inputs&... inputs) {
   using Output = decltype(model.forward(inputs...));
-  if (detail::holds_scalars<Output> && !grad_enabled()) return model.forward(inputs...);
+  if (detail::holds_scalars<Output> && !grad_enabled()) {
+    const LeafScope leaves(shares.shares());
+    return model.forward(inputs...);
+  }
   if constexpr (dp::is_recorded<Inputs...>) {
     fail<UsageError>("canonical shares: GraphVariables, for gradients of gradients, are not cut into shares");
   } else if constexpr (std::is_same_v<decltype(shares.forward(random, inputs...)), Output>) {
@@ -67904,6 +68971,23 @@ auto forward(ModelShares<Model>& shares, Model& model, RandomContext& random, co
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_MODEL_SHARES_HPP
 
 namespace chorus {
+
+struct ReduceScatter;
+template <class Communicator>
+struct HybridReduceScatter;
+namespace ddp {
+template <Device D, class Hook, class Communicator>
+class Reducer;
+}  // namespace ddp
+namespace same_bits {
+/// Whether each rank of a DistributedDataParallel gets averages of its part only.
+template <class OfRanks>
+inline constexpr bool averages_in_parts = false;
+template <Device D, class Communicator>
+inline constexpr bool averages_in_parts<ddp::Reducer<D, ReduceScatter, Communicator>> = true;
+template <Device D, class Shards, class Communicator>
+inline constexpr bool averages_in_parts<ddp::Reducer<D, HybridReduceScatter<Shards>, Communicator>> = true;
+}  // namespace same_bits
 
 template <class Model, int Shares, class Communicator, class OfRanks>
 class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public Policy<Model, OfRanks> {
@@ -67933,6 +69017,8 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
                     .batch =
                         [this] {
                           this->weigh_unless_weighed(/*refuses_sums=*/false);
+                          // Another forward pass of the same backward run has a pass of its own.
+                          if (std::exchange(last_run_, backward_run()) == backward_run()) this->backward_is_weighed();
                           return this->shares_.batch();
                         }}) {
     this->whole_passes_ = true;
@@ -67962,9 +69048,20 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
 
   /// Replaces the hook in summing the ranks' sums. Throws UsageError for options that look at one rank's gradients.
   std::unique_ptr<ddp::BucketSums> bucket_sums(ddp::Core<D, Communicator>& core, bool default_hook) override {
-    check<UsageError>(
-        default_hook,
-        "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, AllReduce");
+    Communicator *shards = nullptr, *replicas = nullptr;
+    constexpr bool in_parts = same_bits::averages_in_parts<OfRanks>;
+    if constexpr (in_parts) {
+      shards = &core.ranks;
+      if constexpr (requires { this->hook().replicas; }) {
+        shards = this->hook().shards;
+        replicas = this->hook().replicas;
+      }
+    }
+    check<UsageError>(default_hook || in_parts,
+                      "DistributedDataParallel: SameBits adds gradients up itself: expected the default hook, "
+                      "AllReduce, or ReduceScatter");
+    check<UsageError>(!in_parts || std::is_same_v<D, Cpu>,
+                      "DistributedDataParallel: SameBits with shards: expected a model on the CPU, got ", D::kind);
     const auto refuse = [](bool chosen, const char* option) {
       check<UsageError>(!chosen, "DistributedDataParallel: SameBits and ", option, " can't be combined");
     };
@@ -67972,7 +69069,8 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
     refuse(core.options.non_finite != NonFinite::propagate,
            "non_finite, which looks at one pass's gradients alone (a GradScaler looks at all),");
     refuse(!core.options.parameters_and_buffers_to_ignore.empty(), "parameters_and_buffers_to_ignore");
-    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree());
+    return std::make_unique<same_bits::BucketSums<D, Communicator>>(core, canonical_.shares(), canonical_.tree(),
+                                                                    shards, replicas);
   }
   /// A worker sends its sums to the server, which adds up those of all ranks.
   void push_sums(int server) {
@@ -68015,6 +69113,9 @@ class DistributedPolicy<SameBits<Model, Shares>, Communicator, OfRanks> : public
   }
 
   same_bits::ModelShares<Model> canonical_;
+
+ private:
+  std::uint64_t last_run_ = 0;  // of backward
 };
 
 }  // namespace chorus

@@ -16,11 +16,12 @@ INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include" / "chorus"
 # Which files a room has, and which rooms build on it.
 ROOMS = {
     "quantization": (["quantization/*", "quantization.hpp"], []),
-    "same_bits": (["same_bits/*", "same_bits.hpp"], []),
+    "same_bits_mesh": (["same_bits/mesh.hpp"], []),
+    "same_bits": (["same_bits/*", "same_bits.hpp"], ["same_bits_mesh"]),
     "trace": (["trace/*", "trace.hpp"], ["simulate"]),
     "simulate": (["simulate/*", "simulate.hpp"], []),
     "fsdp": (["parallel/fsdp/*", "parallel/fully_sharded_data_parallel.hpp"], ["mesh", "launch_any"]),
-    "mesh": (["parallel/mesh/*", "parallel/mesh.hpp"], ["experts"]),
+    "mesh": (["parallel/mesh/*", "parallel/mesh.hpp"], ["experts", "same_bits_mesh"]),
     "experts": (["nn/mixture_of_experts.hpp", "nn/expert_group.hpp", "parallel/expert/*", "parallel/expert.hpp"], []),
     "all_to_all": (["comm/algorithms/all_to_all.hpp"], ["experts"]),
     "generate": (["parallel/generate.hpp"], []),

@@ -38,8 +38,8 @@ struct Expert {
   static constexpr const char* name = "Expert";
   template <class Communicator>
   using layers = chorus::detail::SharedExperts<Communicator>;
-  template <class Groups>
-  static auto layers_of(Groups& groups) {
+  template <class Groups, class Model>
+  static auto layers_of(Groups& groups, const Model&) {
     return layers<typename Groups::Communicator>(groups.all(), groups.tensor, groups.replicas);
   }
   template <class Part>

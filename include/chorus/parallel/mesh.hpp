@@ -65,7 +65,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
   /// the errors of the axes' policies. `all` and `world`, from which it was connected, must outlive this.
   Mesh(Model model, Communicator& all, const comm::World& world, const MeshOptions& options = {},
        std::uint64_t seed = initial_seed())
-      : WithGroups(all, world, All::sizes(all.size(), options.sizes)),
+      : WithGroups(all, world, All::sizes(all.size(), options.sizes), model),
         Base(cut(std::move(model), options), groups, options, seed) {
     all.broadcast(std::span(&this->random_.seed, 1), 0, {});
     check_same_order();

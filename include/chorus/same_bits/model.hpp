@@ -16,8 +16,8 @@ namespace chorus {
 ///     using Net = ch::DistributedDataParallel<ch::SameBits<Model, 8>>;
 ///
 /// `Shares` is 1 to 64; 0: the constructor takes the number, `ch::SameBits{Model{}, shares}`. SingleDevice,
-/// DataParallel, DistributedDataParallel, FullyShardedDataParallel, ParameterServer, TensorParallel, Pipeline and Mesh
-/// along Data and Shard take it; their `module()` is the inner Model.
+/// DataParallel, DistributedDataParallel, FullyShardedDataParallel and ParameterServer take it; TensorParallel, Pipeline
+/// and Mesh with their headers in same_bits/. `module()` is the inner Model.
 template <class Model, int Shares>
 class SameBits : public nn::Module {
   static_assert(Shares >= 0 && Shares <= most_shares, "SameBits: expected 1 to 64 shares, or 0 for a run-time number");
@@ -38,8 +38,8 @@ class SameBits : public nn::Module {
   void forward(const Inputs&...) const {
     static_assert(sizeof...(Inputs) != sizeof...(Inputs),
                   "SameBits: this policy does not compute in shares: expected SingleDevice, DataParallel, "
-                  "DistributedDataParallel, FullyShardedDataParallel, ParameterServer, TensorParallel, Pipeline, or "
-                  "Mesh along Data and Shard");
+                  "DistributedDataParallel, FullyShardedDataParallel, ParameterServer, or, with its header in "
+                  "chorus/same_bits/, Pipeline, TensorParallel or Mesh");
   }
   void visit(nn::Visitor& visitor) override {
     visitor.inner(model_);

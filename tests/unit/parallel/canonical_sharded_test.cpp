@@ -4,7 +4,7 @@
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/parallel/fully_sharded_data_parallel.hpp>
-#include <chorus/parallel/mesh.hpp>
+#include <chorus/same_bits/mesh.hpp>
 
 #include <unit/io/files.hpp>
 #include <unit/message_of.hpp>

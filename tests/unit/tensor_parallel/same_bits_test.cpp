@@ -1,4 +1,5 @@
-/// SameBits under TensorParallel: the bits of one device, and of DistributedDataParallel, in real processes.
+/// SameBits under TensorParallel and in meshes with it: the bits of one device, and of DistributedDataParallel, in real
+/// processes.
 
 #include <catch.hpp>
 #include <chorus/io/parameters_hash.hpp>
@@ -9,7 +10,10 @@
 #include <chorus/optim/layerwise.hpp>
 #include <chorus/ops/reduction.hpp>
 #include <chorus/same_bits.hpp>
+#include <chorus/same_bits/mesh.hpp>
+#include <chorus/same_bits/tensor_parallel.hpp>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "ranks.hpp"
@@ -47,6 +51,10 @@ struct Gpt : nn::Module {
     return ch::cross_entropy(ch::reshape(gpt(tokens), ch::Shape<2>{tokens.numel(), 16}),
                              next.view(ch::Shape<1>{next.numel()}));
   }
+};
+/// The same in stages, with its loss outside.
+struct Stacked : nn::GPT<Cpu> {
+  Stacked() : GPT({.vocab_size = 16, .n_positions = 6, .n_embd = 24, .n_layer = 2, .n_head = 8}) {}
 };
 /// Leaves of more than one piece, and columns that are gathered.
 struct Wide : nn::Module {
@@ -86,7 +94,11 @@ std::string trained(Net& net, Index begin = 0, Index end = 9) {
   std::string text;
   for (std::uint32_t i = 0; i < 3; ++i) {
     optimizer.zero_grad();
-    net(texts(i), texts(i + 50)).backward();
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(net.module())>, Stacked>)
+      ch::cross_entropy(ch::reshape(net(texts(i)), ch::Shape<2>{-1, 16}), texts(i + 50).view(ch::Shape<1>{-1}))
+          .backward();
+    else
+      net(texts(i), texts(i + 50)).backward();
     text += ch::cat(ch::optim::clip_grad_norm(net.parameters(), 0.5), " ");
     optimizer.step();
   }
@@ -106,16 +118,28 @@ std::string shared(int ranks, int shares) {
     return trained(net);
   });
 }
+/// The same by device `i` of `n` that have other texts.
+template <class Net>
+std::string trained_part(Net& net, int n, int i) {
+  const auto shares = static_cast<std::size_t>(net.canonical_shares());
+  const auto run = ch::same_bits::shares_of_device(shares, static_cast<std::size_t>(n), static_cast<std::size_t>(i));
+  return trained(net, ch::share_begin(9, shares, run.begin), ch::share_begin(9, shares, run.end));
+}
 template <class Model>
 std::string in_batches(int ranks, int shares) {
   return common_text(ranks, [shares](const World& world) {
     auto communicator = comm::connect(world);
     ch::DistributedDataParallel<ch::SameBits<Model>> net{ch::SameBits{filled<Model>(), shares}, communicator, {}, 3};
-    const auto run = ch::same_bits::shares_of_device(static_cast<std::size_t>(shares),
-                                                     static_cast<std::size_t>(world.size),
-                                                     static_cast<std::size_t>(world.rank));
-    const auto at = [&](std::size_t share) { return ch::share_begin(9, static_cast<std::size_t>(shares), share); };
-    return trained(net, at(run.begin), at(run.end));
+    return trained_part(net, world.size, world.rank);
+  });
+}
+template <class Model, class... Axes>
+std::string meshed(int ranks) {
+  return common_text(ranks, [](const World& world) {
+    auto communicator = comm::connect(world);
+    ch::Mesh<ch::SameBits<Model>, Axes...> net{ch::SameBits{filled<Model>(), 8}, communicator, world,
+                                               {.check_every = 1}, 3};
+    return trained_part(net, net.shares(), net.place()[1] * net.sizes()[2] + net.place()[2]);
   });
 }
 
@@ -133,6 +157,16 @@ TEST_CASE("SameBits: TensorParallel has the bits of one device for GPT and for w
   const auto wide = on_one<Wide>(8);
   for (const int ranks : {2, 4}) CHECK(shared<Wide>(ranks, 8) == wide);
   CHECK(shared<Wide>(3, 6) == on_one<Wide>(6));  // two leaves each
+}
+
+TEST_CASE("SameBits: meshes of Pipe, Data, Shard and Tensor have the bits of one device", "[tensor_parallel]") {
+  namespace mesh = ch::mesh;
+  CHECK(meshed<Gpt, mesh::Data<2>, mesh::Tensor<2>>(4) == on_one<Gpt>(8));
+  CHECK(meshed<Gpt, mesh::Data<3>, mesh::Tensor<2>>(6) == on_one<Gpt>(8));
+  CHECK(meshed<Language, mesh::Shard<2>, mesh::Tensor<2>>(4) == on_one<Language>(8));
+  const auto stacked = on_one<Stacked>(8);
+  CHECK(meshed<Stacked, mesh::Pipe<2>, mesh::Tensor<2>>(4) == stacked);
+  CHECK(meshed<Stacked, mesh::Pipe<2>, mesh::Data<2>, mesh::Tensor<2>>(8) == stacked);
 }
 
 // The common error of all ranks, in the passes of `use(net)`.

@@ -5,8 +5,10 @@
 #include <chorus/core/error.hpp>
 #include <chorus/parallel/fsdp/units.hpp>
 #include <chorus/parallel/pipeline/schedule.hpp>
+#include <chorus/parallel/tensor/group.hpp>
 #include <chorus/parallel/tensor/sequence_split.hpp>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -20,6 +22,15 @@ namespace chorus::mesh {
 
 template <class Part>
 struct DataPolicy;
+
+/// The ranks that share layers, as the model's layers see them. A room specialises this for its types around models.
+template <class Model>
+struct LayerGroup {
+  template <class Communicator>
+  static auto make(const Model&, Communicator& communicator, bool splits_sequences) {
+    return std::make_shared<chorus::detail::CommunicatorGroup<Communicator>>(communicator, splits_sequences);
+  }
+};
 
 /// An axis's size: all remaining ranks. At most one axis may have it.
 inline constexpr int rest = -1;
@@ -59,9 +70,11 @@ struct Tensor {
   template <class Communicator>
   using layers = chorus::detail::SharedLayers<Communicator>;
   /// What divides a model's layers among its ranks.
-  template <class Groups>
-  static auto layers_of(Groups& groups) {
-    return layers<typename Groups::Communicator>(groups.tensor, sequence::splits_sequences);
+  template <class Groups, class Model>
+  static auto layers_of(Groups& groups, const Model& model) {
+    using Communicator = typename Groups::Communicator;
+    return layers<Communicator>(groups.tensor,
+                                LayerGroup<Model>::make(model, groups.tensor, sequence::splits_sequences));
   }
   /// Averages gradients on a mesh without shards.
   template <class Part>

@@ -82,9 +82,11 @@ class Groups {
 template <class Innermost>
 struct WithGroups {
   mutable Groups groups;
-  typename Innermost::template layers<comm::AnyCommunicator> layers = Innermost::layers_of(groups);
-  WithGroups(comm::AnyCommunicator& all, const comm::World& world, const std::array<int, 4>& sizes)
-      : groups(all, world, sizes, Innermost::name, Innermost::shares_batch) {}
+  typename Innermost::template layers<comm::AnyCommunicator> layers;
+  template <class Model>
+  WithGroups(comm::AnyCommunicator& all, const comm::World& world, const std::array<int, 4>& sizes, const Model& model)
+      : groups(all, world, sizes, Innermost::name, Innermost::shares_batch),
+        layers(Innermost::layers_of(groups, model)) {}
 };
 
 }  // namespace chorus::mesh
