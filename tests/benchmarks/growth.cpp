@@ -100,6 +100,23 @@ double all_reduce_ms(ch::Run& run, std::size_t count) {
   return bench::median_ms([&] { run.communicator().all_reduce(std::span<float>(numbers)); }, 31, 1e9);
 }
 
+/// A step whose loss is a sum of that many means of the net's output.
+double terms_ms(ch::Run& run, Index terms) {
+  ch::DistributedDataParallel<Deep> net{Deep(1), run};
+  ch::optim::Sgd optimizer{net.parameters(), sgd};
+  const auto x = bench::normal<2>({4, 16});
+  return bench::median_ms(
+      [&] {
+        optimizer.zero_grad();
+        const auto y = net(x);
+        auto loss = ch::mean(y);
+        for (Index i = 1; i < terms; ++i) loss = loss + ch::mean(y);
+        loss.backward();
+        optimizer.step();
+      },
+      5, 1e9);
+}
+
 void attention(Index length) {
   const auto operand = [&] { return ch::Variable<float, 4>(bench::normal<4>({1, 1, length, 64}), true); };
   const auto q = operand(), k = operand(), v = operand();
@@ -214,6 +231,8 @@ const std::map<std::string_view, Kind> kinds = {
        const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
        if (!is_rank) print(time.count());
      }},
+    {"terms",
+     [](int argc, char** argv, Index n) { on_ranks(argc, argv, 2, [n](ch::Run& run) { return terms_ms(run, n); }); }},
     {"attention", [](int, char**, Index n) { attention(n); }},
     {"sampler", [](int, char**, Index n) { sampler(n); }},
     {"loader", [](int, char**, Index n) { loader(n); }},

@@ -174,6 +174,7 @@ ROWS = [
     Row("chorus-simulate, jitter", simulated("--jitter", "0.05"), ALIKE),
     Row("chorus-simulate, islands of 8", simulated("--links", "nvlink8+25gbit"), ALIKE),
     Row("chorus-simulate, fsdp", simulated("--policy", "fsdp"), ALIKE),
+    Row("terms of a loss, DDP on 2", program("terms"), [10, 100, 1000, 10_000]),
     Row("attention, causal, both ways, length", program("attention"), LENGTHS, square, "n^2"),
     Row("its memory", program("attention", "mib"), LENGTHS, unit="MiB"),
     Row("sampler, an epoch, samples", program("sampler"), [10**3, 10**4, 10**5, 10**6, 10**7]),
