@@ -95,9 +95,13 @@ double rank_step_ms(ch::Run& run, Net& net, const ch::Tensor<float, 2>& images, 
   return bench::share_ms(net, optimizer, run.rank(), images, bench::labels(images.size(0), classes), 11);
 }
 
-double all_reduce_ms(ch::Run& run, std::size_t count) {
+double all_reduce_ms(ch::Run& run, std::size_t count, ch::trace::Traffic traffic) {
   std::vector<float> numbers(count);
-  return bench::median_ms([&] { run.communicator().all_reduce(std::span<float>(numbers)); }, 31, 1e9);
+  return bench::median_ms(
+      [&] {
+        run.communicator().all_reduce(std::span<float>(numbers), ch::comm::ReduceOp::sum, {.traffic = traffic});
+      },
+      31, 1e9);
 }
 
 /// A step whose loss is a sum of that many means of the net's output.
@@ -216,11 +220,11 @@ const std::map<std::string_view, Kind> kinds = {
      }},
     {"ranks_1mib",
      [](int argc, char** argv, Index n) {
-       on_ranks(argc, argv, n, [](ch::Run& run) { return all_reduce_ms(run, 1 << 18); });
+       on_ranks(argc, argv, n, [](ch::Run& run) { return all_reduce_ms(run, 1 << 18, ch::trace::Traffic::gradients); });
      }},
     {"ranks_8bytes",
      [](int argc, char** argv, Index n) {
-       on_ranks(argc, argv, n, [](ch::Run& run) { return all_reduce_ms(run, 2); });
+       on_ranks(argc, argv, n, [](ch::Run& run) { return all_reduce_ms(run, 2, ch::trace::Traffic::control); });
      }},
     {"ranks_meet",
      [](int argc, char** argv, Index n) {
