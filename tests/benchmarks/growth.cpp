@@ -1,7 +1,7 @@
 /// How the cost of a thing grows with its size: growth KIND SIZE
 /// One line: seconds=S mib=M, the median of the runs within half a second, after one to warm up, and the peak of the
-/// account of tensors on this process's device. Kinds of one process count processor time, so that programs beside it
-/// matter little; kinds of ranks count rank 0's time by the clock. growth.py runs every kind over many sizes.
+/// account of tensors on this process's device. The seconds are processor time, of all ranks together, so that programs
+/// beside it matter little; but by the clock for ranks that meet. growth.py runs every kind over many sizes.
 
 #include <chorus/data/datasets.hpp>
 #include <ctime>
@@ -71,14 +71,25 @@ void print(double seconds) {
   std::fflush(stdout);
 }
 
-/// Runs `body(run)`, which returns milliseconds, on several ranks of this machine.
+/// Runs `body(run)` on several ranks of this machine.
 template <class Body>
 void on_ranks(int argc, char** argv, Index ranks, const Body& body) {
-  ch::launch<bench::AnyNet>(argc, argv, {.devices = static_cast<int>(ranks), .seed = 0, .timeout = {}},
-                            [&](ch::Run& run) {
-                              const double ms = body(run);
-                              if (run.is_main()) print(ms * 1e-3);
-                            });
+  ch::launch<bench::AnyNet>(argc, argv, {.devices = static_cast<int>(ranks), .seed = 0, .timeout = {}}, body);
+}
+
+/// Prints the median of five blocks of as many runs, behind a first one.
+template <class Step>
+void time_ranks(ch::Run& run, int runs, const Step& step) {
+  std::vector<double> times;
+  for (int block = 0; block < 6; ++block) {
+    double seconds = -processor_time();
+    for (int i = 0; i < runs; ++i) step();
+    seconds += processor_time();
+    run.communicator().all_reduce(std::span<double>(&seconds, 1));
+    if (block > 0) times.push_back(seconds / runs);
+  }
+  std::sort(times.begin(), times.end());
+  if (run.is_main()) print(times[times.size() / 2]);
 }
 
 template <class Net>
@@ -89,35 +100,31 @@ void time_step(Net& net, const auto& images, const ch::Tensor<std::int64_t, 1>& 
 
 /// A step of DDP on a global batch that does not depend on the number of ranks.
 template <class Net>
-double rank_step_ms(ch::Run& run, Net& net, const ch::Tensor<float, 2>& images, int classes) {
+void time_rank_step(ch::Run& run, Net& net, const ch::Tensor<float, 2>& images, int classes) {
   ch::optim::Sgd optimizer{net.parameters(), sgd};
-  return bench::share_ms(net, optimizer, run.rank(), images, bench::labels(images.size(0), classes), 11);
+  const auto [share, targets] =
+      bench::share_of(images, bench::labels(images.size(0), classes), run.rank(), run.world_size());
+  time_ranks(run, 5, bench::make_step(net, optimizer, share, targets));
 }
 
-double all_reduce_ms(ch::Run& run, std::size_t count, ch::trace::Traffic traffic) {
+void time_all_reduce(ch::Run& run, std::size_t count) {
   std::vector<float> numbers(count);
-  return bench::median_ms(
-      [&] {
-        run.communicator().all_reduce(std::span<float>(numbers), ch::comm::ReduceOp::sum, {.traffic = traffic});
-      },
-      31, 1e9);
+  time_ranks(run, 20, [&] { run.communicator().all_reduce(std::span<float>(numbers)); });
 }
 
 /// A step whose loss is a sum of that many means of the net's output.
-double terms_ms(ch::Run& run, Index terms) {
+void time_terms(ch::Run& run, Index terms) {
   ch::DistributedDataParallel<Deep> net{Deep(1), run};
   ch::optim::Sgd optimizer{net.parameters(), sgd};
   const auto x = bench::normal<2>({4, 16});
-  return bench::median_ms(
-      [&] {
-        optimizer.zero_grad();
-        const auto y = net(x);
-        auto loss = ch::mean(y);
-        for (Index i = 1; i < terms; ++i) loss = loss + ch::mean(y);
-        loss.backward();
-        optimizer.step();
-      },
-      5, 1e9);
+  time_ranks(run, 2, [&] {
+    optimizer.zero_grad();
+    const auto y = net(x);
+    auto loss = ch::mean(y);
+    for (Index i = 1; i < terms; ++i) loss = loss + ch::mean(y);
+    loss.backward();
+    optimizer.step();
+  });
 }
 
 void attention(Index length) {
@@ -171,7 +178,7 @@ const std::map<std::string_view, Kind> kinds = {
      [](int argc, char** argv, Index n) {
        on_ranks(argc, argv, 2, [n](ch::Run& run) {
          ch::DistributedDataParallel<Deep> net{Deep(n), run};
-         return rank_step_ms(run, net, bench::normal<2>({4, 16}), 16);
+         time_rank_step(run, net, bench::normal<2>({4, 16}), 16);
        });
      }},
     {"layers_built",
@@ -184,7 +191,7 @@ const std::map<std::string_view, Kind> kinds = {
     {"layers_built_ddp",
      [](int argc, char** argv, Index n) {
        on_ranks(argc, argv, 2, [n](ch::Run& run) {
-         return bench::median_ms([&] { ch::DistributedDataParallel<Deep>{Deep(n), run}; }, 5, 1e9);
+         time_ranks(run, 2, [&] { ch::DistributedDataParallel<Deep>{Deep(n), run}; });
        });
      }},
     {"parameters",
@@ -214,16 +221,16 @@ const std::map<std::string_view, Kind> kinds = {
      [](int argc, char** argv, Index n) {
        on_ranks(argc, argv, n, [](ch::Run& run) {
          ch::DistributedDataParallel<bench::Mlp<ch::Cpu>> net{{}, run};
-         return rank_step_ms(run, net, bench::normal<2>({64, 784}), 10);
+         time_rank_step(run, net, bench::normal<2>({64, 784}), 10);
        });
      }},
     {"ranks_1mib",
      [](int argc, char** argv, Index n) {
-       on_ranks(argc, argv, n, [](ch::Run& run) { return all_reduce_ms(run, 1 << 18, ch::trace::Traffic::gradients); });
+       on_ranks(argc, argv, n, [](ch::Run& run) { time_all_reduce(run, 1 << 18); });
      }},
     {"ranks_8bytes",
      [](int argc, char** argv, Index n) {
-       on_ranks(argc, argv, n, [](ch::Run& run) { return all_reduce_ms(run, 2, ch::trace::Traffic::control); });
+       on_ranks(argc, argv, n, [](ch::Run& run) { time_all_reduce(run, 2); });
      }},
     {"ranks_meet",
      [](int argc, char** argv, Index n) {
@@ -235,7 +242,7 @@ const std::map<std::string_view, Kind> kinds = {
        if (!is_rank) print(time.count());
      }},
     {"terms",
-     [](int argc, char** argv, Index n) { on_ranks(argc, argv, 2, [n](ch::Run& run) { return terms_ms(run, n); }); }},
+     [](int argc, char** argv, Index n) { on_ranks(argc, argv, 2, [n](ch::Run& run) { time_terms(run, n); }); }},
     {"attention", [](int, char**, Index n) { attention(n); }},
     {"sampler", [](int, char**, Index n) { sampler(n); }},
     {"loader", [](int, char**, Index n) { loader(n); }},
