@@ -4,6 +4,7 @@
 /// beside it matter little; but by the clock for ranks that meet. growth.py runs every kind over many sizes.
 
 #include <chorus/data/datasets.hpp>
+#include <cmath>
 #include <ctime>
 #include <map>
 
