@@ -21502,8 +21502,8 @@ class SignalPipe {
 
 namespace chorus::detail {
 
-/// A rank's report: a `+` if it has reached `launch`, then, when it fails, a time stamp before the reason: it
-/// identifies the first of several ranks that lost others, independent of the order in which processes end.
+/// A rank's report when it fails: a time stamp before the reason. It identifies the first of several ranks that lost
+/// others, independent of the order in which processes end.
 struct RankReport {
   bool arrived = false;           ///< whether it has reached its call of `launch`
   std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
@@ -21517,8 +21517,7 @@ struct RankReport {
   /// A rank without a report gets the latest possible `when`.
   static RankReport from(const std::string& text) {
     RankReport report;
-    report.arrived = text.starts_with('+');
-    const char *begin = text.c_str() + report.arrived, *rest = begin;
+    const char *begin = text.c_str(), *rest = begin;
     char* end = nullptr;
     const auto when = std::strtoll(begin, &end, 10);
     bool stamped = end != begin && *end == ' ';
@@ -21540,7 +21539,8 @@ struct RankLife {
   std::string doors;         ///< empty: the job does not outlive it, or no more
 };
 
-/// A page of the supervisor's, then for each rank a page with its life, and its report. All are texts that a null ends.
+/// A page of notes, then for each rank a page with its life, and its report. These are texts that a null ends. A limit
+/// for files (`ulimit -f`) applies to it, too: a low one costs the reports.
 class JobFile {
  public:
   explicit JobFile(Fd file) : file_(std::move(file)) {}
@@ -21554,6 +21554,7 @@ class JobFile {
   static off_t report_at(int local_rank) { return life_at(local_rank) + page; }
   /// Rank's and supervisor's: the text and a null.
   static bool write(int fd, off_t at, const std::string& text) {
+    const HeldSignal too_long(SIGXFSZ);
     return pwrite(fd, text.c_str(), text.size() + 1, at) >= 0;
   }
 
@@ -21562,8 +21563,13 @@ class JobFile {
   void clear(int local_rank) const {
     write(fd(), life_at(local_rank), "");
     write(fd(), report_at(local_rank), "");
+    note(arrived(local_rank), false);
   }
-  RankReport report_of(int local_rank) const { return RankReport::from(read(report_at(local_rank), longest_report)); }
+  RankReport report_of(int local_rank) const {
+    auto report = RankReport::from(read(report_at(local_rank), longest_report));
+    report.arrived = noted(fd(), arrived(local_rank));
+    return report;
+  }
   RankLife life_of(int local_rank) const {
     const auto text = read(life_at(local_rank), page);
     char* rest = const_cast<char*>(text.c_str());
@@ -21587,11 +21593,14 @@ class JobFile {
     return fcntl(fd(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? lock.l_pid : -1;
   }
 
-  /// The supervisor's page: a process that stands by is there, and waits; the supervisor ends the job.
-  enum Note : off_t { there, waits, ends };
-  void note(Note what, bool set = true) const {
+  /// A process that stands by is there, and waits; the supervisor ends the job; a rank has reached `launch`.
+  enum Note : off_t { there, waits, ends, first_arrived = 64 };
+  static Note arrived(int local_rank) { return static_cast<Note>(first_arrived + local_rank); }
+  void note(Note what, bool set = true) const { note(fd(), what, set); }
+  static void note(int fd, Note what, bool set = true) {
+    const HeldSignal too_long(SIGXFSZ);
     const char byte = set ? 1 : 0;
-    [[maybe_unused]] const auto written = pwrite(fd(), &byte, 1, what);
+    [[maybe_unused]] const auto written = pwrite(fd, &byte, 1, what);
   }
   static bool noted(int fd, Note what) {
     char byte = 0;
@@ -22135,8 +22144,7 @@ class SupervisorLink {
 
   /// Tells the supervisor that this rank has reached `launch`.
   void arrive() const {
-    if (file_ >= 0) detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_), "+");
-    arrived_ = true;
+    if (file_ >= 0) detail::JobFile::note(file_, detail::JobFile::arrived(local_rank_));
   }
 
   /// Reports why this rank fails: to the supervisor, which finds the first cause, else on stderr as `chorus: prefix
@@ -22146,7 +22154,7 @@ class SupervisorLink {
     const std::string stamped =
         detail::RankReport::stamp_of_now(status).append(message.substr(0, detail::JobFile::longest_report - 100));
     const bool noted = file_ >= 0 && !reported_ &&
-                       detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_) + arrived_, stamped);
+                       detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_), stamped);
     reported_ = reported_ || noted;
     if (!noted && !message.empty()) detail::say(std::string(prefix).append(message));
   }
@@ -22199,7 +22207,7 @@ class SupervisorLink {
   }
 
   int file_ = -1, supervisor_ = 0, local_rank_ = 0;
-  mutable bool arrived_ = false, reported_ = false, lives_ = false;
+  mutable bool reported_ = false, lives_ = false;
 };
 
 }  // namespace chorus
@@ -67480,52 +67488,13 @@ class LeafSums final : public detail::LeafProducts {
   }
 
  private:
+  template <class T>
+  struct Tree;
   Index leaves_of(const detail::LeafCut& cut) const { return std::gcd(shares_, cut.width / cut.unit); }
-
+  void sum(const detail::LeafCut& cut, const detail::LeafProduct<float>& product) const;
+  void sum(const detail::LeafCut& cut, const detail::LeafProduct<double>& product) const;
   template <class T>
-  void sum(const detail::LeafCut& cut, const detail::LeafProduct<T>& product) const {
-    const Index leaves = leaves_of(cut), own = leaves / members_;
-    // Sums of some rows fit into the cache.
-    const Index rows = std::min<Index>(product.m, 256);
-    const auto depth = static_cast<Index>(std::bit_width(static_cast<std::size_t>(own - 1)));
-    const kernels::Scratch<T> memory(Cpu{}, (depth + (product.accumulate ? 1 : 0)) * rows * product.n);
-    const Tree<T> tree{product, cut.blocks, cut.width / leaves, own, rows};
-    for (Index first = 0; first < product.m; first += rows)
-      tree.add_rows(first, std::min(rows, product.m - first), memory.data());
-  }
-
-  template <class T>
-  struct Tree {
-    const detail::LeafProduct<T>& product;
-    Index blocks, width, leaves, rows;
-
-    // The product's rows from `first` on, with memory for further sums.
-    void add_rows(Index first, Index count, T* memory) const {
-      T* const c = product.c + first * product.n;
-      if (!product.accumulate) return add_up(first, count, 0, leaves, c, memory);
-      add_up(first, count, 0, leaves, memory, memory + rows * product.n);
-      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, c);
-    }
-    // to = the sum of `n` leaves; left halves are powers of two, as in ShareTree.
-    void add_up(Index first, Index count, Index leaf, Index n, T* to, T* memory) const {
-      if (n == 1) return multiply(first, count, leaf, to, false);
-      const auto left = static_cast<Index>(std::bit_ceil(static_cast<std::size_t>(n)) / 2);
-      add_up(first, count, leaf, left, to, memory);
-      // A product in one piece is added while its tile is in registers, which is the same sum.
-      if (n - left == 1 && blocks == 1 && width <= kernels::detail::gemm_depth)
-        return multiply(first, count, leaf + left, to, true);
-      add_up(first, count, leaf + left, n - left, memory, memory + rows * product.n);
-      kernels::axpy(Cpu{}, count * product.n, T{1}, memory, to);
-    }
-    void multiply(Index first, Index count, Index leaf, T* to, bool accumulate) const {
-      const auto& [tb, m, n, k, a, b, ldb, c, into] = product;
-      for (Index block = 0; block < blocks; ++block) {
-        const Index at = (block * leaves + leaf) * width;
-        kernels::gemm(Cpu{}, kernels::Trans::no, tb, count, n, width, a + first * k + at, k,
-                      b + (tb == kernels::Trans::yes ? at : at * ldb), ldb, to, n, accumulate || block > 0);
-      }
-    }
-  };
+  void sum_of(const detail::LeafCut& cut, const detail::LeafProduct<T>& product) const;
 
   Index shares_, members_;
 };
@@ -67560,6 +67529,71 @@ struct LeafScope : TensorGroupScope {
 };
 
 }  // namespace chorus::same_bits
+
+#if !CHORUS_COMPILED
+// <chorus/same_bits/leaves_impl.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_IMPL_HPP
+#define CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_IMPL_HPP
+/// Products in leaves.
+
+namespace chorus::same_bits {
+
+/// The sum of `leaves` leaves of a product, in tiles of `rows` rows.
+template <class T>
+struct LeafSums::Tree {
+  const detail::LeafProduct<T>& product;
+  Index blocks, width, leaves, rows;
+
+  // The product's rows from `first` on, with memory for further sums.
+  void add_rows(Index first, Index count, T* memory) const {
+    T* const c = product.c + first * product.n;
+    if (!product.accumulate) return add_up(first, count, 0, leaves, c, memory);
+    add_up(first, count, 0, leaves, memory, memory + rows * product.n);
+    kernels::axpy(Cpu{}, count * product.n, T{1}, memory, c);
+  }
+  // to = the sum of `n` leaves; left halves are powers of two, as in ShareTree.
+  void add_up(Index first, Index count, Index leaf, Index n, T* to, T* memory) const {
+    if (n == 1) return multiply(first, count, leaf, to, false);
+    const auto left = static_cast<Index>(std::bit_ceil(static_cast<std::size_t>(n)) / 2);
+    add_up(first, count, leaf, left, to, memory);
+    // A product in one piece is added while its tile is in registers, which is the same sum.
+    if (n - left == 1 && blocks == 1 && width <= kernels::detail::gemm_depth)
+      return multiply(first, count, leaf + left, to, true);
+    add_up(first, count, leaf + left, n - left, memory, memory + rows * product.n);
+    kernels::axpy(Cpu{}, count * product.n, T{1}, memory, to);
+  }
+  void multiply(Index first, Index count, Index leaf, T* to, bool accumulate) const {
+    const auto& [tb, m, n, k, a, b, ldb, c, into] = product;
+    for (Index block = 0; block < blocks; ++block) {
+      const Index at = (block * leaves + leaf) * width;
+      kernels::gemm(Cpu{}, kernels::Trans::no, tb, count, n, width, a + first * k + at, k,
+                    b + (tb == kernels::Trans::yes ? at : at * ldb), ldb, to, n, accumulate || block > 0);
+    }
+  }
+};
+
+template <class T>
+void LeafSums::sum_of(const detail::LeafCut& cut, const detail::LeafProduct<T>& product) const {
+  const Index leaves = leaves_of(cut), own = leaves / members_;
+  // Sums of some rows fit into the cache.
+  const Index rows = std::min<Index>(product.m, 256);
+  const auto depth = static_cast<Index>(std::bit_width(static_cast<std::size_t>(own - 1)));
+  const kernels::Scratch<T> memory(Cpu{}, (depth + (product.accumulate ? 1 : 0)) * rows * product.n);
+  const Tree<T> tree{product, cut.blocks, cut.width / leaves, own, rows};
+  for (Index first = 0; first < product.m; first += rows)
+    tree.add_rows(first, std::min(rows, product.m - first), memory.data());
+}
+CHORUS_INLINE void LeafSums::sum(const detail::LeafCut& cut, const detail::LeafProduct<float>& product) const {
+  sum_of(cut, product);
+}
+CHORUS_INLINE void LeafSums::sum(const detail::LeafCut& cut, const detail::LeafProduct<double>& product) const {
+  sum_of(cut, product);
+}
+
+}  // namespace chorus::same_bits
+#endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_IMPL_HPP
+
+#endif
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_LEAVES_HPP
 
 namespace chorus::same_bits {

@@ -3,10 +3,12 @@
 /// read it after the first one has been killed.
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chorus/core/held_signal.hpp>
 #include <chorus/launch/message.hpp>
 #include <chorus/launch/signal_pipe.hpp>
 #include <chrono>
@@ -18,8 +20,8 @@
 
 namespace chorus::detail {
 
-/// A rank's report: a `+` if it has reached `launch`, then, when it fails, a time stamp before the reason: it
-/// identifies the first of several ranks that lost others, independent of the order in which processes end.
+/// A rank's report when it fails: a time stamp before the reason. It identifies the first of several ranks that lost
+/// others, independent of the order in which processes end.
 struct RankReport {
   bool arrived = false;           ///< whether it has reached its call of `launch`
   std::int64_t when = INT64_MAX;  ///< in ticks of the machine's common clock
@@ -33,8 +35,7 @@ struct RankReport {
   /// A rank without a report gets the latest possible `when`.
   static RankReport from(const std::string& text) {
     RankReport report;
-    report.arrived = text.starts_with('+');
-    const char *begin = text.c_str() + report.arrived, *rest = begin;
+    const char *begin = text.c_str(), *rest = begin;
     char* end = nullptr;
     const auto when = std::strtoll(begin, &end, 10);
     bool stamped = end != begin && *end == ' ';
@@ -56,7 +57,8 @@ struct RankLife {
   std::string doors;         ///< empty: the job does not outlive it, or no more
 };
 
-/// A page of the supervisor's, then for each rank a page with its life, and its report. All are texts that a null ends.
+/// A page of notes, then for each rank a page with its life, and its report. These are texts that a null ends. A limit
+/// for files (`ulimit -f`) applies to it, too: a low one costs the reports.
 class JobFile {
  public:
   explicit JobFile(Fd file) : file_(std::move(file)) {}
@@ -70,6 +72,7 @@ class JobFile {
   static off_t report_at(int local_rank) { return life_at(local_rank) + page; }
   /// Rank's and supervisor's: the text and a null.
   static bool write(int fd, off_t at, const std::string& text) {
+    const HeldSignal too_long(SIGXFSZ);
     return pwrite(fd, text.c_str(), text.size() + 1, at) >= 0;
   }
 
@@ -78,8 +81,13 @@ class JobFile {
   void clear(int local_rank) const {
     write(fd(), life_at(local_rank), "");
     write(fd(), report_at(local_rank), "");
+    note(arrived(local_rank), false);
   }
-  RankReport report_of(int local_rank) const { return RankReport::from(read(report_at(local_rank), longest_report)); }
+  RankReport report_of(int local_rank) const {
+    auto report = RankReport::from(read(report_at(local_rank), longest_report));
+    report.arrived = noted(fd(), arrived(local_rank));
+    return report;
+  }
   RankLife life_of(int local_rank) const {
     const auto text = read(life_at(local_rank), page);
     char* rest = const_cast<char*>(text.c_str());
@@ -103,11 +111,14 @@ class JobFile {
     return fcntl(fd(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK ? lock.l_pid : -1;
   }
 
-  /// The supervisor's page: a process that stands by is there, and waits; the supervisor ends the job.
-  enum Note : off_t { there, waits, ends };
-  void note(Note what, bool set = true) const {
+  /// A process that stands by is there, and waits; the supervisor ends the job; a rank has reached `launch`.
+  enum Note : off_t { there, waits, ends, first_arrived = 64 };
+  static Note arrived(int local_rank) { return static_cast<Note>(first_arrived + local_rank); }
+  void note(Note what, bool set = true) const { note(fd(), what, set); }
+  static void note(int fd, Note what, bool set = true) {
+    const HeldSignal too_long(SIGXFSZ);
     const char byte = set ? 1 : 0;
-    [[maybe_unused]] const auto written = pwrite(fd(), &byte, 1, what);
+    [[maybe_unused]] const auto written = pwrite(fd, &byte, 1, what);
   }
   static bool noted(int fd, Note what) {
     char byte = 0;

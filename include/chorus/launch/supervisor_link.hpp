@@ -36,8 +36,7 @@ class SupervisorLink {
 
   /// Tells the supervisor that this rank has reached `launch`.
   void arrive() const {
-    if (file_ >= 0) detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_), "+");
-    arrived_ = true;
+    if (file_ >= 0) detail::JobFile::note(file_, detail::JobFile::arrived(local_rank_));
   }
 
   /// Reports why this rank fails: to the supervisor, which finds the first cause, else on stderr as `chorus: prefix
@@ -47,7 +46,7 @@ class SupervisorLink {
     const std::string stamped =
         detail::RankReport::stamp_of_now(status).append(message.substr(0, detail::JobFile::longest_report - 100));
     const bool noted = file_ >= 0 && !reported_ &&
-                       detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_) + arrived_, stamped);
+                       detail::JobFile::write(file_, detail::JobFile::report_at(local_rank_), stamped);
     reported_ = reported_ || noted;
     if (!noted && !message.empty()) detail::say(std::string(prefix).append(message));
   }
@@ -100,7 +99,7 @@ class SupervisorLink {
   }
 
   int file_ = -1, supervisor_ = 0, local_rank_ = 0;
-  mutable bool arrived_ = false, reported_ = false, lives_ = false;
+  mutable bool reported_ = false, lives_ = false;
 };
 
 }  // namespace chorus

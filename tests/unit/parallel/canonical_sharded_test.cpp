@@ -56,7 +56,7 @@ std::string result(const Program& program, const Way& way) {
     auto model = model_of(program);
     freeze(model, program, program.frozen_first);
     return with_net(std::move(model), program.shares, way, world, program.has_side, [&](auto& net) {
-      return Run(program, {program.shares, way.ranks(), world.rank}, Steps::whole, net)();
+      return test::canonical::Run(program, {program.shares, way.ranks(), world.rank}, Steps::whole, net)();
     });
   });
 }
@@ -135,7 +135,7 @@ TEST_CASE("canonical sharded: a ShardedOptimizer clips to the same norm, with wh
     const auto got = of_ranks(ranks, [&](const World& world) {
       test::Distributed<Cut, ReduceScatter> rank(world, {.first_bucket_cap_mb = 1e-3, .bucket_cap_mb = 1e-3},
                                                  {model_of(program), program.shares});
-      return Run(program, {program.shares, ranks, world.rank}, Steps::sharded, rank.net)();
+      return test::canonical::Run(program, {program.shares, ranks, world.rank}, Steps::sharded, rank.net)();
     });
     CHECK(difference(got, expected) == "");
   }
@@ -147,7 +147,7 @@ TEST_CASE("canonical sharded: bytes of a step on 4 ranks, K of parameters, one s
     for (const auto& text : Ranks(4, [&](const World& world) {
            std::string numbers;
            with_net(world, [&](auto& net) {
-             Run(Program{.shares = 4, .steps = steps({8})}, {4, 4, world.rank}, Steps::whole, net)();
+             test::canonical::Run(Program{.shares = 4, .steps = steps({8})}, {4, 4, world.rank}, Steps::whole, net)();
              trace::reset_traffic();
              const Part part{4, 4, world.rank};
              const auto [scores, rows] = net(part(images(8, 1)), part(reshape(labels(32, 7, 1), Shape<2>{8, 4})));

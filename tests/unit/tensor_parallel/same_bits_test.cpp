@@ -18,7 +18,7 @@
 
 #include "ranks.hpp"
 
-namespace {
+namespace tensor_same_bits_test {
 
 namespace ch = chorus;
 namespace nn = ch::nn;
@@ -226,4 +226,4 @@ TEST_CASE("SameBits: TensorParallel refuses what would not be one device's", "[t
              Contains("SameBits: ranks have pieces of parameters"));
 }
 
-}  // namespace
+}  // namespace tensor_same_bits_test
