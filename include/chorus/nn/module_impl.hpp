@@ -1,7 +1,6 @@
 #pragma once
 /// Collects the named parameters of a model.
 
-#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -33,14 +32,15 @@ template <Device D>
 struct Collector final : Walker {
   std::vector<NamedParameter<D>> parameters;
   std::vector<NamedBuffer<D>> buffers;
-  std::set<const Node*> known;
   void parameter(std::string_view name, AnyParameter& handle) override {
-    if (!known.insert(handle.shared().get()).second) return;
+    for (const auto& known : parameters)
+      if (known.handle.shared() == handle.shared()) return;
     parameters.push_back({path(name), handle, &handle.on<D>()});
     parameters.back().parameter->set_name(parameters.back().name);
   }
   void buffer(std::string_view name, AnyBuffer& handle) override {
-    if (!known.insert(handle.shared().get()).second) return;
+    for (const auto& known : buffers)
+      if (known.handle.shared() == handle.shared()) return;
     buffers.push_back({path(name), handle, &handle.on<D>()});
     buffers.back().buffer->set_name(buffers.back().name);
   }
