@@ -11592,18 +11592,11 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
   __extension__ using Wide = unsigned __int128;
   std::vector<Index> order(static_cast<std::size_t>(std::max(Index{0}, n)));
   std::iota(order.begin(), order.end(), Index{0});
-  // A swap's place depends on no other swap: it is fetched while those before it are made.
-  std::array<std::size_t, 32> places;
-  for (std::size_t end = order.size(), begin; end > 1; end = begin) {
-    begin = std::max(end, places.size() + 1) - places.size();
-    for (std::size_t i = end; i > begin; --i) {
-      const PhiloxWords words = detail::stream_words(seed, stream, i);
-      const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
-      const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
-      __builtin_prefetch(&order[j], 1);
-      places[end - i] = j;
-    }
-    for (std::size_t i = end; i > begin; --i) std::swap(order[i - 1], order[places[end - i]]);
+  for (std::size_t i = order.size(); i > 1; --i) {
+    const PhiloxWords words = detail::stream_words(seed, stream, i);
+    const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
+    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
+    std::swap(order[i - 1], order[j]);
   }
   return order;
 }
@@ -13354,8 +13347,7 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
 
 template <class... Members>
 void visit_members(Visitor& visitor, std::string_view names, Members&... members) {
-  // A list, since clang refuses a fold over more than 256 members.
-  static_cast<void>(std::initializer_list<int>{(visit_member(visitor, next_name(names), members), 0)...});
+  (visit_member(visitor, next_name(names), members), ...);
 }
 
 // The device type of the first member that has one.
@@ -13452,8 +13444,6 @@ std::vector<NamedBuffer<D>> named_buffers(Module& module);
 #define CHORUS_SINGLE_CHORUS_NN_MODULE_IMPL_HPP
 /// Collects the named parameters of a model.
 
-#include <set>
-
 namespace chorus::nn {
 
 namespace detail {
@@ -13479,14 +13469,15 @@ template <Device D>
 struct Collector final : Walker {
   std::vector<NamedParameter<D>> parameters;
   std::vector<NamedBuffer<D>> buffers;
-  std::set<const Node*> known;
   void parameter(std::string_view name, AnyParameter& handle) override {
-    if (!known.insert(handle.shared().get()).second) return;
+    for (const auto& known : parameters)
+      if (known.handle.shared() == handle.shared()) return;
     parameters.push_back({path(name), handle, &handle.on<D>()});
     parameters.back().parameter->set_name(parameters.back().name);
   }
   void buffer(std::string_view name, AnyBuffer& handle) override {
-    if (!known.insert(handle.shared().get()).second) return;
+    for (const auto& known : buffers)
+      if (known.handle.shared() == handle.shared()) return;
     buffers.push_back({path(name), handle, &handle.on<D>()});
     buffers.back().buffer->set_name(buffers.back().name);
   }
@@ -69405,6 +69396,8 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
 /// Builds and prints the table of a model's layers.
+
+#include <set>
 
 namespace chorus::nn::detail {
 

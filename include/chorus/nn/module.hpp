@@ -1,7 +1,6 @@
 #pragma once
 /// Module: a struct of layers and parameters with names.
 
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -138,8 +137,7 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
 
 template <class... Members>
 void visit_members(Visitor& visitor, std::string_view names, Members&... members) {
-  // A list, since clang refuses a fold over more than 256 members.
-  static_cast<void>(std::initializer_list<int>{(visit_member(visitor, next_name(names), members), 0)...});
+  (visit_member(visitor, next_name(names), members), ...);
 }
 
 // The device type of the first member that has one.
