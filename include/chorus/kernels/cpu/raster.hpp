@@ -23,10 +23,7 @@ struct Axis {
 template <class T>
 void copy_row(const T* from, Index n, T* to) {
   constexpr Index w = lanes<T>;
-  if (n < w) {
-    for (Index j = 0; j < n; ++j) to[j] = from[j];
-    return;
-  }
+  if (n < w) return store(to, load(from, n), n);
   for (Index j = 0; j < n - w; j += w) store(to + j, load(from + j, Whole<T>{}), Whole<T>{});
   store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
 }
