@@ -11,6 +11,7 @@
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
+#include <utility>
 #include <vector>
 
 namespace chorus::kernels::detail {
@@ -80,8 +81,8 @@ struct DirectInput {
 
 /// c[i, j] = sum over p of a[rows[i] + columns[p]] * b[p, j], or +=, for a panel b of `width` columns.
 template <class T>
-void multiply_panel(Index count, Index width, Index depth, const T* a, const Index* rows, const Index* columns,
-                    const T* b, T* c, bool accumulate) {
+void multiply_picked_panel(Index count, Index width, Index depth, const T* a, const Index* rows, const Index* columns,
+                           const T* b, T* c, bool accumulate) {
   width > lanes<T> ? multiply_picked<tile_rows, 2>(count, depth, a, rows, columns, b, c, accumulate)
                    : multiply_picked<8, 1>(count, depth, a, rows, columns, b, c, accumulate);
 }
@@ -99,8 +100,8 @@ void multiply_pixels(Index pixels, Index columns, const T* x, const Index* posit
       const Index width = std::min(w, columns - j);
       if (k == 0) std::fill_n(sums, count * w, T{0});
       for_pieces(k, gemm_depth, [&](Index p, Index depth) {
-        multiply_panel(count, width, depth, x, positions + first, offsets.data() + p, panels + j * k + p * w, sums,
-                       p > 0);
+        multiply_picked_panel(count, width, depth, x, positions + first, offsets.data() + p, panels + j * k + p * w,
+                              sums, p > 0);
       });
       put(j, width, first, count, sums);
     }
@@ -183,8 +184,8 @@ void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
               pack_columns(length, width, dy + ((n + q / out) * s.out_channels + group * filters + j) * out + q % out,
                            out, panel + (q - first) * w);
             });
-            multiply_panel(k, width, depth, from, in.offsets.data(), in.positions.data() + first, panel, sums + j * k,
-                           true);
+            multiply_picked_panel(k, width, depth, from, in.offsets.data(), in.positions.data() + first, panel,
+                                  sums + j * k, true);
           }
         });
       });
