@@ -158,19 +158,22 @@ CHORUS_INLINE LossTerms::Factor LossTerms::own_factor(const Node& node, const In
 CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) const {
   std::vector<double> out(terms_.size());
   if (root.of_batch_ == reduced) out.front() = value;
-  if (root.of_batch_ != mixed) return out;
+  if (root.of_batch_ != mixed || terms_.empty()) return out;
   struct Share {
     Node* node;
     double factor;
   };
   std::vector<Share> places{{&root, 1}};
+  std::size_t at = 0;  // in terms_
   while (!places.empty()) {
     const auto [node, factor] = places.back();
     places.pop_back();
     if (node->of_batch_ == reduced) {
-      const Term found = term_of(*node);
-      for (std::size_t i = 0; i < terms_.size(); ++i)
-        if (terms_[i].node == found.node) out[i] += factor * node->number();
+      // Terms come in the order in which they were found, except for repeated ones.
+      const Node* const term = term_of(*node).node;
+      std::size_t tried = 0;
+      while (terms_[at].node != term && ++tried < terms_.size()) at = (at + 1) % terms_.size();
+      if (terms_[at].node == term) out[at] += factor * node->number();
     }
     if (node->of_batch_ != mixed) continue;
     const std::string_view name = node->operation();
