@@ -117,6 +117,7 @@ TEST_CASE("a communicator finishes its calls before it goes", "[comm]") {
 }
 
 TEST_CASE("ranks that wait on a core keep their part of it beside a busy thread", "[comm]") {
+  if (std::thread::hardware_concurrency() < 2) return;  // more ranks than cores always yield
   using Clock = std::chrono::steady_clock;
   cpu_set_t all, one;
   CPU_ZERO(&one);

@@ -139,11 +139,10 @@ class Place {
     if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins and yields for some microseconds if `may_spin`, then sleeps. While
-  /// yields are slow, it sleeps at once, or, if ranks have a core each, spins without them. While it sleeps, its seat
-  /// says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread that sets a flag reads the seat
-  /// afterwards; a thread that writes to the seat reads the flag afterwards (all sequentially consistent), so one of
-  /// them sees the other. Throws LinkError and LinkTimeout as Transport says.
+  /// Returns when `flag` is no longer `busy`: spins and yields for some microseconds if `may_spin`, then sleeps; see
+  /// `yield`. While it sleeps, its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread
+  /// that sets a flag reads the seat afterwards; a thread that writes to the seat reads the flag afterwards (all
+  /// sequentially consistent), so one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -151,7 +150,8 @@ class Place {
         if (flag.load(std::memory_order_acquire) != busy) return;
         spin_pause();
       }
-      if (!may_spin || !*may_spin || !(yield() || has_core_)) break;
+      if (!may_spin || !*may_spin) break;
+      yield();  // the peer may need this core
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
@@ -239,16 +239,15 @@ class Place {
     }
   };
 
-  /// Lets another thread use this core. Among ranks that wait for each other that is faster than sleeping. But a thread
-  /// that computes keeps the core for milliseconds after a yield; it makes way for one that wakes up. So after a slow
-  /// yield there is none for a while: then this returns false.
-  bool yield() {
+  /// Lets another thread use this core. A program that computes then keeps it for milliseconds. So where ranks have a
+  /// core each, there is no yield for a while after a slow one. Where they share cores, the others that compute are
+  /// mostly ranks, for which this one has to wait: there sleeping at once takes longer.
+  void yield() {
     constexpr std::chrono::microseconds slow{500}, pause{100'000};
     const auto begin = Clock::now();
-    if (begin < no_yield_before_) return false;
+    if (begin < no_yield_before_) return;
     sched_yield();
-    if (const auto end = Clock::now(); end - begin > slow) no_yield_before_ = end + pause;
-    return true;
+    if (const auto end = Clock::now(); has_core_ && end - begin > slow) no_yield_before_ = end + pause;
   }
 
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
