@@ -140,8 +140,8 @@ class Place {
   }
 
   /// Returns when `flag` is no longer `busy`: spins and yields for some microseconds if `may_spin`, then sleeps; see
-  /// `yield`. While it sleeps, its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread
-  /// that sets a flag reads the seat afterwards; a thread that writes to the seat reads the flag afterwards (all
+  /// `yield`. While it sleeps, its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A
+  /// thread that sets a flag reads the seat afterwards; a thread that writes to the seat reads the flag afterwards (all
   /// sequentially consistent), so one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
