@@ -39,7 +39,7 @@ void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix
   if (gather) std::fill_n(panel, gemm_depth * w, T{0});
   T* const packed = left_memory<T>();
   for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-    for_left_pieces(m, [&](Index i, Index rows) {
+    for_left_pieces(m, left_rows, [&](Index i, Index rows) {
       const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
       if (gather) pack_left(rows, depth, left, packed);
       for_positions([&](Index q) {
@@ -61,7 +61,7 @@ void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index
   constexpr Index w = tile_columns<T>;
   alignas(64) T columns[w * gemm_depth + w], panel[gemm_depth * w];
   T* const packed = left_memory<T>();
-  for_left_pieces(m, [&](Index i, Index rows) {
+  for_left_pieces(m, left_rows, [&](Index i, Index rows) {
     for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
       pack_left(rows, depth, Matrix<T>{a + i * a_row + q, a_row, 1}, packed);
       const Segments segments(pixels, q, depth);
