@@ -14,7 +14,11 @@ namespace chorus::kernels {
 namespace detail {
 
 /// Number of packed columns of b that the third-level cache holds.
-inline constexpr Index gemm_columns = 2048;
+inline constexpr Index gemm_columns = 1024;
+
+/// Number of blocks of terms that are multiplied in turn for the same part of c. The second-level cache holds
+/// `left_rows` packed rows of half of them.
+inline constexpr Index gemm_blocks = many_registers ? 4 : 2;
 
 /// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
 template <class T>
@@ -49,30 +53,50 @@ void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, cons
   });
 }
 
-/// c = a op(b) + bias, or c +=, both operands packed.
+/// c = a op(b) + bias, or c +=, both operands packed. A column of panels is multiplied block by block of terms, so
+/// that its part of c stays in the second-level cache meanwhile.
 template <class T>
 void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
   // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
-  const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
-  T *const left = left_memory<T>(), *const right = cached_memory<T, gemm_columns * gemm_depth>();
+  const bool single = m <= left_rows;
+  const Index panel_size = single ? 0 : std::min(k, gemm_depth) * w;
+  const Index most_blocks = single ? gemm_blocks / 2 : gemm_blocks, most_rows = single ? left_rows : left_rows / 2;
+  T* const left = cached_memory<T, gemm_blocks / 2 * left_size(left_rows)>();
+  T* const right = cached_memory<T, gemm_blocks * gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
+  struct Block {
+    Index first, depth;
+  };
 
-  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
-    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-      for_left_pieces(m, [&](Index i0, Index rows) {
-        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left);
-        T* panel = right;
-        for (Index j = j0; j < j0 + width; j += w, panel += panel_size) {
+  const auto multiply = [&](Index j0, Index width, const Block* blocks, Index count) {
+    for_left_pieces(m, most_rows, [&](Index i0, Index rows) {
+      for (Index s = 0; s < count; ++s)
+        pack_left(rows, blocks[s].depth, Matrix<T>{a.data + i0 * a.row + blocks[s].first * a.column, a.row, a.column},
+                  left + s * left_size(most_rows));
+      T* panel = right;
+      for (Index j = j0; j < j0 + width; j += w)
+        for (Index s = 0; s < count; ++s, panel += panel_size) {
+          const auto [p0, depth] = blocks[s];
           const Index columns = std::min(w, j0 + width - j);
           if (i0 == 0)
             pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
           if (bias_n != nullptr)
             for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-          multiply_left(rows, columns, depth, left, panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
+          multiply_left(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
+                        accumulate || p0 > 0);
         }
-      });
+    });
+  };
+  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
+    Block blocks[gemm_blocks];
+    Index count = 0;
+    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+      blocks[count++] = {p0, depth};
+      if (count < most_blocks && p0 + depth < k) return;
+      multiply(j0, width, blocks, count);
+      count = 0;
     });
   });
 }

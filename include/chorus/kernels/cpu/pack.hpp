@@ -72,8 +72,8 @@ inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 /// The packed size of `rows` rows.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
-/// Number of packed left-hand rows that the second-level cache holds.
-inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
+/// Number of packed left-hand rows that the second-level cache holds: an even number of tiles.
+inline constexpr Index left_rows = gemm_depth / (2 * tile_rows) * (2 * tile_rows);
 
 /// Memory for `Size` numbers, kept for the thread's lifetime. It is not counted as device memory, so that the amount
 /// does not depend on the number of threads in a team.
@@ -90,10 +90,10 @@ T* left_memory() {
   return cached_memory<T, left_size(left_rows)>();
 }
 
-/// Calls f(first, count) for pieces of `rows` rows that fit into left_memory: whole tiles, except the last.
+/// Calls f(first, count) for pieces of at most `most` rows: whole tiles, except the last.
 template <class F>
-void for_left_pieces(Index rows, const F& f) {
-  for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
+void for_left_pieces(Index rows, Index most, const F& f) {
+  for_pieces((rows + tile_rows - 1) / tile_rows, most / tile_rows, [&](Index tile, Index tiles) {
     f(tile * tile_rows, std::min(tiles * tile_rows, rows - tile * tile_rows));
   });
 }
