@@ -11253,6 +11253,15 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
                     "TensorParallel::gathered gives a whole model");
   return leaves != nullptr ? leaves : group;
 }
+/// `f()`, whose linear layers are cut so if the group multiplies in leaves.
+template <class F>
+auto with_leaf_cut(const TensorGroupRef& group, chorus::detail::LeafCut cut, const F& f) {
+  if (group != nullptr) cut.products = {group, group->products()};
+  if (cut.products != nullptr) cut.products->check(cut);
+  using chorus::detail::leaf_cut;
+  const chorus::detail::Replaced scope(leaf_cut, cut.products != nullptr ? &cut : leaf_cut);
+  return f();
+}
 
 /// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
 template <Operand X>
@@ -11311,8 +11320,8 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = chorus::detail::with_leaf_cut({"ColumnParallelLinear", group, out_, unit_, 1, /*of_inputs=*/false},
-                                           [&] { return this->apply(detail::entered(x, group)); });
+    auto y = detail::with_leaf_cut(group, {"ColumnParallelLinear", out_, unit_, 1, /*of_inputs=*/false},
+                                   [&] { return this->apply(detail::entered(x, group)); });
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -11377,9 +11386,8 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
-    const auto own = chorus::detail::with_leaf_cut(
-        {"RowParallelLinear", x.group(), in_, unit_, 1, /*of_inputs=*/true},
-        [&] { return linear(x.part(), this->weight); });
+    const auto own = detail::with_leaf_cut(x.group(), {"RowParallelLinear", in_, unit_, 1, /*of_inputs=*/true},
+                                           [&] { return linear(x.part(), this->weight); });
     return with_bias(leave_tensor_region(own, x.group()), this->bias);
   }
   template <class X>
@@ -11639,8 +11647,8 @@ class GPTAttention : public Module {
       const Index mine = c_attn.weight.shape()[0] / 3, features = c_attn.weight.shape()[1];
       const auto& shape = value_of(x).shape();
       auto group = detail::group_of_part("GPTAttention", mine, features, head_);
-      auto all = chorus::detail::with_leaf_cut({"GPTAttention", group, features, head_, 3, /*of_inputs=*/false},
-                                               [&] { return c_attn(enter_tensor_region(x, group)); });
+      auto all = detail::with_leaf_cut(group, {"GPTAttention", features, head_, 3, /*of_inputs=*/false},
+                                       [&] { return c_attn(enter_tensor_region(x, group)); });
       if (c_attn.lora) all = all + (*c_attn.lora)(x, group ? tensor_group() : nullptr);
       auto joined = reshape(seen(reshape(all, Shape<5>{shape[0], shape[1], 3, mine / head_, head_}), cache...),
                             Shape<3>{shape[0], shape[1], mine});
@@ -13983,8 +13991,8 @@ class MultiheadAttention : public Module {
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
     auto joined = reshape(
-        chorus::detail::with_leaf_cut({"MultiheadAttention", group, features, head, 1, /*of_inputs=*/false},
-                                      [&] { return seen_by_heads(q, k, v, seen, head, group); }),
+        detail::with_leaf_cut(group, {"MultiheadAttention", features, head, 1, /*of_inputs=*/false},
+                              [&] { return seen_by_heads(q, k, v, seen, head, group); }),
         Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }
@@ -21135,8 +21143,8 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto scores(const X& x) const {
     const ReadsParts parts;
     auto own = group();
-    auto y = chorus::detail::with_leaf_cut({"VocabularyParallelEmbedding", own, entries_, 1, 1, /*of_inputs=*/false},
-                                           [&] { return linear(enter_tensor_region(x, own), this->weight); });
+    auto y = detail::with_leaf_cut(own, {"VocabularyParallelEmbedding", entries_, 1, 1, /*of_inputs=*/false},
+                                   [&] { return linear(enter_tensor_region(x, own), this->weight); });
     return Columns<decltype(y)>(std::move(y), entries_, 1, std::move(own));
   }
   void visit(Visitor& visitor) override { visitor.split_parameter("weight", this->weight, {.axis = 0}); }
@@ -26366,6 +26374,7 @@ class Pieces {
   /// Whether ranks have pieces of parameter i.
   bool cut(std::size_t i) const { return !pieces_[i].empty(); }
   std::size_t size() const { return parameters_.size(); }
+  const std::vector<nn::NamedParameter<D>>& parameters() const { return parameters_; }
   const ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
 
   /// For parameters in pieces, `numbers[i]` becomes its sum over the pieces; each rank gives that of its own. One
@@ -26600,7 +26609,7 @@ class ByNorms : public Optimizer<D> {
   template <class First, class Second>
   void step_by_norms(const First& first, const Second& second) {
     pieces_.meet([](std::size_t) { return 0; });
-    check<UsageError>(!pieces_.any() || !norm_in_any_order<D>, who_,
+    check<UsageError>(!pieces_.any() || norm_in_any_order<D>(pieces_.parameters()) == nullptr, who_,
                       ": SameBits: ranks have pieces of parameters, and sums of their squares round in another order: "
                       "expected an optimizer that steps each number by itself, such as Adam, or Muon");
     if (!pieces_.any())
@@ -35085,7 +35094,8 @@ namespace chorus {
 /// batch (`sampler`); others have the same. The rules of these policies for losses, dropout, numbers and files apply.
 ///
 /// With 3 or more shares of a batch, ranks with the same parameters must lay them out alike, or averages would be
-/// rounded in different orders. So layers that Tensor divides unevenly, and parameters that stages share, are refused.
+/// rounded in different orders. So layers that Tensor divides unevenly, and, without SameBits, parameters that stages
+/// share, are refused.
 template <class Model, class... Axes>
 class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
              public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
@@ -35248,7 +35258,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
     for (const auto& entry : this->flat_.entries()) sizes += cat(entry.count, ' ');
     const auto of_all = comm::all_gather_object(groups.tensor, sizes);
     bool tied = false;
-    if constexpr (All::pipes) tied = this->model_.stages().ties_stages();
+    if constexpr (All::pipes && !Base::adds_up_in_pass) tied = this->model_.stages().ties_stages();
     const bool alike = std::all_of(of_all.begin(), of_all.end(), [&](const auto& other) { return other == sizes; });
     double found[] = {alike ? 0.0 : 1.0, tied ? 1.0 : 0.0};
     groups.all().all_reduce(std::span<double>(found), comm::ReduceOp::max, {});
@@ -40555,7 +40565,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     prepare(net);
     double norm = 0;
     detail::access_to(net).with_gradients([&] {
-      if (auto* const room = optim::detail::norm_in_any_order<D>) {
+      if (auto* const room = optim::detail::norm_in_any_order<D>(net.parameters())) {
         detail::CommunicatorRanks ranks(net.communicator(), net.alive());
         norm = room(shards_.mine(), &ranks);
         return;
@@ -45128,36 +45138,32 @@ class SumInAnyOrder {
   std::array<double, 3> parts_{};
 };
 
-/// See optim::detail::norm_in_any_order. Squares of floats are summed with a relative error below 1e-11.
+/// See optim::detail::Norm. Squares of floats are summed with a relative error below 1e-11.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRanks* ranks) {
-  // Calls f(its ranks or null, its parameters that this process counts) for each group of parameters.
-  const auto for_groups = [&](const auto& f) {
-    if (ranks != nullptr) return f(ranks, parameters);
-    auto groups = optim::detail::ranks_of(parameters);
-    groups.insert(groups.begin(), nullptr);
-    for (const auto& group : groups) {
-      std::vector<nn::NamedParameter<D>> own;
+  // Ranks, or null, and this process's parameters that count among them.
+  std::vector<std::pair<ModelRanks*, std::vector<nn::NamedParameter<D>>>> groups;
+  if (ranks != nullptr) {
+    groups.emplace_back(ranks, parameters);
+  } else {
+    groups.emplace_back();
+    for (const auto& each : optim::detail::ranks_of(parameters)) groups.push_back({each.get(), {}});
+    for (auto& [group, own] : groups)
       for (const auto& named : parameters)
-        if (named.parameter->ranks() == group && (!group || named.parameter->counts())) own.push_back(named);
-      f(group.get(), own);
-    }
-  };
+        if (named.parameter->ranks().get() == group && named.parameter->counts()) own.push_back(named);
+  }
   double largest = 0;
-  const auto raise = [&](double value) {  // a NaN stays
-    if (value > largest || value != value) largest = value;
+  const auto raise = [](double& to, double value) {  // a NaN stays
+    if (value > to || value != value) to = value;
   };
-  for_groups([&](ModelRanks* group, const auto& own) {
+  for (const auto& [group, own] : groups) {
     double here = 0;
     optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
-      for (Index i = 0; i < parameter.count(); ++i) {
-        const auto size = std::abs(static_cast<double>(grad[i]));
-        if (size > here || size != size) here = size;
-      }
+      for (Index i = 0; i < parameter.count(); ++i) raise(here, std::abs(static_cast<double>(grad[i])));
     });
     if (group != nullptr) group->max({&here, 1});
-    raise(here);
-  });
+    raise(largest, here);
+  }
   if (largest == 0 || !std::isfinite(largest)) return largest;
 
   int exponent = 0;
@@ -45165,7 +45171,7 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRank
   exponent = std::max(exponent, -1000);
   const double unit = std::ldexp(1.0, -exponent);
   SumInAnyOrder squares;
-  for_groups([&](ModelRanks* group, const auto& own) {
+  for (const auto& [group, own] : groups) {
     SumInAnyOrder here;
     optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
       for (Index i = 0; i < parameter.count(); ++i) {
@@ -45175,9 +45181,41 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRank
     });
     if (group != nullptr) group->sum(here.parts());
     for (std::size_t part = 0; part < squares.parts().size(); ++part) squares.parts()[part] += here.parts()[part];
-  });
+  }
   return std::ldexp(std::sqrt(squares.value()), exponent);
 }
+
+/// While it lives, that is the norm of a net's parameters, on all ranks: their leaves tell also shards, and the
+/// stand-ins of parameters of other stages.
+class NormsInAnyOrder {
+ public:
+  template <Device D>
+  explicit NormsInAnyOrder(const std::vector<nn::NamedParameter<D>>& parameters) {
+    const std::lock_guard lock(mutex);
+    for (const auto& named : parameters) own_.push_back(all.insert(named.handle.shared().get()));
+  }
+  ~NormsInAnyOrder() {
+    const std::lock_guard lock(mutex);
+    for (const auto& leaf : own_) all.erase(leaf);
+  }
+  NormsInAnyOrder(const NormsInAnyOrder&) = delete;
+  NormsInAnyOrder& operator=(const NormsInAnyOrder&) = delete;
+
+  /// See optim::detail::norm_in_any_order.
+  template <Device D>
+  static optim::detail::Norm<D> find(const std::vector<nn::NamedParameter<D>>& parameters) {
+    const std::lock_guard lock(mutex);
+    const auto is_own = [](const auto& named) { return all.contains(named.handle.shared().get()); };
+    return std::any_of(parameters.begin(), parameters.end(), is_own) ? &grad_norm<D> : nullptr;
+  }
+
+ private:
+  using Leaves = std::multiset<const Node*>;
+  static inline std::mutex mutex;
+  static inline Leaves all;
+  std::vector<Leaves::iterator> own_;
+};
+inline const bool finds_norms = (optim::detail::norm_in_any_order<Cpu> = &NormsInAnyOrder::find<Cpu>, true);
 
 }  // namespace chorus::same_bits
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
@@ -45235,21 +45273,23 @@ class SharesNode final : public dp::BackwardNode, public CutNode {
 /// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one exists, losses look for cuts, and norms of gradients don't depend on how ranks divide them.
+/// A part of each policy that cuts batches. While one exists, losses look for cuts.
 class CutsBatches {
  public:
-  CutsBatches() {
+  /// `parameters`: the whole model's.
+  template <Device D>
+  explicit CutsBatches(const std::vector<nn::NamedParameter<D>>& parameters) : norms_(parameters) {
     ++policies;
     detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
-    optim::detail::norm_in_any_order<Cpu> = &grad_norm<Cpu>;
   }
-  ~CutsBatches() {
-    if (--policies == 0) optim::detail::norm_in_any_order<Cpu> = nullptr;
-  }
+  ~CutsBatches() { --policies; }
   CutsBatches(const CutsBatches&) = delete;
   CutsBatches& operator=(const CutsBatches&) = delete;
 
   static inline std::atomic<int> policies{0};
+
+ private:
+  NormsInAnyOrder norms_;
 };
 
 }  // namespace chorus::same_bits
@@ -45682,6 +45722,7 @@ class LeafSums final : public detail::LeafProducts {
  public:
   LeafSums(std::size_t shares, int members) : shares_(static_cast<Index>(shares)), members_(members) {}
 
+  int members() const override { return static_cast<int>(members_); }
   void check(const detail::LeafCut& cut) const override {
     const Index leaves = leaves_of(cut);
     const auto fits = [&](Index members) {
@@ -46327,7 +46368,7 @@ class DeviceSums {
   using D = typename dp::Replicas<Model>::D;
 
   DeviceSums(Model& model, const dp::Replicas<Model>& replicas, std::size_t shares)
-      : replicas_(replicas), shares_(shares) {
+      : counted_(replicas.parameters(0).parameters()), replicas_(replicas), shares_(shares) {
     for (std::size_t i = 0; i < replicas.size(); ++i)
       devices_.push_back(std::make_shared<DeviceShares<D>>(i == 0 ? model : replicas[i].model(), replicas.parameters(i),
                                                            replicas.buffers(i), shares,
@@ -46409,11 +46450,11 @@ class DeviceSums {
     if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
   }
 
+  CutsBatches counted_;
   const dp::Replicas<Model>& replicas_;
   std::size_t shares_;
   std::vector<std::shared_ptr<DeviceShares<D>>> devices_;
   EarlierGradients<D> earlier_;
-  CutsBatches counted_;
 };
 
 }  // namespace chorus::same_bits
@@ -47007,7 +47048,8 @@ class ModelShares final : private dp::BackwardRunner {
   /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
-      : model_(model),
+      : counted_(flat.parameters()),
+        model_(model),
         flat_(flat),
         alive_(std::move(alive)),
         shares_(shares),
@@ -47820,7 +47862,8 @@ class ModelShares<pipeline::StagedModel<Model, Order, Communicator>> {
 
   ModelShares(Staged& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void>, std::size_t shares, int rank, int ranks, Processes processes = {})
-      : model_(model),
+      : counted_(nn::named_parameters<D>(model.stages().model())),
+        model_(model),
         shares_(shares),
         run_(shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))),
         sums_{flat, ShareBuffers<D>(buffers), GradientTree<D>(flat),

@@ -500,7 +500,7 @@ class Node {
 
   const char* operation_;
   std::uint64_t sequence_;
-  std::uint64_t visited_by_ = 0;  // the last backward run that counted this node
+  std::uint64_t visited_by_ = 0;  // the last backward run, or search of LossTerms, that saw this node
   int pending_ = 0;               // consumers that have not contributed in that run yet
   bool skipped_ = false;
   bool reached_ = false;  // a consumer has contributed
@@ -11592,11 +11592,18 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
   __extension__ using Wide = unsigned __int128;
   std::vector<Index> order(static_cast<std::size_t>(std::max(Index{0}, n)));
   std::iota(order.begin(), order.end(), Index{0});
-  for (std::size_t i = order.size(); i > 1; --i) {
-    const PhiloxWords words = detail::stream_words(seed, stream, i);
-    const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
-    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
-    std::swap(order[i - 1], order[j]);
+  // A swap's place depends on no other swap: it is fetched while those before it are made.
+  std::array<std::size_t, 32> places;
+  for (std::size_t end = order.size(), begin; end > 1; end = begin) {
+    begin = std::max(end, places.size() + 1) - places.size();
+    for (std::size_t i = end; i > begin; --i) {
+      const PhiloxWords words = detail::stream_words(seed, stream, i);
+      const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
+      const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
+      __builtin_prefetch(&order[j], 1);
+      places[end - i] = j;
+    }
+    for (std::size_t i = end; i > begin; --i) std::swap(order[i - 1], order[places[end - i]]);
   }
   return order;
 }
@@ -13347,7 +13354,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
 
 template <class... Members>
 void visit_members(Visitor& visitor, std::string_view names, Members&... members) {
-  (visit_member(visitor, next_name(names), members), ...);
+  // A list, since clang refuses a fold over more than 256 members.
+  static_cast<void>(std::initializer_list<int>{(visit_member(visitor, next_name(names), members), 0)...});
 }
 
 // The device type of the first member that has one.
@@ -17759,7 +17767,8 @@ class Place {
         size_(size),
         timeout_(timeout),
         names_(std::move(names)),
-        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
+        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)),
+        has_core_(size <= static_cast<int>(std::thread::hardware_concurrency())) {
     for (int peer = 0; peer < size_; ++peer) {
       const bool other = pid(peer) != 0 && peer != rank_;
       death(peer) = other ? static_cast<int>(syscall(SYS_pidfd_open, pid(peer), 0)) : -1;
@@ -17796,10 +17805,10 @@ class Place {
     if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if `may_spin`, then sleeps. While it sleeps,
-  /// its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread that sets a flag reads
-  /// the seat afterwards; a thread that writes to the seat reads the flag afterwards (all sequentially consistent), so
-  /// one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
+  /// Returns when `flag` is no longer `busy`: spins and yields for some microseconds if `may_spin`, then sleeps; see
+  /// `yield`. While it sleeps, its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread
+  /// that sets a flag reads the seat afterwards; a thread that writes to the seat reads the flag afterwards (all
+  /// sequentially consistent), so one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -17808,7 +17817,7 @@ class Place {
         spin_pause();
       }
       if (!may_spin || !*may_spin) break;
-      sched_yield();  // the peer may need this core
+      yield();  // the peer may need this core
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
@@ -17896,6 +17905,17 @@ class Place {
     }
   };
 
+  /// Lets another thread use this core. A program that computes then keeps it for milliseconds. So where ranks have a
+  /// core each, there is no yield for a while after a slow one. Where they share cores, the others that compute are
+  /// mostly ranks, for which this one has to wait: there sleeping at once takes longer.
+  void yield() {
+    constexpr std::chrono::microseconds slow{500}, pause{100'000};
+    const auto begin = Clock::now();
+    if (begin < no_yield_before_) return;
+    sched_yield();
+    if (const auto end = Clock::now(); has_core_ && end - begin > slow) no_yield_before_ = end + pause;
+  }
+
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
   int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
@@ -17978,6 +17998,8 @@ class Place {
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
   const int rounds_;                     // number of checks and yields before sleeping; fewer if ranks outnumber cores
+  const bool has_core_;                  // ranks don't outnumber cores
+  Clock::time_point no_yield_before_{};  // since a yield was slow
 };
 
 }  // namespace chorus::comm::detail
@@ -37849,13 +37871,15 @@ void gemm_stack(Cuda device, const GemmStack& stack, Trans ta, Trans tb, Index m
 
 namespace chorus::detail {
 
+class LeafProducts;
+
 /// The axis of a layer's weight [outputs, inputs] that members share: `blocks` blocks of `width` entries, each in
 /// multiples of `unit`.
 struct LeafCut {
   const char* layer;
-  std::shared_ptr<TensorGroup> group;
   Index width, unit, blocks;
   bool of_inputs;  // then outputs are sums over it; else gradients of inputs are
+  std::shared_ptr<const LeafProducts> products = {};
 };
 
 /// c = a op(b), or c += with `accumulate`: a: [m, k], op(b): [k, n], c: [m, n], row-major; `ldb` is b's row stride.
@@ -37873,6 +37897,7 @@ struct LeafProduct {
 class LeafProducts {
  public:
   virtual ~LeafProducts() = default;
+  virtual int members() const = 0;
   /// Throws UsageError if the members can't share the axis in whole leaves.
   virtual void check(const LeafCut& cut) const = 0;
   /// This member's term of the product.
@@ -37883,24 +37908,15 @@ class LeafProducts {
 /// The cut of this thread's linear layers; null if they are not cut.
 inline thread_local constinit const LeafCut* leaf_cut = nullptr;
 
-/// `f()`, whose linear layers are cut so if the group multiplies in leaves.
-template <class F>
-auto with_leaf_cut(const LeafCut& cut, const F& f) {
-  const bool cuts = cut.group != nullptr && cut.group->products() != nullptr;
-  if (cuts) cut.group->products()->check(cut);
-  const Replaced<const LeafCut*> scope(leaf_cut, cuts ? &cut : leaf_cut);
-  return f();
-}
-
 /// kernels::gemm of packed a and c, in leaves if `cut` cuts the inner axis of this product.
 template <Device D, class T, class Out>
 void gemm_in_leaves(const LeafCut* cut, bool over_inputs, D device, kernels::Trans tb, Index m, Index n, Index k,
                     const T* a, const T* b, Index ldb, Out* c, bool accumulate, const T* bias_n = nullptr) {
   if (cut != nullptr && cut->of_inputs == over_inputs) [[unlikely]] {
     if constexpr (std::is_same_v<D, Cpu> && std::floating_point<T> && std::is_same_v<T, Out>)
-      return cut->group->products()->multiply(*cut, {tb, m, n, k, a, b, ldb, c, accumulate});
+      return cut->products->multiply(*cut, {tb, m, n, k, a, b, ldb, c, accumulate});
     else
-      check<UsageError>(cut->group->size() == 1, cut->layer,
+      check<UsageError>(cut->products->members() == 1, cut->layer,
                         ": SameBits under TensorParallel: expected float or double on the CPU, got ", name(dtype<T>),
                         " on ", D::kind, ": use a policy whose ranks have whole layers");
   }
@@ -42340,10 +42356,12 @@ void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double n
   const auto* first = first_not_finite(parameters);
   raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
-/// A room replaces the norm by one whose bits don't depend on how ranks divide the gradients. `ranks`: those that have
-/// the other parameters; null: the parameters name them.
+/// The norm of gradients. `ranks`: those that have the other parameters; null: the parameters name them.
 template <Device D>
-inline double (*norm_in_any_order)(const std::vector<nn::NamedParameter<D>>&, ModelRanks* ranks) = nullptr;
+using Norm = double (*)(const std::vector<nn::NamedParameter<D>>&, ModelRanks* ranks);
+/// A room's norm for the parameters of its nets, whose bits don't depend on how ranks divide the gradients; else null.
+template <Device D>
+inline Norm<D> (*norm_in_any_order)(const std::vector<nn::NamedParameter<D>>&) = [](const auto&) { return Norm<D>(); };
 /// The norm of all gradients as one vector.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
@@ -42433,19 +42451,16 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
                         "clip_grad_norm: parameters that are split over ranks can't be clipped in a captured step");
   }
 #endif
-  {
-    double norm = 0;
-    if (auto* const room = detail::norm_in_any_order<D>) {
-      norm = room(parameters, nullptr);
-    } else {
-      norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
-      for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
-    }
-    if (options.error_if_nonfinite)
-      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
-    detail::scale_down(parameters, norm, max_norm);
-    return norm;
-  }
+  auto* const of_room = detail::norm_in_any_order<D>(parameters);
+  double norm = of_room != nullptr ? of_room(parameters, nullptr)
+                : ranks.empty()    ? detail::grad_norm(parameters)
+                                   : detail::grad_norm_of(parameters, {});
+  if (of_room == nullptr)
+    for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+  if (options.error_if_nonfinite)
+    detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
+  detail::scale_down(parameters, norm, max_norm);
+  return norm;
 }
 
 }  // namespace chorus::optim
@@ -43481,13 +43496,15 @@ class LossTerms {
   static Factor own_factor(const Node& node, const Inputs& in);
   void add(Node& node, const Factor& factor);
 
-  std::uint64_t outside_ = 0;
+  // Marks in Node::visited_by_ of this search, which no backward run has as its number: of terms and of sums of terms;
+  // found_ + 1: of a term's origin.
+  std::uint64_t outside_ = 0, found_ = 0;
   std::vector<Term> terms_;
   struct Place {
     Node* node;
     Factor factor;
   };
-  std::vector<Node*> stack_, seen_;
+  std::vector<Node*> stack_;
   std::vector<Place> places_;
   const char *nonlinear_ = nullptr, *needs_alike_ = nullptr;
   bool has_more_ = false;
@@ -43508,6 +43525,8 @@ CHORUS_INLINE void LossTerms::find(Node& root, std::uint64_t outside) {
   nonlinear_ = needs_alike_ = nullptr;
   has_more_ = false;
   outside_ = outside;
+  static std::atomic<std::uint64_t> searches{1};
+  found_ = ~std::uint64_t{0} - 2 * searches.fetch_add(1, std::memory_order_relaxed);
   settle(root);
   walk(root);
 }
@@ -43602,15 +43621,13 @@ CHORUS_INLINE LossTerms::Kind LossTerms::kind_of(const Node& node) const {
 
 // Walks from the root down to the terms.
 CHORUS_INLINE void LossTerms::walk(Node& root) {
-  seen_.clear();
   places_.assign(1, {&root, {}});
   while (!places_.empty()) {
     const auto [node, factor] = places_.back();
     places_.pop_back();
     if (node->of_batch_ == reduced) add(*node, factor);
     if (node->of_batch_ != mixed && node->of_batch_ != refused) continue;
-    if (std::find(seen_.begin(), seen_.end(), node) != seen_.end()) continue;
-    seen_.push_back(node);
+    if (std::exchange(node->visited_by_, found_) == found_) continue;
     const Inputs in = inputs_of(*node);
     if (node->of_batch_ == refused && !in.refused) {
       nonlinear_ = node->operation();
@@ -43647,19 +43664,22 @@ CHORUS_INLINE LossTerms::Factor LossTerms::own_factor(const Node& node, const In
 CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) const {
   std::vector<double> out(terms_.size());
   if (root.of_batch_ == reduced) out.front() = value;
-  if (root.of_batch_ != mixed) return out;
+  if (root.of_batch_ != mixed || terms_.empty()) return out;
   struct Share {
     Node* node;
     double factor;
   };
   std::vector<Share> places{{&root, 1}};
+  std::size_t at = 0;  // in terms_
   while (!places.empty()) {
     const auto [node, factor] = places.back();
     places.pop_back();
     if (node->of_batch_ == reduced) {
-      const Term found = term_of(*node);
-      for (std::size_t i = 0; i < terms_.size(); ++i)
-        if (terms_[i].node == found.node) out[i] += factor * node->number();
+      // Terms come in the order in which they were found, except for repeated ones.
+      const Node* const term = term_of(*node).node;
+      std::size_t tried = 0;
+      while (terms_[at].node != term && ++tried < terms_.size()) at = (at + 1) % terms_.size();
+      if (terms_[at].node == term) out[at] += factor * node->number();
     }
     if (node->of_batch_ != mixed) continue;
     const std::string_view name = node->operation();
@@ -43706,11 +43726,16 @@ CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
 CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
   Term found = term_of(node);
   found.factor *= factor;
-  for (const Term& term : terms_) {
-    if (term.node == found.node) return;
-    if (term.origin == found.origin)
-      needs_alike_ = found.node == found.origin ? term.node->operation() : found.node->operation();
+  if (found.node->visited_by_ == found_) return;
+  const std::uint64_t as_origin = found_ + 1;
+  if (found.origin->visited_by_ == found_ || found.origin->visited_by_ == as_origin) {  // of an earlier term
+    const auto same = [&](const Term& term) { return term.origin == found.origin; };
+    needs_alike_ = found.node == found.origin ? std::find_if(terms_.begin(), terms_.end(), same)->node->operation()
+                                              : found.node->operation();
+  } else {
+    found.origin->visited_by_ = as_origin;
   }
+  found.node->visited_by_ = found_;
   terms_.push_back(found);
 }
 
@@ -60483,6 +60508,15 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
                     "TensorParallel::gathered gives a whole model");
   return leaves != nullptr ? leaves : group;
 }
+/// `f()`, whose linear layers are cut so if the group multiplies in leaves.
+template <class F>
+auto with_leaf_cut(const TensorGroupRef& group, chorus::detail::LeafCut cut, const F& f) {
+  if (group != nullptr) cut.products = {group, group->products()};
+  if (cut.products != nullptr) cut.products->check(cut);
+  using chorus::detail::leaf_cut;
+  const chorus::detail::Replaced scope(leaf_cut, cut.products != nullptr ? &cut : leaf_cut);
+  return f();
+}
 
 /// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
 template <Operand X>
@@ -60541,8 +60575,8 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = chorus::detail::with_leaf_cut({"ColumnParallelLinear", group, out_, unit_, 1, /*of_inputs=*/false},
-                                           [&] { return this->apply(detail::entered(x, group)); });
+    auto y = detail::with_leaf_cut(group, {"ColumnParallelLinear", out_, unit_, 1, /*of_inputs=*/false},
+                                   [&] { return this->apply(detail::entered(x, group)); });
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -60607,9 +60641,8 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
-    const auto own = chorus::detail::with_leaf_cut(
-        {"RowParallelLinear", x.group(), in_, unit_, 1, /*of_inputs=*/true},
-        [&] { return linear(x.part(), this->weight); });
+    const auto own = detail::with_leaf_cut(x.group(), {"RowParallelLinear", in_, unit_, 1, /*of_inputs=*/true},
+                                           [&] { return linear(x.part(), this->weight); });
     return with_bias(leave_tensor_region(own, x.group()), this->bias);
   }
   template <class X>
@@ -60860,8 +60893,8 @@ class MultiheadAttention : public Module {
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
     auto joined = reshape(
-        chorus::detail::with_leaf_cut({"MultiheadAttention", group, features, head, 1, /*of_inputs=*/false},
-                                      [&] { return seen_by_heads(q, k, v, seen, head, group); }),
+        detail::with_leaf_cut(group, {"MultiheadAttention", features, head, 1, /*of_inputs=*/false},
+                              [&] { return seen_by_heads(q, k, v, seen, head, group); }),
         Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }
@@ -65586,6 +65619,7 @@ class Pieces {
   /// Whether ranks have pieces of parameter i.
   bool cut(std::size_t i) const { return !pieces_[i].empty(); }
   std::size_t size() const { return parameters_.size(); }
+  const std::vector<nn::NamedParameter<D>>& parameters() const { return parameters_; }
   const ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
 
   /// For parameters in pieces, `numbers[i]` becomes its sum over the pieces; each rank gives that of its own. One
@@ -65820,7 +65854,7 @@ class ByNorms : public Optimizer<D> {
   template <class First, class Second>
   void step_by_norms(const First& first, const Second& second) {
     pieces_.meet([](std::size_t) { return 0; });
-    check<UsageError>(!pieces_.any() || !norm_in_any_order<D>, who_,
+    check<UsageError>(!pieces_.any() || norm_in_any_order<D>(pieces_.parameters()) == nullptr, who_,
                       ": SameBits: ranks have pieces of parameters, and sums of their squares round in another order: "
                       "expected an optimizer that steps each number by itself, such as Adam, or Muon");
     if (!pieces_.any())
@@ -66890,6 +66924,8 @@ namespace chorus::same_bits {
 #define CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
 /// The norm of gradients with the same bits however ranks divide them: a sum without rounding has no order.
 
+#include <set>
+
 namespace chorus::same_bits {
 
 /// A sum of numbers from 0 to 1, each rounded to a multiple of 2^-66, in three parts: multiples of 2^-22, 2^-44 and
@@ -66913,36 +66949,32 @@ class SumInAnyOrder {
   std::array<double, 3> parts_{};
 };
 
-/// See optim::detail::norm_in_any_order. Squares of floats are summed with a relative error below 1e-11.
+/// See optim::detail::Norm. Squares of floats are summed with a relative error below 1e-11.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRanks* ranks) {
-  // Calls f(its ranks or null, its parameters that this process counts) for each group of parameters.
-  const auto for_groups = [&](const auto& f) {
-    if (ranks != nullptr) return f(ranks, parameters);
-    auto groups = optim::detail::ranks_of(parameters);
-    groups.insert(groups.begin(), nullptr);
-    for (const auto& group : groups) {
-      std::vector<nn::NamedParameter<D>> own;
+  // Ranks, or null, and this process's parameters that count among them.
+  std::vector<std::pair<ModelRanks*, std::vector<nn::NamedParameter<D>>>> groups;
+  if (ranks != nullptr) {
+    groups.emplace_back(ranks, parameters);
+  } else {
+    groups.emplace_back();
+    for (const auto& each : optim::detail::ranks_of(parameters)) groups.push_back({each.get(), {}});
+    for (auto& [group, own] : groups)
       for (const auto& named : parameters)
-        if (named.parameter->ranks() == group && (!group || named.parameter->counts())) own.push_back(named);
-      f(group.get(), own);
-    }
-  };
+        if (named.parameter->ranks().get() == group && named.parameter->counts()) own.push_back(named);
+  }
   double largest = 0;
-  const auto raise = [&](double value) {  // a NaN stays
-    if (value > largest || value != value) largest = value;
+  const auto raise = [](double& to, double value) {  // a NaN stays
+    if (value > to || value != value) to = value;
   };
-  for_groups([&](ModelRanks* group, const auto& own) {
+  for (const auto& [group, own] : groups) {
     double here = 0;
     optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
-      for (Index i = 0; i < parameter.count(); ++i) {
-        const auto size = std::abs(static_cast<double>(grad[i]));
-        if (size > here || size != size) here = size;
-      }
+      for (Index i = 0; i < parameter.count(); ++i) raise(here, std::abs(static_cast<double>(grad[i])));
     });
     if (group != nullptr) group->max({&here, 1});
-    raise(here);
-  });
+    raise(largest, here);
+  }
   if (largest == 0 || !std::isfinite(largest)) return largest;
 
   int exponent = 0;
@@ -66950,7 +66982,7 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRank
   exponent = std::max(exponent, -1000);
   const double unit = std::ldexp(1.0, -exponent);
   SumInAnyOrder squares;
-  for_groups([&](ModelRanks* group, const auto& own) {
+  for (const auto& [group, own] : groups) {
     SumInAnyOrder here;
     optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
       for (Index i = 0; i < parameter.count(); ++i) {
@@ -66960,9 +66992,41 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRank
     });
     if (group != nullptr) group->sum(here.parts());
     for (std::size_t part = 0; part < squares.parts().size(); ++part) squares.parts()[part] += here.parts()[part];
-  });
+  }
   return std::ldexp(std::sqrt(squares.value()), exponent);
 }
+
+/// While it lives, that is the norm of a net's parameters, on all ranks: their leaves tell also shards, and the
+/// stand-ins of parameters of other stages.
+class NormsInAnyOrder {
+ public:
+  template <Device D>
+  explicit NormsInAnyOrder(const std::vector<nn::NamedParameter<D>>& parameters) {
+    const std::lock_guard lock(mutex);
+    for (const auto& named : parameters) own_.push_back(all.insert(named.handle.shared().get()));
+  }
+  ~NormsInAnyOrder() {
+    const std::lock_guard lock(mutex);
+    for (const auto& leaf : own_) all.erase(leaf);
+  }
+  NormsInAnyOrder(const NormsInAnyOrder&) = delete;
+  NormsInAnyOrder& operator=(const NormsInAnyOrder&) = delete;
+
+  /// See optim::detail::norm_in_any_order.
+  template <Device D>
+  static optim::detail::Norm<D> find(const std::vector<nn::NamedParameter<D>>& parameters) {
+    const std::lock_guard lock(mutex);
+    const auto is_own = [](const auto& named) { return all.contains(named.handle.shared().get()); };
+    return std::any_of(parameters.begin(), parameters.end(), is_own) ? &grad_norm<D> : nullptr;
+  }
+
+ private:
+  using Leaves = std::multiset<const Node*>;
+  static inline std::mutex mutex;
+  static inline Leaves all;
+  std::vector<Leaves::iterator> own_;
+};
+inline const bool finds_norms = (optim::detail::norm_in_any_order<Cpu> = &NormsInAnyOrder::find<Cpu>, true);
 
 }  // namespace chorus::same_bits
 #endif  // CHORUS_SINGLE_CHORUS_SAME_BITS_GRAD_NORM_HPP
@@ -67020,21 +67084,23 @@ class SharesNode final : public dp::BackwardNode, public CutNode {
 /// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one exists, losses look for cuts, and norms of gradients don't depend on how ranks divide them.
+/// A part of each policy that cuts batches. While one exists, losses look for cuts.
 class CutsBatches {
  public:
-  CutsBatches() {
+  /// `parameters`: the whole model's.
+  template <Device D>
+  explicit CutsBatches(const std::vector<nn::NamedParameter<D>>& parameters) : norms_(parameters) {
     ++policies;
     detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
-    optim::detail::norm_in_any_order<Cpu> = &grad_norm<Cpu>;
   }
-  ~CutsBatches() {
-    if (--policies == 0) optim::detail::norm_in_any_order<Cpu> = nullptr;
-  }
+  ~CutsBatches() { --policies; }
   CutsBatches(const CutsBatches&) = delete;
   CutsBatches& operator=(const CutsBatches&) = delete;
 
   static inline std::atomic<int> policies{0};
+
+ private:
+  NormsInAnyOrder norms_;
 };
 
 }  // namespace chorus::same_bits
@@ -67467,6 +67533,7 @@ class LeafSums final : public detail::LeafProducts {
  public:
   LeafSums(std::size_t shares, int members) : shares_(static_cast<Index>(shares)), members_(members) {}
 
+  int members() const override { return static_cast<int>(members_); }
   void check(const detail::LeafCut& cut) const override {
     const Index leaves = leaves_of(cut);
     const auto fits = [&](Index members) {
@@ -68112,7 +68179,7 @@ class DeviceSums {
   using D = typename dp::Replicas<Model>::D;
 
   DeviceSums(Model& model, const dp::Replicas<Model>& replicas, std::size_t shares)
-      : replicas_(replicas), shares_(shares) {
+      : counted_(replicas.parameters(0).parameters()), replicas_(replicas), shares_(shares) {
     for (std::size_t i = 0; i < replicas.size(); ++i)
       devices_.push_back(std::make_shared<DeviceShares<D>>(i == 0 ? model : replicas[i].model(), replicas.parameters(i),
                                                            replicas.buffers(i), shares,
@@ -68194,11 +68261,11 @@ class DeviceSums {
     if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
   }
 
+  CutsBatches counted_;
   const dp::Replicas<Model>& replicas_;
   std::size_t shares_;
   std::vector<std::shared_ptr<DeviceShares<D>>> devices_;
   EarlierGradients<D> earlier_;
-  CutsBatches counted_;
 };
 
 }  // namespace chorus::same_bits
@@ -68900,7 +68967,8 @@ class ModelShares final : private dp::BackwardRunner {
   /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
-      : model_(model),
+      : counted_(flat.parameters()),
+        model_(model),
         flat_(flat),
         alive_(std::move(alive)),
         shares_(shares),
@@ -69396,8 +69464,6 @@ std::string summary(Model& model, const std::array<Index, Rank>& shape) {
 #ifndef CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
 #define CHORUS_SINGLE_CHORUS_NN_SUMMARY_IMPL_HPP
 /// Builds and prints the table of a model's layers.
-
-#include <set>
 
 namespace chorus::nn::detail {
 

@@ -98,13 +98,15 @@ class LossTerms {
   static Factor own_factor(const Node& node, const Inputs& in);
   void add(Node& node, const Factor& factor);
 
-  std::uint64_t outside_ = 0;
+  // Marks in Node::visited_by_ of this search, which no backward run has as its number: of terms and of sums of terms;
+  // found_ + 1: of a term's origin.
+  std::uint64_t outside_ = 0, found_ = 0;
   std::vector<Term> terms_;
   struct Place {
     Node* node;
     Factor factor;
   };
-  std::vector<Node*> stack_, seen_;
+  std::vector<Node*> stack_;
   std::vector<Place> places_;
   const char *nonlinear_ = nullptr, *needs_alike_ = nullptr;
   bool has_more_ = false;

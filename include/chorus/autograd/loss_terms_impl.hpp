@@ -2,11 +2,14 @@
 /// How the terms of a loss are found.
 
 #include <algorithm>
+#include <atomic>
 #include <chorus/autograd/loss_terms.hpp>
 #include <chorus/core/config.hpp>
 #include <chorus/core/error.hpp>
 #include <cmath>
+#include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace chorus::detail {
@@ -16,6 +19,8 @@ CHORUS_INLINE void LossTerms::find(Node& root, std::uint64_t outside) {
   nonlinear_ = needs_alike_ = nullptr;
   has_more_ = false;
   outside_ = outside;
+  static std::atomic<std::uint64_t> searches{1};
+  found_ = ~std::uint64_t{0} - 2 * searches.fetch_add(1, std::memory_order_relaxed);
   settle(root);
   walk(root);
 }
@@ -110,15 +115,13 @@ CHORUS_INLINE LossTerms::Kind LossTerms::kind_of(const Node& node) const {
 
 // Walks from the root down to the terms.
 CHORUS_INLINE void LossTerms::walk(Node& root) {
-  seen_.clear();
   places_.assign(1, {&root, {}});
   while (!places_.empty()) {
     const auto [node, factor] = places_.back();
     places_.pop_back();
     if (node->of_batch_ == reduced) add(*node, factor);
     if (node->of_batch_ != mixed && node->of_batch_ != refused) continue;
-    if (std::find(seen_.begin(), seen_.end(), node) != seen_.end()) continue;
-    seen_.push_back(node);
+    if (std::exchange(node->visited_by_, found_) == found_) continue;
     const Inputs in = inputs_of(*node);
     if (node->of_batch_ == refused && !in.refused) {
       nonlinear_ = node->operation();
@@ -155,19 +158,22 @@ CHORUS_INLINE LossTerms::Factor LossTerms::own_factor(const Node& node, const In
 CHORUS_INLINE std::vector<double> LossTerms::values(Node& root, double value) const {
   std::vector<double> out(terms_.size());
   if (root.of_batch_ == reduced) out.front() = value;
-  if (root.of_batch_ != mixed) return out;
+  if (root.of_batch_ != mixed || terms_.empty()) return out;
   struct Share {
     Node* node;
     double factor;
   };
   std::vector<Share> places{{&root, 1}};
+  std::size_t at = 0;  // in terms_
   while (!places.empty()) {
     const auto [node, factor] = places.back();
     places.pop_back();
     if (node->of_batch_ == reduced) {
-      const Term found = term_of(*node);
-      for (std::size_t i = 0; i < terms_.size(); ++i)
-        if (terms_[i].node == found.node) out[i] += factor * node->number();
+      // Terms come in the order in which they were found, except for repeated ones.
+      const Node* const term = term_of(*node).node;
+      std::size_t tried = 0;
+      while (terms_[at].node != term && ++tried < terms_.size()) at = (at + 1) % terms_.size();
+      if (terms_[at].node == term) out[at] += factor * node->number();
     }
     if (node->of_batch_ != mixed) continue;
     const std::string_view name = node->operation();
@@ -214,11 +220,16 @@ CHORUS_INLINE LossTerms::Term LossTerms::term_of(Node& node) {
 CHORUS_INLINE void LossTerms::add(Node& node, const Factor& factor) {
   Term found = term_of(node);
   found.factor *= factor;
-  for (const Term& term : terms_) {
-    if (term.node == found.node) return;
-    if (term.origin == found.origin)
-      needs_alike_ = found.node == found.origin ? term.node->operation() : found.node->operation();
+  if (found.node->visited_by_ == found_) return;
+  const std::uint64_t as_origin = found_ + 1;
+  if (found.origin->visited_by_ == found_ || found.origin->visited_by_ == as_origin) {  // of an earlier term
+    const auto same = [&](const Term& term) { return term.origin == found.origin; };
+    needs_alike_ = found.node == found.origin ? std::find_if(terms_.begin(), terms_.end(), same)->node->operation()
+                                              : found.node->operation();
+  } else {
+    found.origin->visited_by_ = as_origin;
   }
+  found.node->visited_by_ = found_;
   terms_.push_back(found);
 }
 

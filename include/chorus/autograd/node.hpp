@@ -274,7 +274,7 @@ class Node {
 
   const char* operation_;
   std::uint64_t sequence_;
-  std::uint64_t visited_by_ = 0;  // the last backward run that counted this node
+  std::uint64_t visited_by_ = 0;  // the last backward run, or search of LossTerms, that saw this node
   int pending_ = 0;               // consumers that have not contributed in that run yet
   bool skipped_ = false;
   bool reached_ = false;  // a consumer has contributed

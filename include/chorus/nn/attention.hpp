@@ -98,8 +98,8 @@ class MultiheadAttention : public Module {
     check<ShapeError>(shape[2] == features, "MultiheadAttention: a query of shape ", shape, " does not have ", features,
                       " features");
     auto joined = reshape(
-        chorus::detail::with_leaf_cut({"MultiheadAttention", group, features, head, 1, /*of_inputs=*/false},
-                                      [&] { return seen_by_heads(q, k, v, seen, head, group); }),
+        detail::with_leaf_cut(group, {"MultiheadAttention", features, head, 1, /*of_inputs=*/false},
+                              [&] { return seen_by_heads(q, k, v, seen, head, group); }),
         Shape<3>{shape[0], shape[1], in_proj_weight.shape()[0] / 3});
     return Columns<decltype(joined)>(std::move(joined), features, head, std::move(group));
   }

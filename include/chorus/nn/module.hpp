@@ -1,6 +1,7 @@
 #pragma once
 /// Module: a struct of layers and parameters with names.
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -137,7 +138,8 @@ void visit_member(Visitor& visitor, std::string_view name, Member& member) {
 
 template <class... Members>
 void visit_members(Visitor& visitor, std::string_view names, Members&... members) {
-  (visit_member(visitor, next_name(names), members), ...);
+  // A list, since clang refuses a fold over more than 256 members.
+  static_cast<void>(std::initializer_list<int>{(visit_member(visitor, next_name(names), members), 0)...});
 }
 
 // The device type of the first member that has one.

@@ -23,6 +23,15 @@ inline TensorGroupRef group_of_part(const char* layer, Index mine, Index width, 
                     "TensorParallel::gathered gives a whole model");
   return leaves != nullptr ? leaves : group;
 }
+/// `f()`, whose linear layers are cut so if the group multiplies in leaves.
+template <class F>
+auto with_leaf_cut(const TensorGroupRef& group, chorus::detail::LeafCut cut, const F& f) {
+  if (group != nullptr) cut.products = {group, group->products()};
+  if (cut.products != nullptr) cut.products->check(cut);
+  using chorus::detail::leaf_cut;
+  const chorus::detail::Replaced scope(leaf_cut, cut.products != nullptr ? &cut : leaf_cut);
+  return f();
+}
 
 /// The input of a sharded layer. From here on ranks compute different things; a sharded sequence is gathered.
 template <Operand X>
@@ -81,8 +90,8 @@ class ColumnParallelLinear : public Linear<D, T> {
   auto columns_of(const auto& x) const {
     const ReadsParts parts;
     auto group = detail::group_of_part("ColumnParallelLinear", this->weight.shape()[0], out_, unit_);
-    auto y = chorus::detail::with_leaf_cut({"ColumnParallelLinear", group, out_, unit_, 1, /*of_inputs=*/false},
-                                           [&] { return this->apply(detail::entered(x, group)); });
+    auto y = detail::with_leaf_cut(group, {"ColumnParallelLinear", out_, unit_, 1, /*of_inputs=*/false},
+                                   [&] { return this->apply(detail::entered(x, group)); });
     return Columns<decltype(y)>(std::move(y), out_, unit_, std::move(group));
   }
 
@@ -147,9 +156,8 @@ class RowParallelLinear : public Linear<D, T> {
   }
   template <class X>
   auto sum_of(const Columns<X>& x) const {
-    const auto own = chorus::detail::with_leaf_cut(
-        {"RowParallelLinear", x.group(), in_, unit_, 1, /*of_inputs=*/true},
-        [&] { return linear(x.part(), this->weight); });
+    const auto own = detail::with_leaf_cut(x.group(), {"RowParallelLinear", in_, unit_, 1, /*of_inputs=*/true},
+                                           [&] { return linear(x.part(), this->weight); });
     return with_bias(leave_tensor_region(own, x.group()), this->bias);
   }
   template <class X>

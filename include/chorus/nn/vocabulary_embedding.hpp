@@ -35,8 +35,8 @@ class VocabularyParallelEmbedding : public Embedding<D, T> {
   auto scores(const X& x) const {
     const ReadsParts parts;
     auto own = group();
-    auto y = chorus::detail::with_leaf_cut({"VocabularyParallelEmbedding", own, entries_, 1, 1, /*of_inputs=*/false},
-                                           [&] { return linear(enter_tensor_region(x, own), this->weight); });
+    auto y = detail::with_leaf_cut(own, {"VocabularyParallelEmbedding", entries_, 1, 1, /*of_inputs=*/false},
+                                   [&] { return linear(enter_tensor_region(x, own), this->weight); });
     return Columns<decltype(y)>(std::move(y), entries_, 1, std::move(own));
   }
   void visit(Visitor& visitor) override { visitor.split_parameter("weight", this->weight, {.axis = 0}); }

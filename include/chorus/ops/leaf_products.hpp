@@ -4,8 +4,6 @@
 
 #include <chorus/core/dtype.hpp>
 #include <chorus/core/error.hpp>
-#include <chorus/core/replaced.hpp>
-#include <chorus/core/tensor_group.hpp>
 #include <chorus/kernels/gemm.hpp>
 #include <concepts>
 #include <memory>
@@ -13,13 +11,15 @@
 
 namespace chorus::detail {
 
+class LeafProducts;
+
 /// The axis of a layer's weight [outputs, inputs] that members share: `blocks` blocks of `width` entries, each in
 /// multiples of `unit`.
 struct LeafCut {
   const char* layer;
-  std::shared_ptr<TensorGroup> group;
   Index width, unit, blocks;
   bool of_inputs;  // then outputs are sums over it; else gradients of inputs are
+  std::shared_ptr<const LeafProducts> products = {};
 };
 
 /// c = a op(b), or c += with `accumulate`: a: [m, k], op(b): [k, n], c: [m, n], row-major; `ldb` is b's row stride.
@@ -37,6 +37,7 @@ struct LeafProduct {
 class LeafProducts {
  public:
   virtual ~LeafProducts() = default;
+  virtual int members() const = 0;
   /// Throws UsageError if the members can't share the axis in whole leaves.
   virtual void check(const LeafCut& cut) const = 0;
   /// This member's term of the product.
@@ -47,24 +48,15 @@ class LeafProducts {
 /// The cut of this thread's linear layers; null if they are not cut.
 inline thread_local constinit const LeafCut* leaf_cut = nullptr;
 
-/// `f()`, whose linear layers are cut so if the group multiplies in leaves.
-template <class F>
-auto with_leaf_cut(const LeafCut& cut, const F& f) {
-  const bool cuts = cut.group != nullptr && cut.group->products() != nullptr;
-  if (cuts) cut.group->products()->check(cut);
-  const Replaced<const LeafCut*> scope(leaf_cut, cuts ? &cut : leaf_cut);
-  return f();
-}
-
 /// kernels::gemm of packed a and c, in leaves if `cut` cuts the inner axis of this product.
 template <Device D, class T, class Out>
 void gemm_in_leaves(const LeafCut* cut, bool over_inputs, D device, kernels::Trans tb, Index m, Index n, Index k,
                     const T* a, const T* b, Index ldb, Out* c, bool accumulate, const T* bias_n = nullptr) {
   if (cut != nullptr && cut->of_inputs == over_inputs) [[unlikely]] {
     if constexpr (std::is_same_v<D, Cpu> && std::floating_point<T> && std::is_same_v<T, Out>)
-      return cut->group->products()->multiply(*cut, {tb, m, n, k, a, b, ldb, c, accumulate});
+      return cut->products->multiply(*cut, {tb, m, n, k, a, b, ldb, c, accumulate});
     else
-      check<UsageError>(cut->group->size() == 1, cut->layer,
+      check<UsageError>(cut->products->members() == 1, cut->layer,
                         ": SameBits under TensorParallel: expected float or double on the CPU, got ", name(dtype<T>),
                         " on ", D::kind, ": use a policy whose ranks have whole layers");
   }

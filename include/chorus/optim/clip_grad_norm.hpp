@@ -69,10 +69,12 @@ void check_finite(const std::vector<nn::NamedParameter<D>>& parameters, double n
   const auto* first = first_not_finite(parameters);
   raise_not_finite(norm, first != nullptr ? first->name : std::string(none));
 }
-/// A room replaces the norm by one whose bits don't depend on how ranks divide the gradients. `ranks`: those that have
-/// the other parameters; null: the parameters name them.
+/// The norm of gradients. `ranks`: those that have the other parameters; null: the parameters name them.
 template <Device D>
-inline double (*norm_in_any_order)(const std::vector<nn::NamedParameter<D>>&, ModelRanks* ranks) = nullptr;
+using Norm = double (*)(const std::vector<nn::NamedParameter<D>>&, ModelRanks* ranks);
+/// A room's norm for the parameters of its nets, whose bits don't depend on how ranks divide the gradients; else null.
+template <Device D>
+inline Norm<D> (*norm_in_any_order)(const std::vector<nn::NamedParameter<D>>&) = [](const auto&) { return Norm<D>(); };
 /// The norm of all gradients as one vector.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters) {
@@ -162,19 +164,16 @@ double clip_grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, doub
                         "clip_grad_norm: parameters that are split over ranks can't be clipped in a captured step");
   }
 #endif
-  {
-    double norm = 0;
-    if (auto* const room = detail::norm_in_any_order<D>) {
-      norm = room(parameters, nullptr);
-    } else {
-      norm = ranks.empty() ? detail::grad_norm(parameters) : detail::grad_norm_of(parameters, {});
-      for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
-    }
-    if (options.error_if_nonfinite)
-      detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
-    detail::scale_down(parameters, norm, max_norm);
-    return norm;
-  }
+  auto* const of_room = detail::norm_in_any_order<D>(parameters);
+  double norm = of_room != nullptr ? of_room(parameters, nullptr)
+                : ranks.empty()    ? detail::grad_norm(parameters)
+                                   : detail::grad_norm_of(parameters, {});
+  if (of_room == nullptr)
+    for (const auto& each : ranks) norm = std::hypot(norm, detail::grad_norm_of(parameters, each));
+  if (options.error_if_nonfinite)
+    detail::check_finite(parameters, norm, ranks.empty() ? "several together" : "a part on another rank");
+  detail::scale_down(parameters, norm, max_norm);
+  return norm;
 }
 
 }  // namespace chorus::optim

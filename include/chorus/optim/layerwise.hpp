@@ -37,7 +37,7 @@ class ByNorms : public Optimizer<D> {
   template <class First, class Second>
   void step_by_norms(const First& first, const Second& second) {
     pieces_.meet([](std::size_t) { return 0; });
-    check<UsageError>(!pieces_.any() || !norm_in_any_order<D>, who_,
+    check<UsageError>(!pieces_.any() || norm_in_any_order<D>(pieces_.parameters()) == nullptr, who_,
                       ": SameBits: ranks have pieces of parameters, and sums of their squares round in another order: "
                       "expected an optimizer that steps each number by itself, such as Adam, or Muon");
     if (!pieces_.any())

@@ -56,6 +56,7 @@ class Pieces {
   /// Whether ranks have pieces of parameter i.
   bool cut(std::size_t i) const { return !pieces_[i].empty(); }
   std::size_t size() const { return parameters_.size(); }
+  const std::vector<nn::NamedParameter<D>>& parameters() const { return parameters_; }
   const ParameterOn<D>& parameter(std::size_t i) const { return *parameters_[i].parameter; }
 
   /// For parameters in pieces, `numbers[i]` becomes its sum over the pieces; each rank gives that of its own. One

@@ -34,7 +34,8 @@ namespace chorus {
 /// batch (`sampler`); others have the same. The rules of these policies for losses, dropout, numbers and files apply.
 ///
 /// With 3 or more shares of a batch, ranks with the same parameters must lay them out alike, or averages would be
-/// rounded in different orders. So layers that Tensor divides unevenly, and parameters that stages share, are refused.
+/// rounded in different orders. So layers that Tensor divides unevenly, and, without SameBits, parameters that stages
+/// share, are refused.
 template <class Model, class... Axes>
 class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
              public mesh::BatchPolicy<Model, mesh::AxesOf<Axes...>> {
@@ -197,7 +198,7 @@ class Mesh : private mesh::WithGroups<typename mesh::AxesOf<Axes...>::tensor>,
     for (const auto& entry : this->flat_.entries()) sizes += cat(entry.count, ' ');
     const auto of_all = comm::all_gather_object(groups.tensor, sizes);
     bool tied = false;
-    if constexpr (All::pipes) tied = this->model_.stages().ties_stages();
+    if constexpr (All::pipes && !Base::adds_up_in_pass) tied = this->model_.stages().ties_stages();
     const bool alike = std::all_of(of_all.begin(), of_all.end(), [&](const auto& other) { return other == sizes; });
     double found[] = {alike ? 0.0 : 1.0, tied ? 1.0 : 0.0};
     groups.all().all_reduce(std::span<double>(found), comm::ReduceOp::max, {});

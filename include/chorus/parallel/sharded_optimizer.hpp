@@ -239,7 +239,7 @@ class ShardedOptimizer : public optim::HasLearningRate {
     prepare(net);
     double norm = 0;
     detail::access_to(net).with_gradients([&] {
-      if (auto* const room = optim::detail::norm_in_any_order<D>) {
+      if (auto* const room = optim::detail::norm_in_any_order<D>(net.parameters())) {
         detail::CommunicatorRanks ranks(net.communicator(), net.alive());
         norm = room(shards_.mine(), &ranks);
         return;

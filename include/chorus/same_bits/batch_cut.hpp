@@ -68,21 +68,23 @@ class SharesNode final : public dp::BackwardNode, public CutNode {
 /// anything but means over the whole batch: it would be this process's only.
 [[gnu::cold]] void check_means(std::span<const Ref<Node>> nodes);
 
-/// While one exists, losses look for cuts, and norms of gradients don't depend on how ranks divide them.
+/// A part of each policy that cuts batches. While one exists, losses look for cuts.
 class CutsBatches {
  public:
-  CutsBatches() {
+  /// `parameters`: the whole model's.
+  template <Device D>
+  explicit CutsBatches(const std::vector<nn::NamedParameter<D>>& parameters) : norms_(parameters) {
     ++policies;
     detail::find_parts = [](Node* node) -> std::shared_ptr<const BatchParts> { return find_cut(node); };
-    optim::detail::norm_in_any_order<Cpu> = &grad_norm<Cpu>;
   }
-  ~CutsBatches() {
-    if (--policies == 0) optim::detail::norm_in_any_order<Cpu> = nullptr;
-  }
+  ~CutsBatches() { --policies; }
   CutsBatches(const CutsBatches&) = delete;
   CutsBatches& operator=(const CutsBatches&) = delete;
 
   static inline std::atomic<int> policies{0};
+
+ private:
+  NormsInAnyOrder norms_;
 };
 
 }  // namespace chorus::same_bits

@@ -24,7 +24,7 @@ class DeviceSums {
   using D = typename dp::Replicas<Model>::D;
 
   DeviceSums(Model& model, const dp::Replicas<Model>& replicas, std::size_t shares)
-      : replicas_(replicas), shares_(shares) {
+      : counted_(replicas.parameters(0).parameters()), replicas_(replicas), shares_(shares) {
     for (std::size_t i = 0; i < replicas.size(); ++i)
       devices_.push_back(std::make_shared<DeviceShares<D>>(i == 0 ? model : replicas[i].model(), replicas.parameters(i),
                                                            replicas.buffers(i), shares,
@@ -106,11 +106,11 @@ class DeviceSums {
     if (all != gradients) copy_bytes(first, gradients, first, all, count * size_of(dtype));
   }
 
+  CutsBatches counted_;
   const dp::Replicas<Model>& replicas_;
   std::size_t shares_;
   std::vector<std::shared_ptr<DeviceShares<D>>> devices_;
   EarlierGradients<D> earlier_;
-  CutsBatches counted_;
 };
 
 }  // namespace chorus::same_bits

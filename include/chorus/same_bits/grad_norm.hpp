@@ -6,8 +6,10 @@
 #include <chorus/optim/clip_grad_norm.hpp>
 #include <cmath>
 #include <cstddef>
+#include <mutex>
+#include <set>
 #include <span>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace chorus::same_bits {
@@ -33,36 +35,32 @@ class SumInAnyOrder {
   std::array<double, 3> parts_{};
 };
 
-/// See optim::detail::norm_in_any_order. Squares of floats are summed with a relative error below 1e-11.
+/// See optim::detail::Norm. Squares of floats are summed with a relative error below 1e-11.
 template <Device D>
 double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRanks* ranks) {
-  // Calls f(its ranks or null, its parameters that this process counts) for each group of parameters.
-  const auto for_groups = [&](const auto& f) {
-    if (ranks != nullptr) return f(ranks, parameters);
-    auto groups = optim::detail::ranks_of(parameters);
-    groups.insert(groups.begin(), nullptr);
-    for (const auto& group : groups) {
-      std::vector<nn::NamedParameter<D>> own;
+  // Ranks, or null, and this process's parameters that count among them.
+  std::vector<std::pair<ModelRanks*, std::vector<nn::NamedParameter<D>>>> groups;
+  if (ranks != nullptr) {
+    groups.emplace_back(ranks, parameters);
+  } else {
+    groups.emplace_back();
+    for (const auto& each : optim::detail::ranks_of(parameters)) groups.push_back({each.get(), {}});
+    for (auto& [group, own] : groups)
       for (const auto& named : parameters)
-        if (named.parameter->ranks() == group && (!group || named.parameter->counts())) own.push_back(named);
-      f(group.get(), own);
-    }
-  };
+        if (named.parameter->ranks().get() == group && named.parameter->counts()) own.push_back(named);
+  }
   double largest = 0;
-  const auto raise = [&](double value) {  // a NaN stays
-    if (value > largest || value != value) largest = value;
+  const auto raise = [](double& to, double value) {  // a NaN stays
+    if (value > to || value != value) to = value;
   };
-  for_groups([&](ModelRanks* group, const auto& own) {
+  for (const auto& [group, own] : groups) {
     double here = 0;
     optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
-      for (Index i = 0; i < parameter.count(); ++i) {
-        const auto size = std::abs(static_cast<double>(grad[i]));
-        if (size > here || size != size) here = size;
-      }
+      for (Index i = 0; i < parameter.count(); ++i) raise(here, std::abs(static_cast<double>(grad[i])));
     });
     if (group != nullptr) group->max({&here, 1});
-    raise(here);
-  });
+    raise(largest, here);
+  }
   if (largest == 0 || !std::isfinite(largest)) return largest;
 
   int exponent = 0;
@@ -70,7 +68,7 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRank
   exponent = std::max(exponent, -1000);
   const double unit = std::ldexp(1.0, -exponent);
   SumInAnyOrder squares;
-  for_groups([&](ModelRanks* group, const auto& own) {
+  for (const auto& [group, own] : groups) {
     SumInAnyOrder here;
     optim::detail::for_each_grad(own, [&](auto& parameter, const auto* grad) {
       for (Index i = 0; i < parameter.count(); ++i) {
@@ -80,8 +78,40 @@ double grad_norm(const std::vector<nn::NamedParameter<D>>& parameters, ModelRank
     });
     if (group != nullptr) group->sum(here.parts());
     for (std::size_t part = 0; part < squares.parts().size(); ++part) squares.parts()[part] += here.parts()[part];
-  });
+  }
   return std::ldexp(std::sqrt(squares.value()), exponent);
 }
+
+/// While it lives, that is the norm of a net's parameters, on all ranks: their leaves tell also shards, and the
+/// stand-ins of parameters of other stages.
+class NormsInAnyOrder {
+ public:
+  template <Device D>
+  explicit NormsInAnyOrder(const std::vector<nn::NamedParameter<D>>& parameters) {
+    const std::lock_guard lock(mutex);
+    for (const auto& named : parameters) own_.push_back(all.insert(named.handle.shared().get()));
+  }
+  ~NormsInAnyOrder() {
+    const std::lock_guard lock(mutex);
+    for (const auto& leaf : own_) all.erase(leaf);
+  }
+  NormsInAnyOrder(const NormsInAnyOrder&) = delete;
+  NormsInAnyOrder& operator=(const NormsInAnyOrder&) = delete;
+
+  /// See optim::detail::norm_in_any_order.
+  template <Device D>
+  static optim::detail::Norm<D> find(const std::vector<nn::NamedParameter<D>>& parameters) {
+    const std::lock_guard lock(mutex);
+    const auto is_own = [](const auto& named) { return all.contains(named.handle.shared().get()); };
+    return std::any_of(parameters.begin(), parameters.end(), is_own) ? &grad_norm<D> : nullptr;
+  }
+
+ private:
+  using Leaves = std::multiset<const Node*>;
+  static inline std::mutex mutex;
+  static inline Leaves all;
+  std::vector<Leaves::iterator> own_;
+};
+inline const bool finds_norms = (optim::detail::norm_in_any_order<Cpu> = &NormsInAnyOrder::find<Cpu>, true);
 
 }  // namespace chorus::same_bits

@@ -20,6 +20,7 @@ class LeafSums final : public detail::LeafProducts {
  public:
   LeafSums(std::size_t shares, int members) : shares_(static_cast<Index>(shares)), members_(members) {}
 
+  int members() const override { return static_cast<int>(members_); }
   void check(const detail::LeafCut& cut) const override {
     const Index leaves = leaves_of(cut);
     const auto fits = [&](Index members) {

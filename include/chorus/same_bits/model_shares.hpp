@@ -51,7 +51,8 @@ class ModelShares final : private dp::BackwardRunner {
   /// Process `rank` of `ranks` has its run of the `shares`. References must outlive this.
   ModelShares(Model& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void> alive, std::size_t shares, int rank, int ranks, Processes processes = {})
-      : model_(model),
+      : counted_(flat.parameters()),
+        model_(model),
         flat_(flat),
         alive_(std::move(alive)),
         shares_(shares),

@@ -37,7 +37,8 @@ class ModelShares<pipeline::StagedModel<Model, Order, Communicator>> {
 
   ModelShares(Staged& model, const nn::FlatParameters<D>& flat, const std::vector<nn::NamedBuffer<D>>& buffers,
               std::weak_ptr<void>, std::size_t shares, int rank, int ranks, Processes processes = {})
-      : model_(model),
+      : counted_(nn::named_parameters<D>(model.stages().model())),
+        model_(model),
         shares_(shares),
         run_(shares_of_device(shares, static_cast<std::size_t>(ranks), static_cast<std::size_t>(rank))),
         sums_{flat, ShareBuffers<D>(buffers), GradientTree<D>(flat),

@@ -117,6 +117,33 @@ TEST_CASE("convolution equals its definition for random sizes, strides, paddings
   }
 }
 
+TEST_CASE(
+    "convolution of many channels or many filters equals its definition, padded or not, with equal phases or not") {
+  std::mt19937 random(7);
+  const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };
+  for (int repeat = 0; repeat < 60; ++repeat) {
+    Conv2dShape s{};
+    s.groups = pick(1, 2);
+    s.batch = pick(1, 3);
+    s.in_channels = s.groups * (repeat % 2 == 0 ? pick(1, 8) : pick(24, 50));
+    s.out_channels = s.groups * (repeat % 3 == 0 ? pick(1, 8) : pick(24, 70));
+    s.kernel_h = pick(1, 4);
+    s.kernel_w = pick(1, 4);
+    s.stride_h = repeat % 4 < 2 ? s.kernel_h : pick(1, 3);
+    s.stride_w = repeat % 4 < 2 ? s.kernel_w : pick(1, 3);
+    s.dilation_h = pick(1, 2);
+    s.dilation_w = pick(1, 2);
+    s.padding_h = pick(0, 2) * pick(0, 1);
+    s.padding_w = pick(0, 2) * pick(0, 1);
+    s.height = std::max<Index>(1, s.dilation_h * (s.kernel_h - 1) + 1 - 2 * s.padding_h) + pick(0, 9);
+    s.width = std::max<Index>(1, s.dilation_w * (s.kernel_w - 1) + 1 - 2 * s.padding_w) + pick(0, 20);
+    if (repeat % 5 == 0)
+      compare<double>(s, repeat % 2 == 0, random);
+    else
+      compare<float>(s, repeat % 7 < 3, random);
+  }
+}
+
 TEST_CASE("convolution of one channel and one filter a group equals its definition") {
   std::mt19937 random(5);
   const auto pick = [&](int least, int most) -> Index { return std::uniform_int_distribution<>(least, most)(random); };

@@ -118,6 +118,19 @@ TEST_CASE("a shared parameter is listed once") {
   CHECK(names(nn::named_parameters<Cpu>(tied)) == std::vector<std::string>{"a.weight", "a.bias", "b.bias"});
 }
 
+TEST_CASE("a module may have more members than clang takes in a fold") {
+  struct Many : nn::Module {
+    std::vector<nn::ReLU> layers = std::vector<nn::ReLU>(300);
+    void visit(nn::Visitor& visitor) override {
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        nn::detail::visit_members(visitor, "first, second", layers[I]...);
+      }(std::make_index_sequence<300>{});
+    }
+  } many;
+  many.eval();
+  CHECK(std::none_of(many.layers.begin(), many.layers.end(), [](const auto& layer) { return layer.training(); }));
+}
+
 TEST_CASE("the summary lists layers and counts parameters") {
   Small small;
   small.conv.bias.set_requires_grad(false);

@@ -204,6 +204,29 @@ TEST_CASE("canonical sharded: what needs sums over pieces, or whole gradients, i
              Contains("SameBits: a hook on 'head.bias' needs the whole batch's gradient"));
 }
 
+TEST_CASE("canonical sharded: a plain net beside one with shares has the bits of its own norm, and takes Lamb") {
+  const auto trained = [](bool beside) {
+    return of_ranks(2, [&](const World& world) {
+      test::Distributed<Model> rank(world, {}, model_of({}));
+      std::optional<SingleDevice<Cut>> other;
+      if (beside) other.emplace(Cut{model_of({}), 4});
+      ShardedOptimizer<optim::Lamb<Cpu>> optimizer{rank.net, {}};
+      std::string text;
+      for (std::uint32_t key = 0; key < 3; ++key) {
+        optimizer.zero_grad();
+        const auto [scores, rows] = rank.net(images(2, key), reshape(labels(8, 7, key), Shape<2>{2, 4}));
+        (cross_entropy(scores, labels(2, 3, key)) + cross_entropy(rows, labels(2, 5, key))).backward();
+        text += digits(rank.net.clip_grad_norm(0.1)) + digits(optimizer.clip_grad_norm(0.05));
+        optimizer.step();
+      }
+      return text + numbers_of(rank.net.module());
+    });
+  };
+  const auto expected = trained(false);
+  REQUIRE(expected.find("& ") != expected.npos);
+  CHECK(trained(true) == expected);
+}
+
 TEST_CASE("canonical sharded: a checkpoint goes from one device to shards, and back") {
   const chorus_test::TemporaryFolder folder;
   const auto train = [&](auto& net, const Part& part, const std::string& from, int end, const std::string& to) {

@@ -4,6 +4,7 @@
 #include <chorus/io/checkpoint.hpp>
 #include <chorus/nn/batch_norm.hpp>
 #include <chorus/same_bits.hpp>
+#include <chorus/same_bits/mesh.hpp>
 #include <chorus/same_bits/pipeline.hpp>
 #include <unit/io/files.hpp>
 
@@ -74,9 +75,7 @@ std::string bits_of(nn::Module& model) {
 template <class Net>
 std::string bits_of_net(Net& net) {
   std::string text;
-  if constexpr (requires { net.module().stages(); })
-    net.module().stages().gathered([&](Model& model) { text = bits_of(model); });
-  else if constexpr (requires { net.gathered([](Model&) {}); })
+  if constexpr (requires { net.gathered([](Model&) {}); })
     net.gathered([&](Model& model) { text = bits_of(model); });
   else
     text = bits_of(net.module());
@@ -189,21 +188,17 @@ TEST_CASE("pipeline of shares: stages that share parameters add up their uses as
   check_orders<Tied, OneForwardOneBackward>(3);
 }
 
-TEST_CASE("pipeline of shares: groups of ranks that divide the batch have runs of shares") {
-  using Staged = pipeline::StagedModel<Model, OneForwardOneBackward>;
+TEST_CASE("pipeline of shares: groups of ranks that divide the batch have runs of shares, also of tied weights") {
+  using InMesh = Mesh<SameBits<Tied, shares>, mesh::Pipe<2>, mesh::Data<mesh::dynamic>>;
   for (const auto gives : {Gives::loss, Gives::output})
-    for (const std::size_t groups : {2u, 3u}) {
-      const auto expected = alone(gives, /*evaluates=*/false);
+    for (const int groups : {2, 3}) {
+      const auto expected = alone<Tied>(gives, /*evaluates=*/false);
       REQUIRE_THAT(expected, Contains("head.fc.weight"));
-      const auto texts = Ranks(static_cast<int>(2 * groups), [&](const World& world) -> std::string {
+      const auto texts = Ranks(2 * groups, [&](const World& world) -> std::string {
                            auto all = comm::connect(world);
-                           const int group = world.rank / 2;
-                           const auto of_stages = comm::split(all, world, group);
-                           auto stages = comm::connect(of_stages);
-                           auto replicas = comm::connect(comm::split(all, world, world.rank % 2));
-                           DistributedDataParallel<SameBits<Staged, shares>> net(
-                               Staged(made(), stages, of_stages, {.micro_batches = 1}), replicas, {}, 3);
-                           return train_all(net, gives, {groups, static_cast<std::size_t>(group), false});
+                           InMesh net(made<Tied>(), all, world, {.sizes = {.data = groups}}, 3);
+                           const auto group = static_cast<std::size_t>(net.place()[1]);
+                           return train_all(net, gives, {static_cast<std::size_t>(groups), group, false});
                          }, 60s).texts();
       for (const auto& text : texts) CHECK(text == expected);
     }

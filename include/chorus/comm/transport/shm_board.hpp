@@ -101,7 +101,8 @@ class Place {
         size_(size),
         timeout_(timeout),
         names_(std::move(names)),
-        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)) {
+        rounds_(std::clamp(60 * static_cast<int>(std::thread::hardware_concurrency()) / size, 1, 60)),
+        has_core_(size <= static_cast<int>(std::thread::hardware_concurrency())) {
     for (int peer = 0; peer < size_; ++peer) {
       const bool other = pid(peer) != 0 && peer != rank_;
       death(peer) = other ? static_cast<int>(syscall(SYS_pidfd_open, pid(peer), 0)) : -1;
@@ -138,10 +139,10 @@ class Place {
     if (seat(peer).waits.load() == Waiting{what, rank_}) ring_bell(peer);
   }
 
-  /// Returns when `flag` is no longer `busy`: spins for some microseconds if `may_spin`, then sleeps. While it sleeps,
-  /// its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread that sets a flag reads
-  /// the seat afterwards; a thread that writes to the seat reads the flag afterwards (all sequentially consistent), so
-  /// one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
+  /// Returns when `flag` is no longer `busy`: spins and yields for some microseconds if `may_spin`, then sleeps; see
+  /// `yield`. While it sleeps, its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A
+  /// thread that sets a flag reads the seat afterwards; a thread that writes to the seat reads the flag afterwards (all
+  /// sequentially consistent), so one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
     for (int round = 0; round < rounds_; ++round) {
@@ -150,7 +151,7 @@ class Place {
         spin_pause();
       }
       if (!may_spin || !*may_spin) break;
-      sched_yield();  // the peer may need this core
+      yield();  // the peer may need this core
     }
     auto& own = seat(rank_);
     const auto deadline = Clock::now() + timeout_;
@@ -238,6 +239,17 @@ class Place {
     }
   };
 
+  /// Lets another thread use this core. A program that computes then keeps it for milliseconds. So where ranks have a
+  /// core each, there is no yield for a while after a slow one. Where they share cores, the others that compute are
+  /// mostly ranks, for which this one has to wait: there sleeping at once takes longer.
+  void yield() {
+    constexpr std::chrono::microseconds slow{500}, pause{100'000};
+    const auto begin = Clock::now();
+    if (begin < no_yield_before_) return;
+    sched_yield();
+    if (const auto end = Clock::now(); has_core_ && end - begin > slow) no_yield_before_ = end + pause;
+  }
+
   Seat& seat(int who) const { return board_.seats[static_cast<std::size_t>(who)]; }
   int& death(int peer) { return deaths_[static_cast<std::size_t>(peer)]; }
   int name(int who) const { return names_.empty() ? who : names_[static_cast<std::size_t>(who)]; }
@@ -320,6 +332,8 @@ class Place {
   std::vector<int> in_job_;  // by name
   std::array<int, max_ranks> deaths_{};  // per peer: a pidfd, readable once its process has ended
   const int rounds_;                     // number of checks and yields before sleeping; fewer if ranks outnumber cores
+  const bool has_core_;                  // ranks don't outnumber cores
+  Clock::time_point no_yield_before_{};  // since a yield was slow
 };
 
 }  // namespace chorus::comm::detail

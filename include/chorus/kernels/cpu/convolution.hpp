@@ -6,6 +6,7 @@
 #include <chorus/kernels/convolution.hpp>
 #include <chorus/kernels/cpu/convolution_1x1.hpp>
 #include <chorus/kernels/cpu/depthwise.hpp>
+#include <chorus/kernels/cpu/direct_convolution.hpp>
 #include <chorus/kernels/cpu/input_raster.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/raster_product.hpp>
@@ -18,11 +19,6 @@
 namespace chorus::kernels {
 
 namespace detail {
-
-/// Whether a pass is worth threads: a million multiplications take about 20 us.
-inline bool worth_threads(const Conv2dShape& s) {
-  return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
-}
 
 /// The channels of one group in x, and in y.
 inline ImageChannels group_inputs(const Conv2dShape& s) {
@@ -84,12 +80,6 @@ struct DilatedParts {
   }
 };
 
-/// Calls f(first, count) for ranges of the tasks.
-template <class F>
-void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
-  parallel_ranges(tasks, 1, worth_threads(s) ? 1 : tasks, f, 16);
-}
-
 }  // namespace detail
 
 template <std::floating_point T>
@@ -125,28 +115,22 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
                       y + group * filters * out, s.out_channels * out, false, worth_threads(s));
     return;
   }
+  if (filters >= direct_columns) return direct_forward(device, s, x, weight, bias, y);
   const InputRaster<T> raster(s);
-  const bool gather = filters >= gather_rows;
   const Index k = raster.channels * s.kernel_h * s.kernel_w, row = raster.images * raster.plane + tile_columns<T>;
-  const Index pitch = gather ? out_w : raster.pitch, plane = gather ? out : raster.plane;
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
   const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
-  const auto convolve = [&](Index task) {
-    const Index group = task % s.groups, first = task / s.groups * raster.images;
-    const Index count = std::min(raster.images, s.batch - first);
+  for_blocks(s, raster.images, s.groups, [&](Index group, Index first, Index count) {
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
-    multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
+    multiply_raster(filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
                     offsets.data(), ys.data(), row);
     for (Index n = 0; n < count; ++n)
       for (Index o = 0; o < filters; ++o) {
         const Index channel = group * filters + o;
-        from_raster(ys.data() + o * row + n * plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, pitch,
+        from_raster(ys.data() + o * row + n * raster.plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, raster.pitch,
                     bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out, false);
       }
-  };
-  for_tasks((s.batch + raster.images - 1) / raster.images * s.groups, s, [&](Index task, Index tasks) {
-    for (const Index end = task + tasks; task < end; ++task) convolve(task);
   });
 }
 
@@ -175,54 +159,34 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     }
     return;
   }
+  if (!nothing && filters >= direct_columns) return direct_backward_weight(device, s, x, dy, dweight, accumulate);
   if (!accumulate) std::fill_n(dweight, s.weight_count(), T{0});
   if (nothing) return;
   const InputRaster<T> raster(s);
-  const bool gather = filters >= gather_rows;
   const Index row = raster.images * raster.plane + tile_columns<T>;
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
-  const auto add_images = [&](Index group, Index first, T* xs, T* ys, T* dw) {
-    const Index count = std::min(raster.images, s.batch - first);
-    raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
-    const Pixels pixels = raster.pixels(count);
-    const Runs runs = runs_of(pixels, lanes<T>);
-    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run per image.
-    const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
-    const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
+  const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
+  sum_slices(device, s, raster.images, s.weight_count(), dweight, [&](Index group, Index first, Index count, T* sums) {
+    raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
+    const Runs runs = runs_of(raster.pixels(count), lanes<T>);
+    // dy in the layout of x's runs: without gaps if they are computed in one run, or in one run per image.
+    const Index rows = runs.count > 1 ? out_h : raster.rows, plane = runs.count > 1 ? runs.length : raster.plane;
     for (Index o = 0; o < filters; ++o) {
-      T* to = ys + o * row;
+      T* to = ys.data() + o * row;
       for (Index n = 0; n < count; ++n, to += plane) {
         to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0}, Axis{out_w, 1, 0},
-                  rows, pitch, to);
-        if (rows * pitch < plane) std::fill_n(to + rows * pitch, plane - rows * pitch, T{0});
+                  rows, raster.pitch, to);
+        if (rows * raster.pitch < plane) std::fill_n(to + rows * raster.pitch, plane - rows * raster.pitch, T{0});
       }
       std::fill_n(to, tile_columns<T>, T{0});
     }
-    if (gather) return multiply_gathered(filters, k, pixels, ys, row, xs, offsets.data(), dw, k);
     for_pieces(filters, dot_rows, [&](Index o, Index dots) {
       for (Index p = 0; p < k; p += dot_columns)
-        dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs, ys + o * row, row, xs, offsets.data() + p,
-                      dw + o * k + p, k);
+        dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs, ys.data() + o * row, row, xs.data(),
+                      offsets.data() + p, sums + (group * filters + o) * k + p, k);
     });
-  };
-  // The batch is split into slices with separate sums, which are added in pairs: shorter sums have smaller rounding
-  // errors, and threads share the work. The number of slices depends only on the shape.
-  const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
-  const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
-  const Scratch<T> partial(device, (slices - 1) * size);
-  const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
-  const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
-  const auto sum_slice = [&](Index slice) {
-    if (slice > 0) std::fill_n(sums(slice), size, T{0});
-    for (Index group = 0; group < s.groups; ++group)
-      for (Index b = slice * blocks / slices; b < (slice + 1) * blocks / slices; ++b)
-        add_images(group, b * raster.images, xs.data(), ys.data(), sums(slice) + group * filters * k);
-  };
-  parallel_for(slices, sum_slice, worth_threads(s));
-  for (Index step = 1; step < slices; step *= 2)
-    for (Index slice = 0; slice + step < slices; slice += 2 * step)
-      for (Index i = 0; i < size; ++i) sums(slice)[i] += sums(slice + step)[i];
+  });
 }
 
 template <std::floating_point T>
@@ -269,19 +233,22 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   }
 
   const GradientRaster<T> raster(s);
-  const Index plane = raster.rows * raster.pitch, images = images_per_block(s.batch, plane);
-  const Index row = images * plane + tile_columns<T>;
-  const bool gather = channels >= gather_rows;
-
-  const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
-  const Scratch<T> turned(device, filters * taps * channels);
-  const Scratch<Index> offsets(device, filters * taps);
   // Pixels of x that no tap reads: their gradient is 0.
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
     parallel_ranges(s.x_count(), lanes<T>, thread_elements,
                     [&](Index first, Index count) { std::fill_n(dx + first, count, T{0}); });
+  const auto parts = equal_phases(s, raster);
+  if (std::any_of(parts.begin(), parts.end(),
+                  [&](const EqualPhases& part) { return part.columns(channels) >= direct_columns; }))
+    return direct_backward_input(device, s, raster, parts, weight, dy, dx, accumulate);
+
+  const Index plane = raster.rows * raster.pitch, images = images_per_block(s.batch, plane);
+  const Index row = images * plane + tile_columns<T>;
+  const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
+  const Scratch<T> turned(device, filters * taps * channels);
+  const Scratch<Index> offsets(device, filters * taps);
   for (Index group = 0; group < s.groups; ++group)
     for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
       const Index phase_h = phase / s.stride_w, phase_w = phase % s.stride_w;
@@ -297,8 +264,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         }
       if (k == 0 && holes) continue;
 
-      const auto convolve = [&](Index block) {
-        const Index first = block * images, count = std::min(images, s.batch - first);
+      for_blocks(s, images, 1, [&](Index, Index first, Index count) {
         T* to = ys.data();
         for (Index o = 0; o < filters; ++o) {
           for (Index n = 0; n < count; ++n, to += plane)
@@ -309,17 +275,13 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         std::fill_n(to, raster.slack, T{0});
 
         const Pixels pixels{count, raster.phase_rows(), raster.phase_columns(), raster.pitch, plane};
-        multiply_raster(gather, channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
+        multiply_raster(channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
                         xs.data(), row);
         for (Index n = 0; n < count; ++n)
           for (Index c = 0; c < channels; ++c)
-            from_raster(xs.data() + c * row + n * (gather ? pixels.rows * pixels.columns : plane),
-                        raster.vertical(s, phase_h), raster.horizontal(s, phase_w), pixels.rows,
-                        gather ? pixels.columns : raster.pitch, T{0},
+            from_raster(xs.data() + c * row + n * plane, raster.vertical(s, phase_h), raster.horizontal(s, phase_w),
+                        pixels.rows, raster.pitch, T{0},
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
-      };
-      for_tasks((s.batch + images - 1) / images, s, [&](Index block, Index blocks) {
-        for (const Index end = block + blocks; block < end; ++block) convolve(block);
       });
     }
 }

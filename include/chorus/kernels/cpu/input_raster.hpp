@@ -2,8 +2,10 @@
 /// The memory layouts of x and dy for a convolution's passes.
 
 #include <algorithm>
+#include <chorus/core/threads.hpp>
 #include <chorus/kernels/convolution_shape.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
+#include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 
 namespace chorus::kernels::detail {
@@ -13,6 +15,47 @@ inline Index images_per_block(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
+}
+
+/// Whether a pass is worth threads: a million multiplications take about 20 us.
+inline bool worth_threads(const Conv2dShape& s) {
+  return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
+}
+
+/// Calls f(group, first, count) for blocks of `images` images of each of `groups` groups.
+template <class F>
+void for_blocks(const Conv2dShape& s, Index images, Index groups, const F& f) {
+  const Index tasks = (s.batch + images - 1) / images * groups;
+  parallel_ranges(
+      tasks, 1, worth_threads(s) ? 1 : tasks,
+      [&](Index task, Index count) {
+        for (const Index end = task + count; task < end; ++task) {
+          const Index first = task / groups * images;
+          f(task % groups, first, std::min(images, s.batch - first));
+        }
+      },
+      16);
+}
+
+/// Calls add(group, first, count, sums) for the same blocks, and adds all sums to `total`, which has `size` numbers.
+/// The batch is split into slices with separate sums, which are added in pairs: shorter sums have smaller rounding
+/// errors, and threads share the work. The number of slices depends only on the shape.
+template <class T, class Add>
+void sum_slices(Cpu device, const Conv2dShape& s, Index images, Index size, T* total, const Add& add) {
+  const Index blocks = (s.batch + images - 1) / images;
+  const Index slices = std::min<Index>(blocks, s.weight_count() <= (Index{1} << 16) ? 8 : 2);
+  const Scratch<T> partial(device, (slices - 1) * size);
+  const auto sums = [&](Index slice) { return slice == 0 ? total : partial.data() + (slice - 1) * size; };
+  const auto sum_slice = [&](Index slice) {
+    if (slice > 0) std::fill_n(sums(slice), size, T{0});
+    for (Index group = 0; group < s.groups; ++group)
+      for (Index b = slice * blocks / slices; b < (slice + 1) * blocks / slices; ++b)
+        add(group, b * images, std::min(images, s.batch - b * images), sums(slice));
+  };
+  parallel_for(slices, sum_slice, worth_threads(s));
+  for (Index step = 1; step < slices; step *= 2)
+    for (Index slice = 0; slice + step < slices; slice += 2 * step)
+      for (Index i = 0; i < size; ++i) sums(slice)[i] += sums(slice + step)[i];
 }
 
 /// Along an axis, tap t reads phase t * dilation % stride. A raster omits phases that no tap reads.

@@ -89,11 +89,18 @@ CHORUS_INLINE std::vector<Index> permutation(std::uint64_t seed, std::uint64_t s
   __extension__ using Wide = unsigned __int128;
   std::vector<Index> order(static_cast<std::size_t>(std::max(Index{0}, n)));
   std::iota(order.begin(), order.end(), Index{0});
-  for (std::size_t i = order.size(); i > 1; --i) {
-    const PhiloxWords words = detail::stream_words(seed, stream, i);
-    const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
-    const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
-    std::swap(order[i - 1], order[j]);
+  // A swap's place depends on no other swap: it is fetched while those before it are made.
+  std::array<std::size_t, 32> places;
+  for (std::size_t end = order.size(), begin; end > 1; end = begin) {
+    begin = std::max(end, places.size() + 1) - places.size();
+    for (std::size_t i = end; i > begin; --i) {
+      const PhiloxWords words = detail::stream_words(seed, stream, i);
+      const std::uint64_t bits = std::uint64_t{words[0]} << 32 | words[1];
+      const auto j = static_cast<std::size_t>(Wide{bits} * i >> 64);  // uniform in [0, i), up to 2^-64
+      __builtin_prefetch(&order[j], 1);
+      places[end - i] = j;
+    }
+    for (std::size_t i = end; i > begin; --i) std::swap(order[i - 1], order[places[end - i]]);
   }
   return order;
 }

@@ -23,10 +23,7 @@ struct Axis {
 template <class T>
 void copy_row(const T* from, Index n, T* to) {
   constexpr Index w = lanes<T>;
-  if (n < w) {
-    for (Index j = 0; j < n; ++j) to[j] = from[j];
-    return;
-  }
+  if (n < w) return store(to, load(from, n), n);
   for (Index j = 0; j < n - w; j += w) store(to + j, load(from + j, Whole<T>{}), Whole<T>{});
   store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
 }
@@ -94,68 +91,6 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
 /// Where a result's pixels are in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
 struct Pixels {
   Index images, rows, columns, pitch, plane;
-  Index count() const { return images * rows * columns; }
-  Index position(Index pixel) const {
-    const Index row = pixel / columns;
-    return row / rows * plane + row % rows * pitch + pixel % columns;
-  }
-};
-
-/// The raster row segments that hold the pixels [first, first + count), at most 256.
-class Segments {
- public:
-  Segments(const Pixels& pixels, Index first, Index count) {
-    for (Index done = 0; done < count; ++size_) {
-      const Index length = std::min(pixels.columns - (first + done) % pixels.columns, count - done);
-      all_[size_] = {pixels.position(first + done), done, done + length};
-      done += length;
-    }
-  }
-
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet beyond `to[count]`.
-  template <class T>
-  void gather(const T* from, T* to) const {
-    for (Index i = 0; i < size_; ++i) {
-      const T* source = from + all_[i].position - all_[i].begin;
-      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>)
-        store(to + j, load(source + j, Whole<T>{}), Whole<T>{});
-    }
-  }
-
-  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers, with an unrolled loop for
-  /// common packet counts. Writes up to one packet more.
-  template <class T>
-  void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
-    Index packets = 0;
-    for (Index i = 0; i < size_; ++i) packets += (all_[i].end - all_[i].begin + lanes<T> - 1) / lanes<T>;
-    if (packets == 2) return gather_packets<2>(depth, from, offsets, width, to);
-    if (packets == 3) return gather_packets<3>(depth, from, offsets, width, to);
-    if (packets == 4) return gather_packets<4>(depth, from, offsets, width, to);
-    for (Index p = 0; p < depth; ++p) gather(from + offsets[p], to + p * width);
-  }
-
- private:
-  struct Segment {
-    Index position, begin, end;
-  };
-
-  template <int Count, class T>
-  void gather_packets(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
-    Index source[Count], place[Count], packets = 0;
-    for (Index i = 0; i < size_; ++i)
-      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>, ++packets) {
-        source[packets] = all_[i].position + j - all_[i].begin;
-        place[packets] = j;
-      }
-    for (Index p = 0; p < depth; ++p, to += width) {
-      const T* row = from + offsets[p];
-#pragma GCC unroll 4
-      for (int i = 0; i < Count; ++i) store(to + place[i], load(row + source[i], Whole<T>{}), Whole<T>{});
-    }
-  }
-
-  Segment all_[256];
-  Index size_ = 0;
 };
 
 }  // namespace chorus::kernels::detail

@@ -120,8 +120,7 @@ alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 /// strides save registers: a call per tile would cost as much as 5 more terms.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
-                                                        CRow c_row, bool accumulate,
-                                                        const T* start = zero_columns<T>) {
+                                                        CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
   constexpr Index w = lanes<T>;
   Packet<T> left[Rows], right[Rows];
 #pragma GCC unroll 8
@@ -153,6 +152,48 @@ template <class T, class Row, class Column, class CRow>
     c += tile_rows * c_row;
   }
   if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, a, b, c, c_row, accumulate);
+}
+
+/// c[i, j] = sum over p of a[rows[i] + columns[p]] * b[p, j], or +=, for `Rows` rows and `Packets` packets of columns
+/// of a packed b. c's rows are tile_columns apart. `a` is read one number at a time, so that it may lie anywhere.
+template <int Rows, int Packets, class T>
+[[gnu::always_inline]] inline void multiply_picked_tile(Index depth, const T* a, const Index* rows,
+                                                        const Index* columns, const T* b, T* c, bool accumulate) {
+  constexpr Index w = lanes<T>, pitch = tile_columns<T>;
+  const T* starts[Rows];
+  Packet<T> sums[Rows][Packets];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    starts[i] = a + rows[i];
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) sums[i][l] = splat(T{0});
+  }
+  for (const Index* end = columns + depth; columns != end; ++columns, b += pitch) {
+    const Index at = *columns;
+    Packet<T> values[Packets];
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) values[l] = load(b + l * w, Whole<T>{});
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const auto factor = splat(starts[i][at]);
+#pragma GCC unroll 2
+      for (int l = 0; l < Packets; ++l) sums[i][l] = pmadd(factor, values[l], sums[i][l]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) store(c + i * pitch + l * w, sums[i][l], Whole<T>{}, accumulate);
+}
+
+/// The same for any number of rows, `Most` at a time.
+template <int Most, int Packets, class T>
+[[gnu::noinline]] void multiply_picked(Index count, Index depth, const T* a, const Index* rows, const Index* columns,
+                                       const T* b, T* c, bool accumulate) {
+  for (; count >= Most; count -= Most, rows += Most, c += Most * tile_columns<T>)
+    multiply_picked_tile<Most, Packets>(depth, a, rows, columns, b, c, accumulate);
+  if constexpr (Most > 1)
+    if (count > 0) multiply_picked<Most - 1, Packets>(count, depth, a, rows, columns, b, c, accumulate);
 }
 
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.

@@ -89,8 +89,8 @@ class GPTAttention : public Module {
       const Index mine = c_attn.weight.shape()[0] / 3, features = c_attn.weight.shape()[1];
       const auto& shape = value_of(x).shape();
       auto group = detail::group_of_part("GPTAttention", mine, features, head_);
-      auto all = chorus::detail::with_leaf_cut({"GPTAttention", group, features, head_, 3, /*of_inputs=*/false},
-                                               [&] { return c_attn(enter_tensor_region(x, group)); });
+      auto all = detail::with_leaf_cut(group, {"GPTAttention", features, head_, 3, /*of_inputs=*/false},
+                                       [&] { return c_attn(enter_tensor_region(x, group)); });
       if (c_attn.lora) all = all + (*c_attn.lora)(x, group ? tensor_group() : nullptr);
       auto joined = reshape(seen(reshape(all, Shape<5>{shape[0], shape[1], 3, mine / head_, head_}), cache...),
                             Shape<3>{shape[0], shape[1], mine});
