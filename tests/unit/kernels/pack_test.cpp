@@ -97,6 +97,44 @@ TEMPLATE_TEST_CASE("a Pack treats infinity, NaN and the ends of the range as num
     CHECK(std::isnan(first(y)));
 }
 
+TEMPLATE_TEST_CASE("a Pack's logarithms are those of numbers at the edge, whatever stands beside them", "", float,
+                   double) {
+  using T = TestType;
+  using P = Pack<T>;
+  using Limits = std::numeric_limits<T>;
+  const T values[] = {1,
+                      0,
+                      -T(0),
+                      Limits::denorm_min(),
+                      2,
+                      Limits::min(),
+                      Limits::min() / 3,
+                      Limits::max(),
+                      infinity<T>,
+                      -infinity<T>,
+                      -1,
+                      T(0.3),
+                      -Limits::denorm_min(),
+                      Limits::quiet_NaN(),
+                      T(0.7)};
+  const auto same = [](T got, T expected) {
+    return std::isnan(expected)
+               ? std::isnan(got)
+               : got == expected || std::abs(got - expected) <= 4 * Limits::epsilon() * std::abs(expected);
+  };
+  for (std::size_t begin = 0; begin < std::size(values); ++begin) {
+    P x;
+    for (std::size_t lane = 0; lane < P::width; ++lane) x.v[lane] = values[(begin + lane) % std::size(values)];
+    const P y = log(x), z = log1p(x);
+    for (std::size_t lane = 0; lane < P::width; ++lane) {
+      INFO(x.v[lane] << ": " << y.v[lane] << ", " << z.v[lane]);
+      CHECK(same(y.v[lane], std::log(x.v[lane])));
+      if (!std::isnan(y.v[lane])) CHECK(y.v[lane] == first(log(P(x.v[lane]))));
+      CHECK(same(z.v[lane], std::log1p(x.v[lane])));
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("a Pack's powers are rounded as exact ones, whatever base and exponent", "", float, double) {
   using T = TestType;
   using P = Pack<T>;

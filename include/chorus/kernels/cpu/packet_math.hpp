@@ -3,6 +3,7 @@
 /// enough, else our own or scalar ones.
 
 #include <chorus/kernels/cpu/packet.hpp>
+#include <chorus/kernels/cpu/packet_double.hpp>
 #include <chorus/kernels/cpu/packet_pow.hpp>
 #include <cmath>
 #include <cstddef>
@@ -43,6 +44,22 @@ P exp_float(const P& x_in) {
   return pmul(padd(y, y), half_power);
 }
 
+/// exp in double, to 1 ulp, in the same way; 0 below -708, infinity above 709.8. exp(r) is the sum of its series.
+template <HasExponents P>
+P exp_double(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(709.8)), c(-708.4));
+  const P magic = c(0x1.8p52 + 1022);
+  const P shifted = pmadd(x, c(1.44269504088896341), magic);
+  const P m = psub(shifted, magic);
+  const P r = pmadd(m, c(-1.42860682030941723212e-6), pmadd(m, c(-6.93145751953125e-1), x));
+  const P y = polynomial(r, {1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
+                             1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800});
+  const P power = padd(c(1), pmadd(y, pmul(r, r), r));
+  return pmul(padd(power, power), to_exponent(shifted));
+}
+
 /// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
 /// unsupported/SpecialFunctions, which does not belong to Eigen/Core).
 template <class P>
@@ -66,7 +83,7 @@ P erf_float(const P& x_in) {
 
 /// erf in double, to 3 ulp: a rational function of x² below 1, above it 1 - exp(-x²) times a rational function of |x|
 /// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
-template <class P>
+template <HasExponents P>
 P erf_double(const P& x) {
   using namespace Eigen::internal;
   const auto c = [](double value) { return pset1<P>(value); };
@@ -82,7 +99,7 @@ P erf_double(const P& x) {
                       polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
                                  4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
   const P a = pmin(pabs(x), c(6.0));
-  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
+  const P far = pdiv(pmul(exp_double(pnegate(pmul(a, a))),
                           polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
                                      7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
                                      5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
@@ -133,13 +150,67 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen treats subnormal numbers as the smallest normal one, so they are scaled first.
+/// log of positive normal floats, to 1 ulp: Cephes' polynomial of x / 2^k - 1, where 2^k is the nearest power.
+template <class P>
+P log_of_normal(float, const P& x) {
+  using namespace Eigen::internal;
+  using Integers = typename unpacket_traits<P>::integer_packet;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const auto bits = [](int value) { return pset1<Integers>(value); };
+  constexpr int root = 0x3F3504F3;  // the bits of sqrt(1/2)
+  const Integers above = psub(preinterpret<Integers>(x), bits(root));
+  const P k = pcast<Integers, P>(parithmetic_shift_right<23>(above));
+  const P f = psub(preinterpret<P>(padd(pand(above, bits(0x007FFFFF)), bits(root))), c(1.0f));
+  const P f2 = pmul(f, f), f3 = pmul(f2, f);
+  const P high = pmadd(pmadd(c(7.0376836292e-2f), f, c(-1.1514610310e-1f)), f, c(1.1676998740e-1f));
+  const P middle = pmadd(pmadd(c(-1.2420140846e-1f), f, c(1.4249322787e-1f)), f, c(-1.6668057665e-1f));
+  const P low = pmadd(pmadd(c(2.0000714765e-1f), f, c(-2.4999993993e-1f)), f, c(3.3333331174e-1f));
+  P y = pmul(f3, pmadd(pmadd(high, f3, middle), f3, low));
+  y = pmadd(k, c(-2.12194440e-4f), pmadd(f2, c(-0.5f), y));
+  return pmadd(k, c(0.693359375f), padd(f, y));
+}
+
+/// The same for doubles: with s = f / (2 + f), log(1 + f) = f - f²/2 + s (f²/2 + R(s²)), where R is the rest of the
+/// series of 2 artanh(s) / s, cut off below 1/8 ulp.
+template <HasExponents P>
+P log_of_normal(double, const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const Split<P> split(x);
+  const P f = psub(split.mantissa, c(1)), half_square = pmul(c(0.5), pmul(f, f));
+  const P s = pdiv(f, padd(f, c(2))), s2 = pmul(s, s);
+  const P rest = pmul(s2, polynomial(s2, {2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
+                                          2.0 / 19, 2.0 / 21}));
+  const P y = pmadd(s, padd(half_square, rest), pmul(split.exponent, c(1.90821492927058770002e-10)));
+  return pmadd(split.exponent, c(6.93147180369123816490e-1), psub(f, psub(half_square, y)));
+}
+
+template <class T, class P>
+concept HasLog = vectorised_float<T> || (vectorised<T> && HasExponents<P>);
+
+/// log. Registers in which a number is not positive and normal are rare, so they alone are looked through.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
-  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
-  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
-  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
+  using Limits = std::numeric_limits<T>;
+  const auto c = [](T value) { return pset1<P>(value); };
+  const P y = log_of_normal(T{}, x);
+  if (!predux_any(por(pcmp_lt_or_nan(x, c(Limits::min())), pcmp_lt(c(Limits::max()), x)))) [[likely]]
+    return y;
+  const P tiny = pcmp_lt(x, c(Limits::min()));
+  const P scaled = log_of_normal(T{}, pmul(x, c(T(0x1p60))));
+  const P finite = pselect(tiny, psub(scaled, c(T(60 * 0.69314718055994531))), y);
+  const P edge = pselect(pcmp_eq(x, pzero(x)), c(-Limits::infinity()), pselect(tiny, c(Limits::quiet_NaN()), x));
+  return pselect(pand(pcmp_lt(pzero(x), x), pcmp_le(x, c(Limits::max()))), finite, edge);
+}
+
+/// log(1 + x), to 3 ulp: log(u) times x / (u - 1), where u = 1 + x is rounded.
+template <class T, class P>
+P log1p_packet(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](T value) { return pset1<P>(value); };
+  const P u = padd(x, c(1)), y = pmul(log_packet<T>(u), pdiv(x, psub(u, c(1))));
+  return pselect(por(pcmp_eq(u, c(1)), pcmp_eq(u, c(std::numeric_limits<T>::infinity()))), x, y);
 }
 
 #define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
@@ -169,13 +240,14 @@ CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
 CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
 CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
+                        else if constexpr (vectorised<T> && HasExponents<P>) return exp_double(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
-                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
+                        else if constexpr (vectorised<T> && HasExponents<P>) return erf_double(x);
                         else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (HasLog<T, P>) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
-CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (HasLog<T, P>) return log1p_packet<T>(x);
                         else return by_lane<T>(std::log1p, x);)
 CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
                         else return Log1p::of<T>(x);)
