@@ -80,6 +80,42 @@ struct DilatedParts {
   }
 };
 
+/// A 1x1 convolution with a stride as one without, of the pixels that it reads.
+template <class T>
+struct ReadPixels {
+  Conv2dShape whole, shape;
+  bool suit;
+
+  explicit ReadPixels(const Conv2dShape& s) : whole(s), shape(s) {
+    shape.height = s.out_height();
+    shape.width = s.out_width();
+    shape.stride_h = shape.stride_w = 1;
+    suit = s.stride_h * s.stride_w > 1 && suits_1x1<T>(shape);
+  }
+  /// to = the pixels of x that are read.
+  void take(const T* x, T* to) const {
+    for_planes([&](Index in_x, Index in_read) {
+      to_raster(x + in_x, vertical(), horizontal(), shape.height, shape.width, to + in_read);
+    });
+  }
+  /// The inverse: those pixels of x = from, or +=.
+  void put(const T* from, T* x, bool accumulate) const {
+    for_planes([&](Index in_x, Index in_read) {
+      from_raster(from + in_read, vertical(), horizontal(), shape.height, shape.width, T{0}, x + in_x, accumulate);
+    });
+  }
+
+ private:
+  Axis vertical() const { return {whole.height, whole.stride_h, 0}; }
+  Axis horizontal() const { return {whole.width, whole.stride_w, 0}; }
+  template <class F>
+  void for_planes(const F& f) const {
+    parallel_for(
+        whole.batch * whole.in_channels,
+        [&](Index i) { f(i * whole.height * whole.width, i * shape.height * shape.width); }, worth_threads(whole));
+  }
+};
+
 }  // namespace detail
 
 template <std::floating_point T>
@@ -114,6 +150,11 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
                       x + group * channels * out, s.in_channels * out, bias == nullptr ? bias : bias + group * filters,
                       y + group * filters * out, s.out_channels * out, false, worth_threads(s));
     return;
+  }
+  if (const ReadPixels<T> pixels(s); pixels.suit) {
+    const Scratch<T> xs(device, pixels.shape.x_count());
+    pixels.take(x, xs.data());
+    return conv2d_forward(device, pixels.shape, xs.data(), weight, bias, y);
   }
   if (filters >= direct_columns) return direct_forward(device, s, x, weight, bias, y);
   const InputRaster<T> raster(s);
@@ -239,6 +280,11 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   if (holes && !accumulate)
     parallel_ranges(s.x_count(), lanes<T>, thread_elements,
                     [&](Index first, Index count) { std::fill_n(dx + first, count, T{0}); });
+  if (const ReadPixels<T> pixels(s); pixels.suit && s.y_count() > 0) {
+    const Scratch<T> xs(device, pixels.shape.x_count());
+    conv2d_backward_input(device, pixels.shape, weight, dy, xs.data(), false);
+    return pixels.put(xs.data(), dx, accumulate);
+  }
   const auto parts = equal_phases(s, raster);
   if (std::any_of(parts.begin(), parts.end(),
                   [&](const EqualPhases& part) { return part.columns(channels) >= direct_columns; }))
