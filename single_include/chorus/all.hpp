@@ -16301,6 +16301,72 @@ void scatter_strided(Cpu device, std::span<const Index> shape, const T* src, T* 
 /// Math functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are accurate
 /// enough, else our own or scalar ones.
 
+// <chorus/kernels/cpu/packet_double.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_DOUBLE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_DOUBLE_HPP
+/// Exponents of doubles in SIMD registers, on the host only: the operations on 64-bit integers that Eigen 3.4 lacks.
+
+namespace chorus::math::packets {
+
+#if defined(EIGEN_VECTORIZE_SSE2)
+inline __m128d add_bits(__m128d a, __m128d b) {
+  return _mm_castsi128_pd(_mm_add_epi64(_mm_castpd_si128(a), _mm_castpd_si128(b)));
+}
+inline __m128d to_exponent(__m128d x) { return _mm_castsi128_pd(_mm_slli_epi64(_mm_castpd_si128(x), 52)); }
+inline __m128d from_exponent(__m128d x) { return _mm_castsi128_pd(_mm_srli_epi64(_mm_castpd_si128(x), 52)); }
+#endif
+#if defined(EIGEN_VECTORIZE_AVX2)
+inline __m256d add_bits(__m256d a, __m256d b) {
+  return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a), _mm256_castpd_si256(b)));
+}
+inline __m256d to_exponent(__m256d x) { return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(x), 52)); }
+inline __m256d from_exponent(__m256d x) { return _mm256_castsi256_pd(_mm256_srli_epi64(_mm256_castpd_si256(x), 52)); }
+#endif
+#if defined(EIGEN_VECTORIZE_AVX512)
+inline __m512d add_bits(__m512d a, __m512d b) {
+  return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a), _mm512_castpd_si512(b)));
+}
+inline __m512d to_exponent(__m512d x) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(x), 52)); }
+inline __m512d from_exponent(__m512d x) { return _mm512_castsi512_pd(_mm512_srli_epi64(_mm512_castpd_si512(x), 52)); }
+#endif
+
+/// Registers of doubles that have the operations above.
+template <class P>
+concept HasExponents = requires(const P& x) { to_exponent(from_exponent(add_bits(x, x))); };
+
+/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
+/// independent.
+template <class P, std::size_t N>
+[[gnu::always_inline]] inline P polynomial(P x, const double (&c)[N]) {
+  using namespace Eigen::internal;
+  P y[(N + 1) / 2];
+  for (std::size_t i = 0; i + 1 < N; i += 2) y[i / 2] = pmadd(pset1<P>(c[i + 1]), x, pset1<P>(c[i]));
+  if constexpr (N % 2 == 1) y[N / 2] = pset1<P>(c[N - 1]);
+  for (std::size_t n = (N + 1) / 2; n > 1; n = (n + 1) / 2) {
+    x = pmul(x, x);
+    for (std::size_t i = 0; i + 1 < n; i += 2) y[i / 2] = pmadd(y[i + 1], x, y[i]);
+    if (n % 2 == 1) y[n / 2] = y[n - 1];
+  }
+  return y[0];
+}
+
+/// x = 2^exponent * mantissa, with a mantissa in [sqrt(1/2), sqrt(2)], for positive normal x.
+template <class P>
+struct Split {
+  P exponent, mantissa;
+  explicit Split(const P& x) {
+    using namespace Eigen::internal;
+    const auto bits = [](std::uint64_t value) { return pset1<P>(std::bit_cast<double>(value)); };
+    constexpr std::uint64_t root = 0x3FE6A09E667F3BCD, offset = std::uint64_t{1024} << 52;  // sqrt(1/2); bits
+    const P above = add_bits(x, bits(offset - root));
+    mantissa = add_bits(pand(above, bits(0x000FFFFFFFFFFFFF)), bits(root));
+    exponent = psub(por(from_exponent(above), pset1<P>(0x1p52)), pset1<P>(0x1p52 + 1024));
+  }
+};
+
+}  // namespace chorus::math::packets
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_DOUBLE_HPP
+
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
@@ -16320,45 +16386,38 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
-/// independent.
-template <std::size_t N>
-__m256d polynomial(__m256d x, const double (&c)[N]) {
-  __m256d y[(N + 1) / 2];
-  for (std::size_t i = 0; i + 1 < N; i += 2)
-    y[i / 2] = _mm256_fmadd_pd(_mm256_set1_pd(c[i + 1]), x, _mm256_set1_pd(c[i]));
-  if constexpr (N % 2 == 1) y[N / 2] = _mm256_set1_pd(c[N - 1]);
-  for (std::size_t n = (N + 1) / 2; n > 1; n = (n + 1) / 2) {
-    x = _mm256_mul_pd(x, x);
-    for (std::size_t i = 0; i + 1 < n; i += 2) y[i / 2] = _mm256_fmadd_pd(y[i + 1], x, y[i]);
-    if (n % 2 == 1) y[n / 2] = y[n - 1];
-  }
-  return y[0];
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
+template <class P>
+[[gnu::always_inline]] inline P pow_of_positive(const P& x, const P& y) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
+  // x = 2^k m; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  const Split<P> split(x);
+  const P &m = split.mantissa, s = pdiv(psub(m, c(1)), padd(m, c(1)));
+  constexpr double a = 2 / ln2;
+  const P series = polynomial(pmul(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
+  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
+  const P t = pmax(pmin(pmul(y, pmadd(series, s, split.exponent)), c(200)), c(-200));
+  const P n = padd(t, c(round));
+  const P f = pmul(psub(t, psub(n, c(round))), c(ln2));
+  const P power = polynomial(
+      f, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880});
+  return add_bits(power, to_exponent(n));
 }
 
-/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
-inline __m256d pow_of_positive(__m256d x, __m256d y) {
-  const auto c = [](double value) { return _mm256_set1_pd(value); };
-  const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
-  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
-  // x = 2^k m, with m in [sqrt(1/2), sqrt(2)]; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
-  const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
-  const __m256d m = _mm256_castsi256_pd(
-      _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
-  const __m256i biased = _mm256_srli_epi64(_mm256_add_epi64(above, bits(std::uint64_t{1024} << 52)), 52);
-  const __m256d k =
-      _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(biased, _mm256_castpd_si256(c(0x1p52)))), c(0x1p52 + 1024));
-  const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
-  constexpr double a = 2 / ln2;
-  const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
-  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
-  const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
-  const __m256d n = _mm256_add_pd(t, c(round));
-  const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
-  const __m256d power = polynomial(
-      f, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880});
-  return _mm256_castsi256_pd(
-      _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
+/// The same for eight floats, rounded to float.
+inline __m256 pow_of_positive(__m256 x, __m256 y) {
+#if defined(EIGEN_VECTORIZE_AVX512)
+  return _mm512_cvtpd_ps(pow_of_positive(_mm512_cvtps_pd(x), _mm512_cvtps_pd(y)));
+#else
+  const auto half = [](__m128 base, __m128 exponent) {
+    return _mm256_cvtpd_ps(pow_of_positive(_mm256_cvtps_pd(base), _mm256_cvtps_pd(exponent)));
+  };
+  const __m128 low = half(_mm256_castps256_ps128(x), _mm256_castps256_ps128(y));
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(low),
+                              half(_mm256_extractf128_ps(x, 1), _mm256_extractf128_ps(y, 1)), 1);
+#endif
 }
 
 /// Correctly rounded, except for about one result in 100,000 that lies almost in the middle of two floats. Zeros,
@@ -16370,13 +16429,8 @@ __m256 pow_packet(const __m256& x, const __m256& y) {
     return _mm256_cmp_ps(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), v, _CMP_EQ_OQ);
   };
   const __m256 size = _mm256_andnot_ps(sign, x);
-  const __m128 low = _mm256_cvtpd_ps(
-      pow_of_positive(_mm256_cvtps_pd(_mm256_castps256_ps128(size)), _mm256_cvtps_pd(_mm256_castps256_ps128(y))));
-  const __m128 high = _mm256_cvtpd_ps(
-      pow_of_positive(_mm256_cvtps_pd(_mm256_extractf128_ps(size, 1)), _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))));
   const __m256 even = whole(_mm256_mul_ps(y, _mm256_set1_ps(0.5f)));
-  const __m256 out = _mm256_xor_ps(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1),
-                                   _mm256_andnot_ps(even, _mm256_and_ps(sign, x)));
+  const __m256 out = _mm256_xor_ps(pow_of_positive(size, y), _mm256_andnot_ps(even, _mm256_and_ps(sign, x)));
   const __m256 zero = _mm256_setzero_ps();
   const __m256 usual = _mm256_and_ps(
       _mm256_and_ps(_mm256_cmp_ps(size, largest, _CMP_LE_OQ),
@@ -16442,6 +16496,22 @@ P exp_float(const P& x_in) {
   return pmul(padd(y, y), half_power);
 }
 
+/// exp in double, to 1 ulp, in the same way; 0 below -708, infinity above 709.8. exp(r) is the sum of its series.
+template <HasExponents P>
+P exp_double(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(709.8)), c(-708.4));
+  const P magic = c(0x1.8p52 + 1022);
+  const P shifted = pmadd(x, c(1.44269504088896341), magic);
+  const P m = psub(shifted, magic);
+  const P r = pmadd(m, c(-1.42860682030941723212e-6), pmadd(m, c(-6.93145751953125e-1), x));
+  const P y = polynomial(r, {1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
+                             1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800});
+  const P power = padd(c(1), pmadd(y, pmul(r, r), r));
+  return pmul(padd(power, power), to_exponent(shifted));
+}
+
 /// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
 /// unsupported/SpecialFunctions, which does not belong to Eigen/Core).
 template <class P>
@@ -16465,7 +16535,7 @@ P erf_float(const P& x_in) {
 
 /// erf in double, to 3 ulp: a rational function of x² below 1, above it 1 - exp(-x²) times a rational function of |x|
 /// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
-template <class P>
+template <HasExponents P>
 P erf_double(const P& x) {
   using namespace Eigen::internal;
   const auto c = [](double value) { return pset1<P>(value); };
@@ -16481,7 +16551,7 @@ P erf_double(const P& x) {
                       polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
                                  4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
   const P a = pmin(pabs(x), c(6.0));
-  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
+  const P far = pdiv(pmul(exp_double(pnegate(pmul(a, a))),
                           polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
                                      7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
                                      5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
@@ -16532,13 +16602,67 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen treats subnormal numbers as the smallest normal one, so they are scaled first.
+/// log of positive normal floats, to 1 ulp: Cephes' polynomial of x / 2^k - 1, where 2^k is the nearest power.
+template <class P>
+P log_of_normal(float, const P& x) {
+  using namespace Eigen::internal;
+  using Integers = typename unpacket_traits<P>::integer_packet;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const auto bits = [](int value) { return pset1<Integers>(value); };
+  constexpr int root = 0x3F3504F3;  // the bits of sqrt(1/2)
+  const Integers above = psub(preinterpret<Integers>(x), bits(root));
+  const P k = pcast<Integers, P>(parithmetic_shift_right<23>(above));
+  const P f = psub(preinterpret<P>(padd(pand(above, bits(0x007FFFFF)), bits(root))), c(1.0f));
+  const P f2 = pmul(f, f), f3 = pmul(f2, f);
+  const P high = pmadd(pmadd(c(7.0376836292e-2f), f, c(-1.1514610310e-1f)), f, c(1.1676998740e-1f));
+  const P middle = pmadd(pmadd(c(-1.2420140846e-1f), f, c(1.4249322787e-1f)), f, c(-1.6668057665e-1f));
+  const P low = pmadd(pmadd(c(2.0000714765e-1f), f, c(-2.4999993993e-1f)), f, c(3.3333331174e-1f));
+  P y = pmul(f3, pmadd(pmadd(high, f3, middle), f3, low));
+  y = pmadd(k, c(-2.12194440e-4f), pmadd(f2, c(-0.5f), y));
+  return pmadd(k, c(0.693359375f), padd(f, y));
+}
+
+/// The same for doubles: with s = f / (2 + f), log(1 + f) = f - f²/2 + s (f²/2 + R(s²)), where R is the rest of the
+/// series of 2 artanh(s) / s, cut off below 1/8 ulp.
+template <HasExponents P>
+P log_of_normal(double, const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const Split<P> split(x);
+  const P f = psub(split.mantissa, c(1)), half_square = pmul(c(0.5), pmul(f, f));
+  const P s = pdiv(f, padd(f, c(2))), s2 = pmul(s, s);
+  const P rest = pmul(s2, polynomial(s2, {2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
+                                          2.0 / 19, 2.0 / 21}));
+  const P y = pmadd(s, padd(half_square, rest), pmul(split.exponent, c(1.90821492927058770002e-10)));
+  return pmadd(split.exponent, c(6.93147180369123816490e-1), psub(f, psub(half_square, y)));
+}
+
+template <class T, class P>
+concept HasLog = vectorised_float<T> || (vectorised<T> && HasExponents<P>);
+
+/// log. Registers in which a number is not positive and normal are rare, so they alone are looked through.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
-  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
-  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
-  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
+  using Limits = std::numeric_limits<T>;
+  const auto c = [](T value) { return pset1<P>(value); };
+  const P y = log_of_normal(T{}, x);
+  if (!predux_any(por(pcmp_lt_or_nan(x, c(Limits::min())), pcmp_lt(c(Limits::max()), x)))) [[likely]]
+    return y;
+  const P tiny = pcmp_lt(x, c(Limits::min()));
+  const P scaled = log_of_normal(T{}, pmul(x, c(T(0x1p60))));
+  const P finite = pselect(tiny, psub(scaled, c(T(60 * 0.69314718055994531))), y);
+  const P edge = pselect(pcmp_eq(x, pzero(x)), c(-Limits::infinity()), pselect(tiny, c(Limits::quiet_NaN()), x));
+  return pselect(pand(pcmp_lt(pzero(x), x), pcmp_le(x, c(Limits::max()))), finite, edge);
+}
+
+/// log(1 + x), to 3 ulp: log(u) times x / (u - 1), where u = 1 + x is rounded.
+template <class T, class P>
+P log1p_packet(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](T value) { return pset1<P>(value); };
+  const P u = padd(x, c(1)), y = pmul(log_packet<T>(u), pdiv(x, psub(u, c(1))));
+  return pselect(por(pcmp_eq(u, c(1)), pcmp_eq(u, c(std::numeric_limits<T>::infinity()))), x, y);
 }
 
 #define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
@@ -16568,13 +16692,14 @@ CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
 CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
 CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
+                        else if constexpr (vectorised<T> && HasExponents<P>) return exp_double(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
-                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
+                        else if constexpr (vectorised<T> && HasExponents<P>) return erf_double(x);
                         else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (HasLog<T, P>) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
-CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (HasLog<T, P>) return log1p_packet<T>(x);
                         else return by_lane<T>(std::log1p, x);)
 CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
                         else return Log1p::of<T>(x);)
@@ -38819,8 +38944,7 @@ alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 /// strides save registers: a call per tile would cost as much as 5 more terms.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
-                                                        CRow c_row, bool accumulate,
-                                                        const T* start = zero_columns<T>) {
+                                                        CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
   constexpr Index w = lanes<T>;
   Packet<T> left[Rows], right[Rows];
 #pragma GCC unroll 8
@@ -38852,6 +38976,48 @@ template <class T, class Row, class Column, class CRow>
     c += tile_rows * c_row;
   }
   if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, a, b, c, c_row, accumulate);
+}
+
+/// c[i, j] = sum over p of a[rows[i] + columns[p]] * b[p, j], or +=, for `Rows` rows and `Packets` packets of columns
+/// of a packed b. c's rows are tile_columns apart. `a` is read one number at a time, so that it may lie anywhere.
+template <int Rows, int Packets, class T>
+[[gnu::always_inline]] inline void multiply_picked_tile(Index depth, const T* a, const Index* rows,
+                                                        const Index* columns, const T* b, T* c, bool accumulate) {
+  constexpr Index w = lanes<T>, pitch = tile_columns<T>;
+  const T* starts[Rows];
+  Packet<T> sums[Rows][Packets];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    starts[i] = a + rows[i];
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) sums[i][l] = splat(T{0});
+  }
+  for (const Index* end = columns + depth; columns != end; ++columns, b += pitch) {
+    const Index at = *columns;
+    Packet<T> values[Packets];
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) values[l] = load(b + l * w, Whole<T>{});
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const auto factor = splat(starts[i][at]);
+#pragma GCC unroll 2
+      for (int l = 0; l < Packets; ++l) sums[i][l] = pmadd(factor, values[l], sums[i][l]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) store(c + i * pitch + l * w, sums[i][l], Whole<T>{}, accumulate);
+}
+
+/// The same for any number of rows, `Most` at a time.
+template <int Most, int Packets, class T>
+[[gnu::noinline]] void multiply_picked(Index count, Index depth, const T* a, const Index* rows, const Index* columns,
+                                       const T* b, T* c, bool accumulate) {
+  for (; count >= Most; count -= Most, rows += Most, c += Most * tile_columns<T>)
+    multiply_picked_tile<Most, Packets>(depth, a, rows, columns, b, c, accumulate);
+  if constexpr (Most > 1)
+    if (count > 0) multiply_picked<Most - 1, Packets>(count, depth, a, rows, columns, b, c, accumulate);
 }
 
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.
@@ -38980,8 +39146,8 @@ inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 /// The packed size of `rows` rows.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
-/// Number of packed left-hand rows that the second-level cache holds.
-inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
+/// Number of packed left-hand rows that the second-level cache holds: an even number of tiles.
+inline constexpr Index left_rows = gemm_depth / (2 * tile_rows) * (2 * tile_rows);
 
 /// Memory for `Size` numbers, kept for the thread's lifetime. It is not counted as device memory, so that the amount
 /// does not depend on the number of threads in a team.
@@ -38998,10 +39164,10 @@ T* left_memory() {
   return cached_memory<T, left_size(left_rows)>();
 }
 
-/// Calls f(first, count) for pieces of `rows` rows that fit into left_memory: whole tiles, except the last.
+/// Calls f(first, count) for pieces of at most `most` rows: whole tiles, except the last.
 template <class F>
-void for_left_pieces(Index rows, const F& f) {
-  for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
+void for_left_pieces(Index rows, Index most, const F& f) {
+  for_pieces((rows + tile_rows - 1) / tile_rows, most / tile_rows, [&](Index tile, Index tiles) {
     f(tile * tile_rows, std::min(tiles * tile_rows, rows - tile * tile_rows));
   });
 }
@@ -39111,7 +39277,11 @@ namespace chorus::kernels {
 namespace detail {
 
 /// Number of packed columns of b that the third-level cache holds.
-inline constexpr Index gemm_columns = 2048;
+inline constexpr Index gemm_columns = 1024;
+
+/// Number of blocks of terms that are multiplied in turn for the same part of c. The second-level cache holds
+/// `left_rows` packed rows of half of them.
+inline constexpr Index gemm_blocks = many_registers ? 4 : 2;
 
 /// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
 template <class T>
@@ -39146,30 +39316,50 @@ void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, cons
   });
 }
 
-/// c = a op(b) + bias, or c +=, both operands packed.
+/// c = a op(b) + bias, or c +=, both operands packed. A column of panels is multiplied block by block of terms, so
+/// that its part of c stays in the second-level cache meanwhile.
 template <class T>
 void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
   // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
-  const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
-  T *const left = left_memory<T>(), *const right = cached_memory<T, gemm_columns * gemm_depth>();
+  const bool single = m <= left_rows;
+  const Index panel_size = single ? 0 : std::min(k, gemm_depth) * w;
+  const Index most_blocks = single ? gemm_blocks / 2 : gemm_blocks, most_rows = single ? left_rows : left_rows / 2;
+  T* const left = cached_memory<T, gemm_blocks / 2 * left_size(left_rows)>();
+  T* const right = cached_memory<T, gemm_blocks * gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
+  struct Block {
+    Index first, depth;
+  };
 
-  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
-    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-      for_left_pieces(m, [&](Index i0, Index rows) {
-        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left);
-        T* panel = right;
-        for (Index j = j0; j < j0 + width; j += w, panel += panel_size) {
+  const auto multiply = [&](Index j0, Index width, const Block* blocks, Index count) {
+    for_left_pieces(m, most_rows, [&](Index i0, Index rows) {
+      for (Index s = 0; s < count; ++s)
+        pack_left(rows, blocks[s].depth, Matrix<T>{a.data + i0 * a.row + blocks[s].first * a.column, a.row, a.column},
+                  left + s * left_size(most_rows));
+      T* panel = right;
+      for (Index j = j0; j < j0 + width; j += w)
+        for (Index s = 0; s < count; ++s, panel += panel_size) {
+          const auto [p0, depth] = blocks[s];
           const Index columns = std::min(w, j0 + width - j);
           if (i0 == 0)
             pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
           if (bias_n != nullptr)
             for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-          multiply_left(rows, columns, depth, left, panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
+          multiply_left(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
+                        accumulate || p0 > 0);
         }
-      });
+    });
+  };
+  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
+    Block blocks[gemm_blocks];
+    Index count = 0;
+    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+      blocks[count++] = {p0, depth};
+      if (count < most_blocks && p0 + depth < k) return;
+      multiply(j0, width, blocks, count);
+      count = 0;
     });
   });
 }

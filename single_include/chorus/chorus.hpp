@@ -17806,8 +17806,8 @@ class Place {
   }
 
   /// Returns when `flag` is no longer `busy`: spins and yields for some microseconds if `may_spin`, then sleeps; see
-  /// `yield`. While it sleeps, its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A thread
-  /// that sets a flag reads the seat afterwards; a thread that writes to the seat reads the flag afterwards (all
+  /// `yield`. While it sleeps, its seat says that it waits for `what` of `peer`, so that `peer` rings its bell. A
+  /// thread that sets a flag reads the seat afterwards; a thread that writes to the seat reads the flag afterwards (all
   /// sequentially consistent), so one of them sees the other. Throws LinkError and LinkTimeout as Transport says.
   void wait(int peer, Waiting::What what, const std::atomic<std::uint32_t>& flag, std::uint32_t busy,
             const std::atomic<bool>* may_spin) {
@@ -24493,6 +24493,72 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
 /// Math functions of SIMD registers `P` of numbers `T`, on the host only: Eigen's if they exist and are accurate
 /// enough, else our own or scalar ones.
 
+// <chorus/kernels/cpu/packet_double.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_DOUBLE_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_DOUBLE_HPP
+/// Exponents of doubles in SIMD registers, on the host only: the operations on 64-bit integers that Eigen 3.4 lacks.
+
+namespace chorus::math::packets {
+
+#if defined(EIGEN_VECTORIZE_SSE2)
+inline __m128d add_bits(__m128d a, __m128d b) {
+  return _mm_castsi128_pd(_mm_add_epi64(_mm_castpd_si128(a), _mm_castpd_si128(b)));
+}
+inline __m128d to_exponent(__m128d x) { return _mm_castsi128_pd(_mm_slli_epi64(_mm_castpd_si128(x), 52)); }
+inline __m128d from_exponent(__m128d x) { return _mm_castsi128_pd(_mm_srli_epi64(_mm_castpd_si128(x), 52)); }
+#endif
+#if defined(EIGEN_VECTORIZE_AVX2)
+inline __m256d add_bits(__m256d a, __m256d b) {
+  return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(a), _mm256_castpd_si256(b)));
+}
+inline __m256d to_exponent(__m256d x) { return _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(x), 52)); }
+inline __m256d from_exponent(__m256d x) { return _mm256_castsi256_pd(_mm256_srli_epi64(_mm256_castpd_si256(x), 52)); }
+#endif
+#if defined(EIGEN_VECTORIZE_AVX512)
+inline __m512d add_bits(__m512d a, __m512d b) {
+  return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(a), _mm512_castpd_si512(b)));
+}
+inline __m512d to_exponent(__m512d x) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(x), 52)); }
+inline __m512d from_exponent(__m512d x) { return _mm512_castsi512_pd(_mm512_srli_epi64(_mm512_castpd_si512(x), 52)); }
+#endif
+
+/// Registers of doubles that have the operations above.
+template <class P>
+concept HasExponents = requires(const P& x) { to_exponent(from_exponent(add_bits(x, x))); };
+
+/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
+/// independent.
+template <class P, std::size_t N>
+[[gnu::always_inline]] inline P polynomial(P x, const double (&c)[N]) {
+  using namespace Eigen::internal;
+  P y[(N + 1) / 2];
+  for (std::size_t i = 0; i + 1 < N; i += 2) y[i / 2] = pmadd(pset1<P>(c[i + 1]), x, pset1<P>(c[i]));
+  if constexpr (N % 2 == 1) y[N / 2] = pset1<P>(c[N - 1]);
+  for (std::size_t n = (N + 1) / 2; n > 1; n = (n + 1) / 2) {
+    x = pmul(x, x);
+    for (std::size_t i = 0; i + 1 < n; i += 2) y[i / 2] = pmadd(y[i + 1], x, y[i]);
+    if (n % 2 == 1) y[n / 2] = y[n - 1];
+  }
+  return y[0];
+}
+
+/// x = 2^exponent * mantissa, with a mantissa in [sqrt(1/2), sqrt(2)], for positive normal x.
+template <class P>
+struct Split {
+  P exponent, mantissa;
+  explicit Split(const P& x) {
+    using namespace Eigen::internal;
+    const auto bits = [](std::uint64_t value) { return pset1<P>(std::bit_cast<double>(value)); };
+    constexpr std::uint64_t root = 0x3FE6A09E667F3BCD, offset = std::uint64_t{1024} << 52;  // sqrt(1/2); bits
+    const P above = add_bits(x, bits(offset - root));
+    mantissa = add_bits(pand(above, bits(0x000FFFFFFFFFFFFF)), bits(root));
+    exponent = psub(por(from_exponent(above), pset1<P>(0x1p52)), pset1<P>(0x1p52 + 1024));
+  }
+};
+
+}  // namespace chorus::math::packets
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_DOUBLE_HPP
+
 // <chorus/kernels/cpu/packet_pow.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_PACKET_POW_HPP
@@ -24512,45 +24578,38 @@ P pow_packet(const P& x, const P& y) {
 }
 
 #if defined(__AVX2__) && defined(__FMA__)
-/// c[0] + c[1] x + c[2] x² + ... by Estrin's scheme: adjacent terms are combined pairwise, so that operations are
-/// independent.
-template <std::size_t N>
-__m256d polynomial(__m256d x, const double (&c)[N]) {
-  __m256d y[(N + 1) / 2];
-  for (std::size_t i = 0; i + 1 < N; i += 2)
-    y[i / 2] = _mm256_fmadd_pd(_mm256_set1_pd(c[i + 1]), x, _mm256_set1_pd(c[i]));
-  if constexpr (N % 2 == 1) y[N / 2] = _mm256_set1_pd(c[N - 1]);
-  for (std::size_t n = (N + 1) / 2; n > 1; n = (n + 1) / 2) {
-    x = _mm256_mul_pd(x, x);
-    for (std::size_t i = 0; i + 1 < n; i += 2) y[i / 2] = _mm256_fmadd_pd(y[i + 1], x, y[i]);
-    if (n % 2 == 1) y[n / 2] = y[n - 1];
-  }
-  return y[0];
+/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
+template <class P>
+[[gnu::always_inline]] inline P pow_of_positive(const P& x, const P& y) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
+  // x = 2^k m; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
+  const Split<P> split(x);
+  const P &m = split.mantissa, s = pdiv(psub(m, c(1)), padd(m, c(1)));
+  constexpr double a = 2 / ln2;
+  const P series = polynomial(pmul(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
+  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
+  const P t = pmax(pmin(pmul(y, pmadd(series, s, split.exponent)), c(200)), c(-200));
+  const P n = padd(t, c(round));
+  const P f = pmul(psub(t, psub(n, c(round))), c(ln2));
+  const P power = polynomial(
+      f, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880});
+  return add_bits(power, to_exponent(n));
 }
 
-/// x^y for positive floats x and finite floats y, in double, to a relative error of 2^-37: 2^(y log2 x).
-inline __m256d pow_of_positive(__m256d x, __m256d y) {
-  const auto c = [](double value) { return _mm256_set1_pd(value); };
-  const auto bits = [](std::uint64_t value) { return _mm256_set1_epi64x(static_cast<long long>(value)); };
-  constexpr double ln2 = 0.69314718055994531, round = 0x1.8p52;  // adding it leaves an integer in the lowest bits
-  // x = 2^k m, with m in [sqrt(1/2), sqrt(2)]; log2 m = 2 / ln 2 artanh((m - 1) / (m + 1)), as a series.
-  const __m256i above = _mm256_sub_epi64(_mm256_castpd_si256(x), bits(0x3FE6A09E667F3BCD));  // sqrt(1/2)
-  const __m256d m = _mm256_castsi256_pd(
-      _mm256_sub_epi64(_mm256_castpd_si256(x), _mm256_and_si256(above, bits(std::uint64_t{0xFFF} << 52))));
-  const __m256i biased = _mm256_srli_epi64(_mm256_add_epi64(above, bits(std::uint64_t{1024} << 52)), 52);
-  const __m256d k =
-      _mm256_sub_pd(_mm256_castsi256_pd(_mm256_or_si256(biased, _mm256_castpd_si256(c(0x1p52)))), c(0x1p52 + 1024));
-  const __m256d s = _mm256_div_pd(_mm256_sub_pd(m, c(1)), _mm256_add_pd(m, c(1)));
-  constexpr double a = 2 / ln2;
-  const __m256d series = polynomial(_mm256_mul_pd(s, s), {a, a / 3, a / 5, a / 7, a / 9, a / 11, a / 13, a / 15});
-  // 2^t = 2^n e^f; floats lie between 2^-150 and 2^128.
-  const __m256d t = _mm256_max_pd(_mm256_min_pd(_mm256_mul_pd(y, _mm256_fmadd_pd(series, s, k)), c(200)), c(-200));
-  const __m256d n = _mm256_add_pd(t, c(round));
-  const __m256d f = _mm256_mul_pd(_mm256_sub_pd(t, _mm256_sub_pd(n, c(round))), c(ln2));
-  const __m256d power = polynomial(
-      f, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880});
-  return _mm256_castsi256_pd(
-      _mm256_add_epi64(_mm256_castpd_si256(power), _mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
+/// The same for eight floats, rounded to float.
+inline __m256 pow_of_positive(__m256 x, __m256 y) {
+#if defined(EIGEN_VECTORIZE_AVX512)
+  return _mm512_cvtpd_ps(pow_of_positive(_mm512_cvtps_pd(x), _mm512_cvtps_pd(y)));
+#else
+  const auto half = [](__m128 base, __m128 exponent) {
+    return _mm256_cvtpd_ps(pow_of_positive(_mm256_cvtps_pd(base), _mm256_cvtps_pd(exponent)));
+  };
+  const __m128 low = half(_mm256_castps256_ps128(x), _mm256_castps256_ps128(y));
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(low),
+                              half(_mm256_extractf128_ps(x, 1), _mm256_extractf128_ps(y, 1)), 1);
+#endif
 }
 
 /// Correctly rounded, except for about one result in 100,000 that lies almost in the middle of two floats. Zeros,
@@ -24562,13 +24621,8 @@ __m256 pow_packet(const __m256& x, const __m256& y) {
     return _mm256_cmp_ps(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), v, _CMP_EQ_OQ);
   };
   const __m256 size = _mm256_andnot_ps(sign, x);
-  const __m128 low = _mm256_cvtpd_ps(
-      pow_of_positive(_mm256_cvtps_pd(_mm256_castps256_ps128(size)), _mm256_cvtps_pd(_mm256_castps256_ps128(y))));
-  const __m128 high = _mm256_cvtpd_ps(
-      pow_of_positive(_mm256_cvtps_pd(_mm256_extractf128_ps(size, 1)), _mm256_cvtps_pd(_mm256_extractf128_ps(y, 1))));
   const __m256 even = whole(_mm256_mul_ps(y, _mm256_set1_ps(0.5f)));
-  const __m256 out = _mm256_xor_ps(_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1),
-                                   _mm256_andnot_ps(even, _mm256_and_ps(sign, x)));
+  const __m256 out = _mm256_xor_ps(pow_of_positive(size, y), _mm256_andnot_ps(even, _mm256_and_ps(sign, x)));
   const __m256 zero = _mm256_setzero_ps();
   const __m256 usual = _mm256_and_ps(
       _mm256_and_ps(_mm256_cmp_ps(size, largest, _CMP_LE_OQ),
@@ -24634,6 +24688,22 @@ P exp_float(const P& x_in) {
   return pmul(padd(y, y), half_power);
 }
 
+/// exp in double, to 1 ulp, in the same way; 0 below -708, infinity above 709.8. exp(r) is the sum of its series.
+template <HasExponents P>
+P exp_double(const P& x_in) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const P x = pmax(pmin(x_in, c(709.8)), c(-708.4));
+  const P magic = c(0x1.8p52 + 1022);
+  const P shifted = pmadd(x, c(1.44269504088896341), magic);
+  const P m = psub(shifted, magic);
+  const P r = pmadd(m, c(-1.42860682030941723212e-6), pmadd(m, c(-6.93145751953125e-1), x));
+  const P y = polynomial(r, {1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
+                             1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800});
+  const P power = padd(c(1), pmadd(y, pmul(r, r), r));
+  return pmul(padd(power, power), to_exponent(shifted));
+}
+
 /// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
 /// unsupported/SpecialFunctions, which does not belong to Eigen/Core).
 template <class P>
@@ -24657,7 +24727,7 @@ P erf_float(const P& x_in) {
 
 /// erf in double, to 3 ulp: a rational function of x² below 1, above it 1 - exp(-x²) times a rational function of |x|
 /// (the coefficients of Cephes' erf and erfc); 1 from 6 on.
-template <class P>
+template <HasExponents P>
 P erf_double(const P& x) {
   using namespace Eigen::internal;
   const auto c = [](double value) { return pset1<P>(value); };
@@ -24673,7 +24743,7 @@ P erf_double(const P& x) {
                       polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
                                  4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
   const P a = pmin(pabs(x), c(6.0));
-  const P far = pdiv(pmul(pexp(pnegate(pmul(a, a))),
+  const P far = pdiv(pmul(exp_double(pnegate(pmul(a, a))),
                           polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
                                      7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
                                      5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
@@ -24724,13 +24794,67 @@ inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, flo
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
 
-/// log. Eigen treats subnormal numbers as the smallest normal one, so they are scaled first.
+/// log of positive normal floats, to 1 ulp: Cephes' polynomial of x / 2^k - 1, where 2^k is the nearest power.
+template <class P>
+P log_of_normal(float, const P& x) {
+  using namespace Eigen::internal;
+  using Integers = typename unpacket_traits<P>::integer_packet;
+  const auto c = [](float value) { return pset1<P>(value); };
+  const auto bits = [](int value) { return pset1<Integers>(value); };
+  constexpr int root = 0x3F3504F3;  // the bits of sqrt(1/2)
+  const Integers above = psub(preinterpret<Integers>(x), bits(root));
+  const P k = pcast<Integers, P>(parithmetic_shift_right<23>(above));
+  const P f = psub(preinterpret<P>(padd(pand(above, bits(0x007FFFFF)), bits(root))), c(1.0f));
+  const P f2 = pmul(f, f), f3 = pmul(f2, f);
+  const P high = pmadd(pmadd(c(7.0376836292e-2f), f, c(-1.1514610310e-1f)), f, c(1.1676998740e-1f));
+  const P middle = pmadd(pmadd(c(-1.2420140846e-1f), f, c(1.4249322787e-1f)), f, c(-1.6668057665e-1f));
+  const P low = pmadd(pmadd(c(2.0000714765e-1f), f, c(-2.4999993993e-1f)), f, c(3.3333331174e-1f));
+  P y = pmul(f3, pmadd(pmadd(high, f3, middle), f3, low));
+  y = pmadd(k, c(-2.12194440e-4f), pmadd(f2, c(-0.5f), y));
+  return pmadd(k, c(0.693359375f), padd(f, y));
+}
+
+/// The same for doubles: with s = f / (2 + f), log(1 + f) = f - f²/2 + s (f²/2 + R(s²)), where R is the rest of the
+/// series of 2 artanh(s) / s, cut off below 1/8 ulp.
+template <HasExponents P>
+P log_of_normal(double, const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const Split<P> split(x);
+  const P f = psub(split.mantissa, c(1)), half_square = pmul(c(0.5), pmul(f, f));
+  const P s = pdiv(f, padd(f, c(2))), s2 = pmul(s, s);
+  const P rest = pmul(s2, polynomial(s2, {2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
+                                          2.0 / 19, 2.0 / 21}));
+  const P y = pmadd(s, padd(half_square, rest), pmul(split.exponent, c(1.90821492927058770002e-10)));
+  return pmadd(split.exponent, c(6.93147180369123816490e-1), psub(f, psub(half_square, y)));
+}
+
+template <class T, class P>
+concept HasLog = vectorised_float<T> || (vectorised<T> && HasExponents<P>);
+
+/// log. Registers in which a number is not positive and normal are rare, so they alone are looked through.
 template <class T, class P>
 P log_packet(const P& x) {
   using namespace Eigen::internal;
-  const P subnormal = pcmp_lt(x, pset1<P>(std::numeric_limits<T>::min()));
-  const P y = plog(pselect(subnormal, pmul(x, pset1<P>(T(0x1p60))), x));
-  return pselect(subnormal, psub(y, pset1<P>(T(60 * 0.69314718055994531))), y);
+  using Limits = std::numeric_limits<T>;
+  const auto c = [](T value) { return pset1<P>(value); };
+  const P y = log_of_normal(T{}, x);
+  if (!predux_any(por(pcmp_lt_or_nan(x, c(Limits::min())), pcmp_lt(c(Limits::max()), x)))) [[likely]]
+    return y;
+  const P tiny = pcmp_lt(x, c(Limits::min()));
+  const P scaled = log_of_normal(T{}, pmul(x, c(T(0x1p60))));
+  const P finite = pselect(tiny, psub(scaled, c(T(60 * 0.69314718055994531))), y);
+  const P edge = pselect(pcmp_eq(x, pzero(x)), c(-Limits::infinity()), pselect(tiny, c(Limits::quiet_NaN()), x));
+  return pselect(pand(pcmp_lt(pzero(x), x), pcmp_le(x, c(Limits::max()))), finite, edge);
+}
+
+/// log(1 + x), to 3 ulp: log(u) times x / (u - 1), where u = 1 + x is rounded.
+template <class T, class P>
+P log1p_packet(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](T value) { return pset1<P>(value); };
+  const P u = padd(x, c(1)), y = pmul(log_packet<T>(u), pdiv(x, psub(u, c(1))));
+  return pselect(por(pcmp_eq(u, c(1)), pcmp_eq(u, c(std::numeric_limits<T>::infinity()))), x, y);
 }
 
 #define CHORUS_PACKET_OPERATION(NAME, PARAMETERS, ...) \
@@ -24760,13 +24884,14 @@ CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
 CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
 CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
+                        else if constexpr (vectorised<T> && HasExponents<P>) return exp_double(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
-                        else if constexpr (vectorised<T> && std::is_same_v<T, double>) return erf_double(x);
+                        else if constexpr (vectorised<T> && HasExponents<P>) return erf_double(x);
                         else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog) return log_packet<T>(x);
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (HasLog<T, P>) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
-CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasLog1p) return plog1p(x);
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (HasLog<T, P>) return log1p_packet<T>(x);
                         else return by_lane<T>(std::log1p, x);)
 CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
                         else return Log1p::of<T>(x);)
@@ -31928,8 +32053,7 @@ alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 /// strides save registers: a call per tile would cost as much as 5 more terms.
 template <int Rows, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
-                                                        CRow c_row, bool accumulate,
-                                                        const T* start = zero_columns<T>) {
+                                                        CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
   constexpr Index w = lanes<T>;
   Packet<T> left[Rows], right[Rows];
 #pragma GCC unroll 8
@@ -31961,6 +32085,48 @@ template <class T, class Row, class Column, class CRow>
     c += tile_rows * c_row;
   }
   if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, a, b, c, c_row, accumulate);
+}
+
+/// c[i, j] = sum over p of a[rows[i] + columns[p]] * b[p, j], or +=, for `Rows` rows and `Packets` packets of columns
+/// of a packed b. c's rows are tile_columns apart. `a` is read one number at a time, so that it may lie anywhere.
+template <int Rows, int Packets, class T>
+[[gnu::always_inline]] inline void multiply_picked_tile(Index depth, const T* a, const Index* rows,
+                                                        const Index* columns, const T* b, T* c, bool accumulate) {
+  constexpr Index w = lanes<T>, pitch = tile_columns<T>;
+  const T* starts[Rows];
+  Packet<T> sums[Rows][Packets];
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i) {
+    starts[i] = a + rows[i];
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) sums[i][l] = splat(T{0});
+  }
+  for (const Index* end = columns + depth; columns != end; ++columns, b += pitch) {
+    const Index at = *columns;
+    Packet<T> values[Packets];
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) values[l] = load(b + l * w, Whole<T>{});
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+      const auto factor = splat(starts[i][at]);
+#pragma GCC unroll 2
+      for (int l = 0; l < Packets; ++l) sums[i][l] = pmadd(factor, values[l], sums[i][l]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 2
+    for (int l = 0; l < Packets; ++l) store(c + i * pitch + l * w, sums[i][l], Whole<T>{}, accumulate);
+}
+
+/// The same for any number of rows, `Most` at a time.
+template <int Most, int Packets, class T>
+[[gnu::noinline]] void multiply_picked(Index count, Index depth, const T* a, const Index* rows, const Index* columns,
+                                       const T* b, T* c, bool accumulate) {
+  for (; count >= Most; count -= Most, rows += Most, c += Most * tile_columns<T>)
+    multiply_picked_tile<Most, Packets>(depth, a, rows, columns, b, c, accumulate);
+  if constexpr (Most > 1)
+    if (count > 0) multiply_picked<Most - 1, Packets>(count, depth, a, rows, columns, b, c, accumulate);
 }
 
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.
@@ -32089,8 +32255,8 @@ inline constexpr Index left_pitch = gemm_depth * tile_rows + 16;
 /// The packed size of `rows` rows.
 constexpr Index left_size(Index rows) { return (rows + tile_rows - 1) / tile_rows * left_pitch; }
 
-/// Number of packed left-hand rows that the second-level cache holds.
-inline constexpr Index left_rows = gemm_depth / tile_rows * tile_rows;
+/// Number of packed left-hand rows that the second-level cache holds: an even number of tiles.
+inline constexpr Index left_rows = gemm_depth / (2 * tile_rows) * (2 * tile_rows);
 
 /// Memory for `Size` numbers, kept for the thread's lifetime. It is not counted as device memory, so that the amount
 /// does not depend on the number of threads in a team.
@@ -32107,10 +32273,10 @@ T* left_memory() {
   return cached_memory<T, left_size(left_rows)>();
 }
 
-/// Calls f(first, count) for pieces of `rows` rows that fit into left_memory: whole tiles, except the last.
+/// Calls f(first, count) for pieces of at most `most` rows: whole tiles, except the last.
 template <class F>
-void for_left_pieces(Index rows, const F& f) {
-  for_pieces((rows + tile_rows - 1) / tile_rows, left_rows / tile_rows, [&](Index tile, Index tiles) {
+void for_left_pieces(Index rows, Index most, const F& f) {
+  for_pieces((rows + tile_rows - 1) / tile_rows, most / tile_rows, [&](Index tile, Index tiles) {
     f(tile * tile_rows, std::min(tiles * tile_rows, rows - tile * tile_rows));
   });
 }
@@ -32781,7 +32947,11 @@ namespace chorus::kernels {
 namespace detail {
 
 /// Number of packed columns of b that the third-level cache holds.
-inline constexpr Index gemm_columns = 2048;
+inline constexpr Index gemm_columns = 1024;
+
+/// Number of blocks of terms that are multiplied in turn for the same part of c. The second-level cache holds
+/// `left_rows` packed rows of half of them.
+inline constexpr Index gemm_blocks = many_registers ? 4 : 2;
 
 /// to[p, j] = op(b)[p, j], padded with zeros to `tile_columns`.
 template <class T>
@@ -32816,30 +32986,50 @@ void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, cons
   });
 }
 
-/// c = a op(b) + bias, or c +=, both operands packed.
+/// c = a op(b) + bias, or c +=, both operands packed. A column of panels is multiplied block by block of terms, so
+/// that its part of c stays in the second-level cache meanwhile.
 template <class T>
 void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
                  bool accumulate, const T* bias_n) {
   constexpr Index w = tile_columns<T>;
   // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
-  const Index panel_size = m > left_rows ? std::min(k, gemm_depth) * w : 0;
-  T *const left = left_memory<T>(), *const right = cached_memory<T, gemm_columns * gemm_depth>();
+  const bool single = m <= left_rows;
+  const Index panel_size = single ? 0 : std::min(k, gemm_depth) * w;
+  const Index most_blocks = single ? gemm_blocks / 2 : gemm_blocks, most_rows = single ? left_rows : left_rows / 2;
+  T* const left = cached_memory<T, gemm_blocks / 2 * left_size(left_rows)>();
+  T* const right = cached_memory<T, gemm_blocks * gemm_columns * gemm_depth>();
   alignas(64) T start[w] = {};
+  struct Block {
+    Index first, depth;
+  };
 
-  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
-    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-      for_left_pieces(m, [&](Index i0, Index rows) {
-        pack_left(rows, depth, Matrix<T>{a.data + i0 * a.row + p0 * a.column, a.row, a.column}, left);
-        T* panel = right;
-        for (Index j = j0; j < j0 + width; j += w, panel += panel_size) {
+  const auto multiply = [&](Index j0, Index width, const Block* blocks, Index count) {
+    for_left_pieces(m, most_rows, [&](Index i0, Index rows) {
+      for (Index s = 0; s < count; ++s)
+        pack_left(rows, blocks[s].depth, Matrix<T>{a.data + i0 * a.row + blocks[s].first * a.column, a.row, a.column},
+                  left + s * left_size(most_rows));
+      T* panel = right;
+      for (Index j = j0; j < j0 + width; j += w)
+        for (Index s = 0; s < count; ++s, panel += panel_size) {
+          const auto [p0, depth] = blocks[s];
           const Index columns = std::min(w, j0 + width - j);
           if (i0 == 0)
             pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
           if (bias_n != nullptr)
             for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-          multiply_left(rows, columns, depth, left, panel, start, c + i0 * ldc + j, ldc, accumulate || p0 > 0);
+          multiply_left(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
+                        accumulate || p0 > 0);
         }
-      });
+    });
+  };
+  for_pieces(n, gemm_columns, [&](Index j0, Index width) {
+    Block blocks[gemm_blocks];
+    Index count = 0;
+    for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
+      blocks[count++] = {p0, depth};
+      if (count < most_blocks && p0 + depth < k) return;
+      multiply(j0, width, blocks, count);
+      count = 0;
     });
   });
 }
@@ -32968,10 +33158,7 @@ struct Axis {
 template <class T>
 void copy_row(const T* from, Index n, T* to) {
   constexpr Index w = lanes<T>;
-  if (n < w) {
-    for (Index j = 0; j < n; ++j) to[j] = from[j];
-    return;
-  }
+  if (n < w) return store(to, load(from, n), n);
   for (Index j = 0; j < n - w; j += w) store(to + j, load(from + j, Whole<T>{}), Whole<T>{});
   store(to + n - w, load(from + n - w, Whole<T>{}), Whole<T>{});
 }
@@ -33039,68 +33226,6 @@ void from_raster(const T* raster, Axis vertical, Axis horizontal, Index rows, In
 /// Where a result's pixels are in a raster: pixel (image, i, j) at image * plane + i * pitch + j.
 struct Pixels {
   Index images, rows, columns, pitch, plane;
-  Index count() const { return images * rows * columns; }
-  Index position(Index pixel) const {
-    const Index row = pixel / columns;
-    return row / rows * plane + row % rows * pitch + pixel % columns;
-  }
-};
-
-/// The raster row segments that hold the pixels [first, first + count), at most 256.
-class Segments {
- public:
-  Segments(const Pixels& pixels, Index first, Index count) {
-    for (Index done = 0; done < count; ++size_) {
-      const Index length = std::min(pixels.columns - (first + done) % pixels.columns, count - done);
-      all_[size_] = {pixels.position(first + done), done, done + length};
-      done += length;
-    }
-  }
-
-  /// to[0, count) = those pixels of `from`. Writes whole packets, so up to one packet beyond `to[count]`.
-  template <class T>
-  void gather(const T* from, T* to) const {
-    for (Index i = 0; i < size_; ++i) {
-      const T* source = from + all_[i].position - all_[i].begin;
-      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>)
-        store(to + j, load(source + j, Whole<T>{}), Whole<T>{});
-    }
-  }
-
-  /// to[p, j] = those pixels of from + offsets[p], for `depth` rows of `width` numbers, with an unrolled loop for
-  /// common packet counts. Writes up to one packet more.
-  template <class T>
-  void gather_rows(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
-    Index packets = 0;
-    for (Index i = 0; i < size_; ++i) packets += (all_[i].end - all_[i].begin + lanes<T> - 1) / lanes<T>;
-    if (packets == 2) return gather_packets<2>(depth, from, offsets, width, to);
-    if (packets == 3) return gather_packets<3>(depth, from, offsets, width, to);
-    if (packets == 4) return gather_packets<4>(depth, from, offsets, width, to);
-    for (Index p = 0; p < depth; ++p) gather(from + offsets[p], to + p * width);
-  }
-
- private:
-  struct Segment {
-    Index position, begin, end;
-  };
-
-  template <int Count, class T>
-  void gather_packets(Index depth, const T* from, const Index* offsets, Index width, T* to) const {
-    Index source[Count], place[Count], packets = 0;
-    for (Index i = 0; i < size_; ++i)
-      for (Index j = all_[i].begin; j < all_[i].end; j += lanes<T>, ++packets) {
-        source[packets] = all_[i].position + j - all_[i].begin;
-        place[packets] = j;
-      }
-    for (Index p = 0; p < depth; ++p, to += width) {
-      const T* row = from + offsets[p];
-#pragma GCC unroll 4
-      for (int i = 0; i < Count; ++i) store(to + place[i], load(row + source[i], Whole<T>{}), Whole<T>{});
-    }
-  }
-
-  Segment all_[256];
-  Index size_ = 0;
 };
 
 }  // namespace chorus::kernels::detail
@@ -33113,6 +33238,47 @@ inline Index images_per_block(Index batch, Index plane) {
   const Index most = (1023 + plane) / plane;
   const Index parts = (batch + most - 1) / most;
   return (batch + parts - 1) / parts;
+}
+
+/// Whether a pass is worth threads: a million multiplications take about 20 us.
+inline bool worth_threads(const Conv2dShape& s) {
+  return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
+}
+
+/// Calls f(group, first, count) for blocks of `images` images of each of `groups` groups.
+template <class F>
+void for_blocks(const Conv2dShape& s, Index images, Index groups, const F& f) {
+  const Index tasks = (s.batch + images - 1) / images * groups;
+  parallel_ranges(
+      tasks, 1, worth_threads(s) ? 1 : tasks,
+      [&](Index task, Index count) {
+        for (const Index end = task + count; task < end; ++task) {
+          const Index first = task / groups * images;
+          f(task % groups, first, std::min(images, s.batch - first));
+        }
+      },
+      16);
+}
+
+/// Calls add(group, first, count, sums) for the same blocks, and adds all sums to `total`, which has `size` numbers.
+/// The batch is split into slices with separate sums, which are added in pairs: shorter sums have smaller rounding
+/// errors, and threads share the work. The number of slices depends only on the shape.
+template <class T, class Add>
+void sum_slices(Cpu device, const Conv2dShape& s, Index images, Index size, T* total, const Add& add) {
+  const Index blocks = (s.batch + images - 1) / images;
+  const Index slices = std::min<Index>(blocks, s.weight_count() <= (Index{1} << 16) ? 8 : 2);
+  const Scratch<T> partial(device, (slices - 1) * size);
+  const auto sums = [&](Index slice) { return slice == 0 ? total : partial.data() + (slice - 1) * size; };
+  const auto sum_slice = [&](Index slice) {
+    if (slice > 0) std::fill_n(sums(slice), size, T{0});
+    for (Index group = 0; group < s.groups; ++group)
+      for (Index b = slice * blocks / slices; b < (slice + 1) * blocks / slices; ++b)
+        add(group, b * images, std::min(images, s.batch - b * images), sums(slice));
+  };
+  parallel_for(slices, sum_slice, worth_threads(s));
+  for (Index step = 1; step < slices; step *= 2)
+    for (Index slice = 0; slice + step < slices; slice += 2 * step)
+      for (Index i = 0; i < size; ++i) sums(slice)[i] += sums(slice + step)[i];
 }
 
 /// Along an axis, tap t reads phase t * dilation % stride. A raster omits phases that no tap reads.
@@ -33416,15 +33582,318 @@ void depthwise_backward_input(Cpu device, const Conv2dShape& s, const T* weight,
 }  // namespace chorus::kernels::detail
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DEPTHWISE_HPP
 
-// <chorus/kernels/cpu/raster_product.hpp>
-#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
-#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
-/// Matrix products over rasters (raster.hpp). From `gather_rows` rows on, it pays to gather panels of the needed
-/// pixels. With fewer rows, the rasters are multiplied in place, including positions between the rows.
+// <chorus/kernels/cpu/direct_convolution.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_DIRECT_CONVOLUTION_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_DIRECT_CONVOLUTION_HPP
+/// Direct convolution for many channels. Pixels are read one by one where they lie and multiplied with panels of
+/// weights, so that strides cost nothing and nothing is copied per tap.
 
 namespace chorus::kernels::detail {
 
-inline constexpr Index gather_rows = 24;
+/// The number of a product's columns from which this is faster than the product over rasters.
+inline constexpr Index direct_columns = 24;
+
+/// The size of packed panels of `columns` columns and `depth` rows.
+template <class T>
+Index panels_size(Index columns, Index depth) {
+  return (columns + tile_columns<T> - 1) / tile_columns<T> * tile_columns<T> * depth;
+}
+
+/// Images with zeros above and on the left. These also serve as the zeros below the image before, and on its right.
+/// Images without zeros are read in place.
+struct PaddedImages {
+  Index images, channels, height, width, between;  ///< `between`: the distance from an image to the next one
+  Index top, left, rows, pitch;
+
+  bool in_place() const { return rows == height && pitch == width; }
+  Index image() const { return in_place() ? between : rows * pitch; }
+  Index channel() const { return in_place() ? height * width : images * rows * pitch; }
+  Index size() const { return in_place() ? 0 : channels * channel() + slack(); }
+
+  /// Copies `count` images, if that is necessary. Returns the position of the padded pixel (0, 0).
+  template <class T>
+  const T* fill(const T* from, Index count, T* to) const {
+    if (in_place()) return from;
+    for (Index c = 0; c < channels; ++c) {
+      T* next = to + c * channel();
+      for (Index n = 0; n < count; ++n, next += image())
+        to_raster(from + n * between + c * height * width, Axis{height, 1, -top}, Axis{width, 1, -left}, rows, pitch,
+                  next);
+      std::fill_n(next, slack(), T{0});
+    }
+    return to;
+  }
+
+ private:
+  Index slack() const { return top * pitch + left; }
+};
+
+/// The images that forward and the weight gradient read, the positions of y's pixels in them, and the taps' offsets.
+struct DirectInput {
+  PaddedImages images;
+  std::vector<Index> positions, offsets;
+
+  template <class T>
+  static DirectInput of(const Conv2dShape& s) {
+    const Index image = s.in_channels * s.height * s.width;
+    DirectInput in{{InputRaster<T>(s).images, s.in_channels / s.groups, s.height, s.width, image, s.padding_h,
+                    s.padding_w, s.height + s.padding_h, s.width + s.padding_w},
+                   {},
+                   {}};
+    const PaddedImages& to = in.images;
+    for (Index n = 0; n < to.images; ++n)
+      for (Index i = 0; i < s.out_height(); ++i)
+        for (Index j = 0; j < s.out_width(); ++j)
+          in.positions.push_back(n * to.image() + i * s.stride_h * to.pitch + j * s.stride_w);
+    for (Index c = 0; c < to.channels; ++c)
+      for (Index h = 0; h < s.kernel_h; ++h)
+        for (Index w = 0; w < s.kernel_w; ++w)
+          in.offsets.push_back(c * to.channel() + h * s.dilation_h * to.pitch + w * s.dilation_w);
+    return in;
+  }
+};
+
+/// c[i, j] = sum over p of a[rows[i] + columns[p]] * b[p, j], or +=, for a panel b of `width` columns.
+template <class T>
+void multiply_picked_panel(Index count, Index width, Index depth, const T* a, const Index* rows, const Index* columns,
+                           const T* b, T* c, bool accumulate) {
+  width > lanes<T> ? multiply_picked<tile_rows, 2>(count, depth, a, rows, columns, b, c, accumulate)
+                   : multiply_picked<8, 1>(count, depth, a, rows, columns, b, c, accumulate);
+}
+
+/// Calls put(j, width, first, sums) for pieces of the product sums[q, j] = sum over p of x[positions[q] + offsets[p]] *
+/// panels[p, j]: for `width` columns from j on, and for the pixels `first`. Rows of sums are tile_columns apart.
+template <class T, class Put>
+void multiply_pixels(Index pixels, Index columns, const T* x, const Index* positions, const std::vector<Index>& offsets,
+                     const T* panels, const Put& put) {
+  constexpr Index w = tile_columns<T>;
+  const Index k = static_cast<Index>(offsets.size());
+  T* const sums = left_memory<T>();
+  for_pieces(pixels, left_rows, [&](Index first, Index count) {
+    for (Index j = 0; j < columns; j += w) {
+      const Index width = std::min(w, columns - j);
+      if (k == 0) std::fill_n(sums, count * w, T{0});
+      for_pieces(k, gemm_depth, [&](Index p, Index depth) {
+        multiply_picked_panel(count, width, depth, x, positions + first, offsets.data() + p, panels + j * k + p * w,
+                              sums, p > 0);
+      });
+      put(j, width, first, count, sums);
+    }
+  });
+}
+
+/// to[j * to_row + i] = from[i * tile_columns + j] + bias[j], or +=. `bias` may be null.
+template <class T>
+void unpack_columns(Index rows, Index columns, const T* from, const T* bias, T* to, Index to_row, bool accumulate) {
+  constexpr Index w = lanes<T>;
+  for (Index side = 0; side < columns; side += w)
+    for_packets<T>(rows, [&](Index i, auto count) {
+      Square<T> square;
+      for (Index l = 0; l < w; ++l)
+        square.packet[l] = l < count ? load(from + (i + l) * 2 * w + side, Whole<T>{}) : splat(T{0});
+      transpose<T>(square);
+      for (Index l = 0; l < std::min(w, columns - side); ++l)
+        store(to + (side + l) * to_row + i, padd(square.packet[l], splat(bias == nullptr ? T{0} : bias[side + l])),
+              count, accumulate);
+    });
+}
+
+/// Calls f(q, count) for the parts of [first, first + total) that lie in one line of `length` each.
+template <class F>
+void for_lines(Index first, Index total, Index length, const F& f) {
+  for (Index q = first, count = 0; q < first + total; q += count) {
+    count = std::min(length - q % length, first + total - q);
+    f(q, count);
+  }
+}
+
+template <class T>
+void direct_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
+  constexpr Index w = tile_columns<T>;
+  const Index filters = s.out_channels / s.groups, out = s.out_height() * s.out_width();
+  const auto in = DirectInput::of<T>(s);
+  const Index k = static_cast<Index>(in.offsets.size()), size = panels_size<T>(filters, k);
+  const Scratch<T> panels(device, s.groups * size);
+  parallel_ranges(s.groups, 1, thread_elements / (size + 1) + 1, [&](Index first, Index count) {
+    for (Index group = first; group < first + count; ++group)
+      for (Index j = 0; j < filters; j += w)
+        pack_columns(k, std::min(w, filters - j), weight + (group * filters + j) * k, k,
+                     panels.data() + group * size + j * k);
+  });
+  const ThreadScratch<T> xs(device, in.images.size());
+  for_blocks(s, in.images.images, s.groups, [&](Index group, Index n, Index count) {
+    const T* const from =
+        in.images.fill(x + (n * s.groups + group) * in.images.channels * s.height * s.width, count, xs.data());
+    multiply_pixels(count * out, filters, from, in.positions.data(), in.offsets, panels.data() + group * size,
+                    [&](Index j, Index width, Index first, Index pixels, const T* sums) {
+                      const Index channel = group * filters + j;
+                      for_lines(first, pixels, out, [&](Index q, Index length) {
+                        unpack_columns(length, width, sums + (q - first) * w,
+                                       bias == nullptr ? nullptr : bias + channel,
+                                       y + ((n + q / out) * s.out_channels + channel) * out + q % out, out, false);
+                      });
+                    });
+  });
+}
+
+template <class T>
+void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
+  constexpr Index w = tile_columns<T>;
+  const Index filters = s.out_channels / s.groups, out = s.out_height() * s.out_width();
+  const auto in = DirectInput::of<T>(s);
+  const Index k = static_cast<Index>(in.offsets.size()), size = panels_size<T>(filters, k);
+  const ThreadScratch<T> xs(device, in.images.size());
+  const Scratch<T> turned(device, s.groups * size);
+  std::fill_n(turned.data(), s.groups * size, T{0});
+  sum_slices(
+      device, s, in.images.images, s.groups * size, turned.data(), [&](Index group, Index n, Index count, T* all) {
+        alignas(64) T panel[gemm_depth * w];
+        T* const sums = all + group * size;
+        const T* const from =
+            in.images.fill(x + (n * s.groups + group) * in.images.channels * s.height * s.width, count, xs.data());
+        for_pieces(count * out, gemm_depth, [&](Index first, Index depth) {
+          for (Index j = 0; j < filters; j += w) {
+            const Index width = std::min(w, filters - j);
+            for_lines(first, depth, out, [&](Index q, Index length) {
+              pack_columns(length, width, dy + ((n + q / out) * s.out_channels + group * filters + j) * out + q % out,
+                           out, panel + (q - first) * w);
+            });
+            multiply_picked_panel(k, width, depth, from, in.offsets.data(), in.positions.data() + first, panel,
+                                  sums + j * k, true);
+          }
+        });
+      });
+  for (Index group = 0; group < s.groups; ++group)
+    for (Index j = 0; j < filters; j += w)
+      unpack_columns<T>(k, std::min(w, filters - j), turned.data() + group * size + j * k, nullptr,
+                        dweight + (group * filters + j) * k, k, accumulate);
+}
+
+/// Phases of dx (see conv2d_backward_input) that read the same pixels of dy.
+struct EqualPhases {
+  Index top, bottom, left, right;   ///< of the phases' pixels, in all pixels of a phase
+  std::vector<Index> offsets;       ///< of the taps, in dy
+  std::vector<Index> phases, taps;  ///< `taps`: [phases, offsets]
+
+  Index columns(Index channels) const { return static_cast<Index>(phases.size()) * channels; }
+  bool reads_as(const EqualPhases& o) const {
+    return top == o.top && bottom == o.bottom && left == o.left && right == o.right && offsets == o.offsets;
+  }
+};
+
+template <class T>
+std::vector<EqualPhases> equal_phases(const Conv2dShape& s, const GradientRaster<T>& raster) {
+  std::vector<EqualPhases> all;
+  for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
+    const Axis vertical = raster.vertical(s, phase / s.stride_w), horizontal = raster.horizontal(s, phase % s.stride_w);
+    const Index rows = raster.phase_rows(), columns = raster.phase_columns();
+    EqualPhases own{
+        vertical.begin(rows), vertical.end(rows), horizontal.begin(columns), horizontal.end(columns), {}, {phase}, {}};
+    for (Index tap = 0; tap < s.kernel_h * s.kernel_w; ++tap) {
+      const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
+      if (h % s.stride_h != phase / s.stride_w || w % s.stride_w != phase % s.stride_w) continue;
+      own.offsets.push_back(raster.offset(s, h, w));
+      own.taps.push_back(tap);
+    }
+    if (own.taps.empty()) continue;
+    const auto met = std::find_if(all.begin(), all.end(), [&](const auto& other) { return own.reads_as(other); });
+    if (met == all.end()) {
+      all.push_back(std::move(own));
+    } else {
+      met->phases.push_back(phase);
+      met->taps.insert(met->taps.end(), own.taps.begin(), own.taps.end());
+    }
+  }
+  return all;
+}
+
+/// Computes dx as a product for each set of equal phases, with a column for each channel of each phase.
+template <class T>
+void direct_backward_input(Cpu device, const Conv2dShape& s, const GradientRaster<T>& raster,
+                           const std::vector<EqualPhases>& parts, const T* weight, const T* dy, T* dx,
+                           bool accumulate) {
+  constexpr Index w = tile_columns<T>;
+  const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
+  const Index out = s.out_height() * s.out_width(), image = s.height * s.width;
+  const PaddedImages ys{images_per_block(s.batch, raster.rows * raster.pitch),
+                        filters,
+                        s.out_height(),
+                        s.out_width(),
+                        s.out_channels * out,
+                        raster.top,
+                        raster.left,
+                        raster.rows,
+                        raster.pitch};
+  struct Product {
+    const EqualPhases& part;
+    Index columns, size;
+    Scratch<T> panels;
+    std::vector<Index> positions, offsets, places;  ///< `places`: of the columns, in an image of dx
+  };
+  std::vector<Product> products;
+  for (const EqualPhases& part : parts) {
+    const Index phases = static_cast<Index>(part.phases.size()), reach = static_cast<Index>(part.offsets.size());
+    const Index columns = phases * channels, size = panels_size<T>(columns, filters * reach);
+    Product to{part, columns, size, Scratch<T>(device, s.groups * size), {}, {}, {}};
+    for (Index n = 0; n < ys.images; ++n)
+      for (Index i = part.top; i < part.bottom; ++i)
+        for (Index j = part.left; j < part.right; ++j) to.positions.push_back(n * ys.image() + i * ys.pitch + j);
+    for (Index o = 0; o < filters; ++o)
+      for (const Index offset : part.offsets) to.offsets.push_back(o * ys.channel() + offset);
+    for (Index c = 0; c < channels; ++c)
+      for (const Index phase : part.phases)
+        to.places.push_back(c * image + raster.vertical(s, phase / s.stride_w).origin * s.width +
+                            raster.horizontal(s, phase % s.stride_w).origin);
+    std::fill_n(to.panels.data(), s.groups * size, T{0});
+    parallel_ranges(s.out_channels, 1, thread_elements / (columns * reach + 1) + 1, [&](Index first, Index count) {
+      for (Index o = first; o < first + count; ++o)
+        for (Index j = 0; j < columns; ++j) {
+          const T* from = weight + (o * channels + j / phases) * taps;
+          T* panel = to.panels.data() + o / filters * size + (j / w * filters + o % filters) * reach * w + j % w;
+          const Index* tap = part.taps.data() + j % phases * reach;
+          for (Index t = 0; t < reach; ++t) panel[t * w] = from[tap[t]];
+        }
+    });
+    products.push_back(std::move(to));
+  }
+  const ThreadScratch<T> memory(device, ys.size());
+  for_blocks(s, ys.images, s.groups, [&](Index group, Index n, Index count) {
+    const T* const from = ys.fill(dy + (n * s.groups + group) * filters * out, count, memory.data());
+    for (const Product& product : products) {
+      const EqualPhases& part = product.part;
+      const Index width = part.right - part.left, pixels = (part.bottom - part.top) * width;
+      const auto put = [&](Index j, Index columns, Index first, Index length, const T* sums) {
+        alignas(64) T lines[w * left_rows];
+        for_lines(first, length, pixels, [&](Index q, Index some) {
+          T* const to = dx + ((n + q / pixels) * s.groups + group) * channels * image;
+          if (s.stride_h * s.stride_w == 1)
+            return unpack_columns<T>(some, columns, sums + (q - first) * w, nullptr, to + j * image + q % pixels, image,
+                                     accumulate);
+          unpack_columns<T>(some, columns, sums + (q - first) * w, nullptr, lines, left_rows, false);
+          for_lines(q % pixels, some, width, [&](Index pixel, Index n_pixels) {
+            T* const row =
+                to + (part.top + pixel / width) * s.stride_h * s.width + (part.left + pixel % width) * s.stride_w;
+            for (Index l = 0; l < columns; ++l)
+              put_strided(lines + l * left_rows + pixel - q % pixels, n_pixels,
+                          row + product.places[static_cast<std::size_t>(j + l)], s.stride_w, accumulate);
+          });
+        });
+      };
+      multiply_pixels(count * pixels, product.columns, from, product.positions.data(), product.offsets,
+                      product.panels.data() + group * product.size, put);
+    }
+  });
+}
+
+}  // namespace chorus::kernels::detail
+#endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_DIRECT_CONVOLUTION_HPP
+
+// <chorus/kernels/cpu/raster_product.hpp>
+#ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
+#define CHORUS_SINGLE_CHORUS_KERNELS_CPU_RASTER_PRODUCT_HPP
+/// Matrix products over rasters (raster.hpp): rasters are multiplied in place, including positions between the rows.
+
+namespace chorus::kernels::detail {
 
 constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
 
@@ -33435,57 +33904,22 @@ inline Runs runs_of(const Pixels& p, Index unit) {
   return {1, round_up((p.images - 1) * p.plane + span, unit), 0};
 }
 
-/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + position of q]. With `gather`, the columns of c are the pixels,
-/// else all positions. Rows of c have room for one more tile.
+/// c[i, q] = sum over p of a[i, p] * b[offsets[p] + q] for all positions q. Rows of c have room for one more tile.
 template <class T>
-void multiply_raster(bool gather, Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets,
-                     T* c, Index c_row) {
+void multiply_raster(Index m, Index k, const Pixels& pixels, Matrix<T> a, const T* b, const Index* offsets, T* c,
+                     Index c_row) {
   constexpr Index w = tile_columns<T>;
-  const Runs runs = gather ? Runs{1, round_up(pixels.count(), w), 0} : runs_of(pixels, w);
+  const Runs runs = runs_of(pixels, w);
   const auto for_positions = [&](const auto& multiply) {
     for (Index run = 0; run < runs.count; ++run)
       for (Index q = run * runs.pitch; q < run * runs.pitch + runs.length; q += w) multiply(q);
   };
-  if (k == 0) {
+  if (k == 0)
     for (Index i = 0; i < m; ++i) for_positions([&](Index q) { std::fill_n(c + i * c_row + q, w, T{0}); });
-    return;
-  }
-  alignas(64) T panel[gemm_depth * w + w];
-  if (gather) std::fill_n(panel, gemm_depth * w, T{0});
-  T* const packed = left_memory<T>();
-  for_pieces(k, gemm_depth, [&](Index p0, Index depth) {
-    for_left_pieces(m, [&](Index i, Index rows) {
-      const Matrix<T> left{a.data + i * a.row + p0 * a.column, a.row, a.column};
-      if (gather) pack_left(rows, depth, left, packed);
-      for_positions([&](Index q) {
-        T* const to = c + i * c_row + q;
-        if (!gather)
-          return multiply_panel(rows, w, depth, left, b + q, offsets + p0, zero_columns<T>, to, c_row, p0 > 0);
-        const Segments segments(pixels, q, std::min(w, pixels.count() - q));
-        segments.gather_rows(depth, b, offsets + p0, w, panel);
-        multiply_left(rows, w, depth, packed, panel, zero_columns<T>, to, c_row, p0 > 0);
-      });
-    });
-  });
-}
-
-/// c[i, j] += sum over the pixels q of a[i, q] * b[offsets[j] + position of q].
-template <class T>
-void multiply_gathered(Index m, Index n, const Pixels& pixels, const T* a, Index a_row, const T* b,
-                       const Index* offsets, T* c, Index c_row) {
-  constexpr Index w = tile_columns<T>;
-  alignas(64) T columns[w * gemm_depth + w], panel[gemm_depth * w];
-  T* const packed = left_memory<T>();
-  for_left_pieces(m, [&](Index i, Index rows) {
-    for_pieces(pixels.count(), gemm_depth, [&](Index q, Index depth) {
-      pack_left(rows, depth, Matrix<T>{a + i * a_row + q, a_row, 1}, packed);
-      const Segments segments(pixels, q, depth);
-      for (Index j = 0; j < n; j += w) {
-        const Index width = std::min(w, n - j);
-        for (Index l = 0; l < width; ++l) segments.gather(b + offsets[j + l], columns + l * gemm_depth);
-        pack_columns(depth, width, columns, gemm_depth, panel);
-        multiply_left(rows, width, depth, packed, panel, zero_columns<T>, c + i * c_row + j, c_row, true);
-      }
+  for_pieces(k, gemm_depth, [&](Index p, Index depth) {
+    for_positions([&](Index q) {
+      multiply_panel(m, w, depth, Matrix<T>{a.data + p * a.column, a.row, a.column}, b + q, offsets + p,
+                     zero_columns<T>, c + q, c_row, p > 0);
     });
   });
 }
@@ -34379,11 +34813,6 @@ namespace chorus::kernels {
 
 namespace detail {
 
-/// Whether a pass is worth threads: a million multiplications take about 20 us.
-inline bool worth_threads(const Conv2dShape& s) {
-  return s.y_count() * (s.in_channels / s.groups) * s.kernel_h * s.kernel_w > 1'000'000;
-}
-
 /// The channels of one group in x, and in y.
 inline ImageChannels group_inputs(const Conv2dShape& s) {
   return {s.in_channels / s.groups, s.height, s.width, s.in_channels * s.height * s.width};
@@ -34444,11 +34873,41 @@ struct DilatedParts {
   }
 };
 
-/// Calls f(first, count) for ranges of the tasks.
-template <class F>
-void for_tasks(Index tasks, const Conv2dShape& s, const F& f) {
-  parallel_ranges(tasks, 1, worth_threads(s) ? 1 : tasks, f, 16);
-}
+/// A 1x1 convolution with a stride as one without, of the pixels that it reads.
+template <class T>
+struct ReadPixels {
+  Conv2dShape whole, shape;
+  bool suit;
+
+  explicit ReadPixels(const Conv2dShape& s) : whole(s), shape(s) {
+    shape.height = s.out_height();
+    shape.width = s.out_width();
+    shape.stride_h = shape.stride_w = 1;
+    suit = s.stride_h * s.stride_w > 1 && suits_1x1<T>(shape);
+  }
+  /// to = the pixels of x that are read.
+  void take(const T* x, T* to) const {
+    for_planes([&](Index in_x, Index in_read) {
+      to_raster(x + in_x, vertical(), horizontal(), shape.height, shape.width, to + in_read);
+    });
+  }
+  /// The inverse: those pixels of x = from, or +=.
+  void put(const T* from, T* x, bool accumulate) const {
+    for_planes([&](Index in_x, Index in_read) {
+      from_raster(from + in_read, vertical(), horizontal(), shape.height, shape.width, T{0}, x + in_x, accumulate);
+    });
+  }
+
+ private:
+  Axis vertical() const { return {whole.height, whole.stride_h, 0}; }
+  Axis horizontal() const { return {whole.width, whole.stride_w, 0}; }
+  template <class F>
+  void for_planes(const F& f) const {
+    parallel_for(
+        whole.batch * whole.in_channels,
+        [&](Index i) { f(i * whole.height * whole.width, i * shape.height * shape.width); }, worth_threads(whole));
+  }
+};
 
 }  // namespace detail
 
@@ -34485,28 +34944,27 @@ void conv2d_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weigh
                       y + group * filters * out, s.out_channels * out, false, worth_threads(s));
     return;
   }
+  if (const ReadPixels<T> pixels(s); pixels.suit) {
+    const Scratch<T> xs(device, pixels.shape.x_count());
+    pixels.take(x, xs.data());
+    return conv2d_forward(device, pixels.shape, xs.data(), weight, bias, y);
+  }
+  if (filters >= direct_columns) return direct_forward(device, s, x, weight, bias, y);
   const InputRaster<T> raster(s);
-  const bool gather = filters >= gather_rows;
   const Index k = raster.channels * s.kernel_h * s.kernel_w, row = raster.images * raster.plane + tile_columns<T>;
-  const Index pitch = gather ? out_w : raster.pitch, plane = gather ? out : raster.plane;
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
   const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
-  const auto convolve = [&](Index task) {
-    const Index group = task % s.groups, first = task / s.groups * raster.images;
-    const Index count = std::min(raster.images, s.batch - first);
+  for_blocks(s, raster.images, s.groups, [&](Index group, Index first, Index count) {
     raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
-    multiply_raster(gather, filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
+    multiply_raster(filters, k, raster.pixels(count), Matrix<T>{weight + group * filters * k, k, 1}, xs.data(),
                     offsets.data(), ys.data(), row);
     for (Index n = 0; n < count; ++n)
       for (Index o = 0; o < filters; ++o) {
         const Index channel = group * filters + o;
-        from_raster(ys.data() + o * row + n * plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, pitch,
+        from_raster(ys.data() + o * row + n * raster.plane, Axis{out_h, 1, 0}, Axis{out_w, 1, 0}, out_h, raster.pitch,
                     bias != nullptr ? bias[channel] : T{0}, y + ((first + n) * s.out_channels + channel) * out, false);
       }
-  };
-  for_tasks((s.batch + raster.images - 1) / raster.images * s.groups, s, [&](Index task, Index tasks) {
-    for (const Index end = task + tasks; task < end; ++task) convolve(task);
   });
 }
 
@@ -34535,54 +34993,34 @@ void conv2d_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
     }
     return;
   }
+  if (!nothing && filters >= direct_columns) return direct_backward_weight(device, s, x, dy, dweight, accumulate);
   if (!accumulate) std::fill_n(dweight, s.weight_count(), T{0});
   if (nothing) return;
   const InputRaster<T> raster(s);
-  const bool gather = filters >= gather_rows;
   const Index row = raster.images * raster.plane + tile_columns<T>;
   const Scratch<Index> offsets(device, k);
   raster.offsets(offsets.data());
-  const auto add_images = [&](Index group, Index first, T* xs, T* ys, T* dw) {
-    const Index count = std::min(raster.images, s.batch - first);
-    raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs);
-    const Pixels pixels = raster.pixels(count);
-    const Runs runs = runs_of(pixels, lanes<T>);
-    // dy in the layout of `b`'s pixels: without gaps if they are computed in one run, or in one run per image.
-    const Index pitch = gather ? out_w : raster.pitch, rows = gather || runs.count > 1 ? out_h : raster.rows;
-    const Index plane = gather ? out : runs.count > 1 ? runs.length : raster.plane;
+  const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
+  sum_slices(device, s, raster.images, s.weight_count(), dweight, [&](Index group, Index first, Index count, T* sums) {
+    raster.fill(x + (first * s.in_channels + group * raster.channels) * s.height * s.width, count, xs.data());
+    const Runs runs = runs_of(raster.pixels(count), lanes<T>);
+    // dy in the layout of x's runs: without gaps if they are computed in one run, or in one run per image.
+    const Index rows = runs.count > 1 ? out_h : raster.rows, plane = runs.count > 1 ? runs.length : raster.plane;
     for (Index o = 0; o < filters; ++o) {
-      T* to = ys + o * row;
+      T* to = ys.data() + o * row;
       for (Index n = 0; n < count; ++n, to += plane) {
         to_raster(dy + ((first + n) * s.out_channels + group * filters + o) * out, Axis{out_h, 1, 0}, Axis{out_w, 1, 0},
-                  rows, pitch, to);
-        if (rows * pitch < plane) std::fill_n(to + rows * pitch, plane - rows * pitch, T{0});
+                  rows, raster.pitch, to);
+        if (rows * raster.pitch < plane) std::fill_n(to + rows * raster.pitch, plane - rows * raster.pitch, T{0});
       }
       std::fill_n(to, tile_columns<T>, T{0});
     }
-    if (gather) return multiply_gathered(filters, k, pixels, ys, row, xs, offsets.data(), dw, k);
     for_pieces(filters, dot_rows, [&](Index o, Index dots) {
       for (Index p = 0; p < k; p += dot_columns)
-        dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs, ys + o * row, row, xs, offsets.data() + p,
-                      dw + o * k + p, k);
+        dot_rows_tile(dots, std::min<Index>(dot_columns, k - p), runs, ys.data() + o * row, row, xs.data(),
+                      offsets.data() + p, sums + (group * filters + o) * k + p, k);
     });
-  };
-  // The batch is split into slices with separate sums, which are added in pairs: shorter sums have smaller rounding
-  // errors, and threads share the work. The number of slices depends only on the shape.
-  const Index size = s.weight_count(), blocks = (s.batch + raster.images - 1) / raster.images;
-  const Index slices = std::min<Index>(blocks, size <= (Index{1} << 16) ? 8 : 2);
-  const Scratch<T> partial(device, (slices - 1) * size);
-  const auto sums = [&](Index slice) { return slice == 0 ? dweight : partial.data() + (slice - 1) * size; };
-  const ThreadScratch<T> xs(device, raster.size()), ys(device, filters * row);
-  const auto sum_slice = [&](Index slice) {
-    if (slice > 0) std::fill_n(sums(slice), size, T{0});
-    for (Index group = 0; group < s.groups; ++group)
-      for (Index b = slice * blocks / slices; b < (slice + 1) * blocks / slices; ++b)
-        add_images(group, b * raster.images, xs.data(), ys.data(), sums(slice) + group * filters * k);
-  };
-  parallel_for(slices, sum_slice, worth_threads(s));
-  for (Index step = 1; step < slices; step *= 2)
-    for (Index slice = 0; slice + step < slices; slice += 2 * step)
-      for (Index i = 0; i < size; ++i) sums(slice)[i] += sums(slice + step)[i];
+  });
 }
 
 template <std::floating_point T>
@@ -34629,19 +35067,27 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
   }
 
   const GradientRaster<T> raster(s);
-  const Index plane = raster.rows * raster.pitch, images = images_per_block(s.batch, plane);
-  const Index row = images * plane + tile_columns<T>;
-  const bool gather = channels >= gather_rows;
-
-  const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
-  const Scratch<T> turned(device, filters * taps * channels);
-  const Scratch<Index> offsets(device, filters * taps);
   // Pixels of x that no tap reads: their gradient is 0.
   const bool holes = Phases{s.kernel_h, s.stride_h, s.dilation_h}.count() < s.stride_h ||
                      Phases{s.kernel_w, s.stride_w, s.dilation_w}.count() < s.stride_w;
   if (holes && !accumulate)
     parallel_ranges(s.x_count(), lanes<T>, thread_elements,
                     [&](Index first, Index count) { std::fill_n(dx + first, count, T{0}); });
+  if (const ReadPixels<T> pixels(s); pixels.suit && s.y_count() > 0) {
+    const Scratch<T> xs(device, pixels.shape.x_count());
+    conv2d_backward_input(device, pixels.shape, weight, dy, xs.data(), false);
+    return pixels.put(xs.data(), dx, accumulate);
+  }
+  const auto parts = equal_phases(s, raster);
+  if (std::any_of(parts.begin(), parts.end(),
+                  [&](const EqualPhases& part) { return part.columns(channels) >= direct_columns; }))
+    return direct_backward_input(device, s, raster, parts, weight, dy, dx, accumulate);
+
+  const Index plane = raster.rows * raster.pitch, images = images_per_block(s.batch, plane);
+  const Index row = images * plane + tile_columns<T>;
+  const ThreadScratch<T> ys(device, filters * images * plane + raster.slack), xs(device, channels * row);
+  const Scratch<T> turned(device, filters * taps * channels);
+  const Scratch<Index> offsets(device, filters * taps);
   for (Index group = 0; group < s.groups; ++group)
     for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
       const Index phase_h = phase / s.stride_w, phase_w = phase % s.stride_w;
@@ -34657,8 +35103,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         }
       if (k == 0 && holes) continue;
 
-      const auto convolve = [&](Index block) {
-        const Index first = block * images, count = std::min(images, s.batch - first);
+      for_blocks(s, images, 1, [&](Index, Index first, Index count) {
         T* to = ys.data();
         for (Index o = 0; o < filters; ++o) {
           for (Index n = 0; n < count; ++n, to += plane)
@@ -34669,17 +35114,13 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
         std::fill_n(to, raster.slack, T{0});
 
         const Pixels pixels{count, raster.phase_rows(), raster.phase_columns(), raster.pitch, plane};
-        multiply_raster(gather, channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
+        multiply_raster(channels, k, pixels, Matrix<T>{turned.data(), 1, channels}, ys.data(), offsets.data(),
                         xs.data(), row);
         for (Index n = 0; n < count; ++n)
           for (Index c = 0; c < channels; ++c)
-            from_raster(xs.data() + c * row + n * (gather ? pixels.rows * pixels.columns : plane),
-                        raster.vertical(s, phase_h), raster.horizontal(s, phase_w), pixels.rows,
-                        gather ? pixels.columns : raster.pitch, T{0},
+            from_raster(xs.data() + c * row + n * plane, raster.vertical(s, phase_h), raster.horizontal(s, phase_w),
+                        pixels.rows, raster.pitch, T{0},
                         dx + ((first + n) * s.in_channels + group * channels + c) * image, accumulate);
-      };
-      for_tasks((s.batch + images - 1) / images, s, [&](Index block, Index blocks) {
-        for (const Index end = block + blocks; block < end; ++block) convolve(block);
       });
     }
 }
