@@ -124,9 +124,8 @@ class RingAttention {
   static void each_block(const Runs& runs, const F& f) {
     Index before = 0;
     for (const AxisPart& run : runs) {
-      kernels::detail::for_attention_blocks(run.count, [&](Index first, Index count) {
-        f(Range{run.begin + first, before + first, count});
-      });
+      const auto block = [&](Index first, Index count) { f(Range{run.begin + first, before + first, count}); };
+      kernels::detail::for_attention_blocks(0, run.count, kernels::detail::attention_block, block);
       before += run.count;
     }
   }
