@@ -57947,13 +57947,14 @@ bool above_scores_limit(Index scores) {
 // <chorus/kernels/cpu/attention.hpp>
 #ifndef CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
 #define CHORUS_SINGLE_CHORUS_KERNELS_CPU_ATTENTION_HPP
-/// Blockwise attention on the CPU. Blocks of scores stay in the first-level cache; products use `gemm_alone`.
+/// Blockwise attention on the CPU. Blocks of scores stay in the caches; products use `gemm_alone`.
 
 namespace chorus::kernels {
 
 namespace detail {
 
-inline constexpr Index attention_block = 64;
+/// The number of a block's keys, and of queries: keys and values are packed once for all queries of a block.
+inline constexpr Index attention_block = 64, attention_queries = 256;
 
 /// A block of the scores: queries [query, query + rows), keys [key, key + columns) of matrix `matrix` of the batch.
 struct AttentionBlock {
@@ -58008,10 +58009,10 @@ void attention_dropout(const AttentionShape& s, const AttentionBlock& b, T* fact
   }
 }
 
-/// Calls f(first, count) for each block of [0, n).
+/// Calls f(first, count) for each block of [first, n).
 template <class F>
-void for_attention_blocks(Index n, F f) {
-  for (Index first = 0; first < n; first += attention_block) f(first, std::min(attention_block, n - first));
+void for_attention_blocks(Index first, Index n, Index size, F f) {
+  for (; first < n; first += size) f(first, std::min(size, n - first));
 }
 
 /// A block's part of a running softmax: with w = exp(scores - largest), total += sum of w, and out += w v, where the
@@ -58063,20 +58064,22 @@ void attention_end(const AttentionShape& s, Index rows, const T* largest, const 
 template <class T>
 void attention_rows(Cpu device, const AttentionShape& s, Index matrix, Index query, Index rows, const T* q, const T* k,
                     const T* v, const T* mask, T* y, T* log_sums) {
-  constexpr Index block = attention_block;
-  const Scratch<T> memory(device, 2 * block * block);
-  T *scores = memory.data(), *factors = scores + block * block;
-  T largest[block], total[block];
-  std::fill_n(largest, block, -std::numeric_limits<T>::infinity());
-  std::fill_n(total, block, T{0});
+  constexpr Index block = attention_queries * attention_block;
+  const Scratch<T> memory(device, 2 * block);
+  T *scores = memory.data(), *factors = scores + block;
+  T largest[attention_queries], total[attention_queries];
+  std::fill_n(largest, rows, -std::numeric_limits<T>::infinity());
+  std::fill_n(total, rows, T{0});
   T* out = y + (matrix * s.queries + query) * s.values;
   std::fill_n(out, rows * s.values, T{0});
   const Index keys = s.causal ? std::min(s.keys, query + rows) : s.keys;
-  for_attention_blocks(keys, [&](Index key, Index columns) {
-    const AttentionBlock b{matrix, query, rows, key, columns};
+  for_attention_blocks(0, keys, attention_block, [&](Index key, Index columns) {
+    const Index unseeing = s.causal ? std::max(Index{0}, key - query) : 0;  // queries before the first key
+    const AttentionBlock b{matrix, query + unseeing, rows - unseeing, key, columns};
     attention_scores(s, b, q, k, mask, scores);
     if (s.dropout > 0) attention_dropout(s, b, factors);
-    attention_add(s, rows, columns, scores, factors, v + (matrix * s.keys + key) * s.values, out, largest, total);
+    attention_add(s, b.rows, columns, scores, factors, v + (matrix * s.keys + key) * s.values,
+                  out + unseeing * s.values, largest + unseeing, total + unseeing);
   });
   attention_end(s, rows, largest, total, out, log_sums + matrix * s.queries + query);
 }
@@ -58137,16 +58140,15 @@ void attention_block_backward(const AttentionShape& s, Index rows, Index columns
 template <class T>
 void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix, const T* q, const T* k, const T* v,
                                const T* mask, const T* y, const T* log_sums, const T* dy, T* dq, T* dk, T* dv) {
-  constexpr Index block = attention_block;
-  const Scratch<T> memory(device, 3 * block * block + s.queries);
-  T *weights = memory.data(), *gradients = weights + block * block, *factors = gradients + block * block;
-  T* dots = factors + block * block;
+  constexpr Index block = attention_queries * attention_block;
+  const Scratch<T> memory(device, 3 * block + s.queries);
+  T *weights = memory.data(), *gradients = weights + block, *factors = gradients + block, *dots = factors + block;
   const Index queries = matrix * s.queries, keys = matrix * s.keys;
   const auto moved = [](T* at, Index by) { return at == nullptr ? nullptr : at + by; };
   attention_dots(s.queries, s.values, y + queries * s.values, dy + queries * s.values, dots);
-  for_attention_blocks(s.keys, [&](Index key, Index columns) {
-    for_attention_blocks(s.queries, [&](Index query, Index rows) {
-      if (s.causal && query + rows <= key) return;
+  for_attention_blocks(0, s.keys, attention_block, [&](Index key, Index columns) {
+    const Index seeing = s.causal ? key : 0;  // the first query that sees the block
+    for_attention_blocks(seeing, s.queries, attention_queries, [&](Index query, Index rows) {
       const AttentionBlock b{matrix, query, rows, key, columns};
       attention_scores(s, b, q, k, mask, weights);
       if (s.dropout > 0) attention_dropout(s, b, factors);
@@ -58164,8 +58166,11 @@ void attention_matrix_backward(Cpu device, const AttentionShape& s, Index matrix
 template <std::floating_point T>
 void attention_forward(Cpu device, const AttentionShape& s, const T* q, const T* k, const T* v, const T* mask, T* y,
                        T* log_sums) {
-  constexpr Index block = detail::attention_block;
-  const Index blocks = (s.queries + block - 1) / block;
+  // Threads share the blocks; a query's result does not depend on its block.
+  const auto blocks_of = [&](Index size) { return (s.queries + size - 1) / size; };
+  const bool enough = s.batch() * blocks_of(detail::attention_queries) >= 2 * num_threads();
+  const Index block = enough || num_threads() == 1 ? detail::attention_queries : detail::attention_block;
+  const Index blocks = blocks_of(block);
   parallel_for(s.batch() * blocks, [&](Index task) {
     const Index query = task % blocks * block;
     detail::attention_rows(device, s, task / blocks, query, std::min(block, s.queries - query), q, k, v, mask, y,
