@@ -285,7 +285,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     conv2d_backward_input(device, pixels.shape, weight, dy, xs.data(), false);
     return pixels.put(xs.data(), dx, accumulate);
   }
-  const auto parts = equal_phases(s, raster);
+  const auto parts = equal_phases(device, s, raster);
   if (std::any_of(parts.begin(), parts.end(),
                   [&](const EqualPhases& part) { return part.columns(channels) >= direct_columns; }))
     return direct_backward_input(device, s, raster, parts, weight, dy, dx, accumulate);

@@ -12,7 +12,6 @@
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
 #include <utility>
-#include <vector>
 
 namespace chorus::kernels::detail {
 
@@ -57,16 +56,18 @@ struct PaddedImages {
 /// The images that forward and the weight gradient read, the positions of y's pixels in them, and the taps' offsets.
 struct DirectInput {
   PaddedImages images;
-  std::vector<Index> positions, offsets;
+  ScratchVector<Index> positions, offsets;
 
   template <class T>
-  static DirectInput of(const Conv2dShape& s) {
+  static DirectInput of(Cpu device, const Conv2dShape& s) {
     const Index image = s.in_channels * s.height * s.width;
     DirectInput in{{InputRaster<T>(s).images, s.in_channels / s.groups, s.height, s.width, image, s.padding_h,
                     s.padding_w, s.height + s.padding_h, s.width + s.padding_w},
-                   {},
-                   {}};
+                   ScratchVector<Index>(device),
+                   ScratchVector<Index>(device)};
     const PaddedImages& to = in.images;
+    in.positions.reserve(static_cast<std::size_t>(to.images * s.out_height() * s.out_width()));
+    in.offsets.reserve(static_cast<std::size_t>(to.channels * s.kernel_h * s.kernel_w));
     for (Index n = 0; n < to.images; ++n)
       for (Index i = 0; i < s.out_height(); ++i)
         for (Index j = 0; j < s.out_width(); ++j)
@@ -90,8 +91,8 @@ void multiply_picked_panel(Index count, Index width, Index depth, const T* a, co
 /// Calls put(j, width, first, sums) for pieces of the product sums[q, j] = sum over p of x[positions[q] + offsets[p]] *
 /// panels[p, j]: for `width` columns from j on, and for the pixels `first`. Rows of sums are tile_columns apart.
 template <class T, class Put>
-void multiply_pixels(Index pixels, Index columns, const T* x, const Index* positions, const std::vector<Index>& offsets,
-                     const T* panels, const Put& put) {
+void multiply_pixels(Index pixels, Index columns, const T* x, const Index* positions,
+                     const ScratchVector<Index>& offsets, const T* panels, const Put& put) {
   constexpr Index w = tile_columns<T>;
   const Index k = static_cast<Index>(offsets.size());
   T* const sums = left_memory<T>();
@@ -137,7 +138,7 @@ template <class T>
 void direct_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   constexpr Index w = tile_columns<T>;
   const Index filters = s.out_channels / s.groups, out = s.out_height() * s.out_width();
-  const auto in = DirectInput::of<T>(s);
+  const auto in = DirectInput::of<T>(device, s);
   const Index k = static_cast<Index>(in.offsets.size()), size = panels_size<T>(filters, k);
   const Scratch<T> panels(device, s.groups * size);
   parallel_ranges(s.groups, 1, thread_elements / (size + 1) + 1, [&](Index first, Index count) {
@@ -166,7 +167,7 @@ template <class T>
 void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
   constexpr Index w = tile_columns<T>;
   const Index filters = s.out_channels / s.groups, out = s.out_height() * s.out_width();
-  const auto in = DirectInput::of<T>(s);
+  const auto in = DirectInput::of<T>(device, s);
   const Index k = static_cast<Index>(in.offsets.size()), size = panels_size<T>(filters, k);
   const ThreadScratch<T> xs(device, in.images.size());
   const Scratch<T> turned(device, s.groups * size);
@@ -198,8 +199,8 @@ void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
 /// Phases of dx (see conv2d_backward_input) that read the same pixels of dy.
 struct EqualPhases {
   Index top, bottom, left, right;   ///< of the phases' pixels, in all pixels of a phase
-  std::vector<Index> offsets;       ///< of the taps, in dy
-  std::vector<Index> phases, taps;  ///< `taps`: [phases, offsets]
+  ScratchVector<Index> offsets;       ///< of the taps, in dy
+  ScratchVector<Index> phases, taps;  ///< `taps`: [phases, offsets]
 
   Index columns(Index channels) const { return static_cast<Index>(phases.size()) * channels; }
   bool reads_as(const EqualPhases& o) const {
@@ -208,13 +209,13 @@ struct EqualPhases {
 };
 
 template <class T>
-std::vector<EqualPhases> equal_phases(const Conv2dShape& s, const GradientRaster<T>& raster) {
-  std::vector<EqualPhases> all;
+ScratchVector<EqualPhases> equal_phases(Cpu device, const Conv2dShape& s, const GradientRaster<T>& raster) {
+  ScratchVector<EqualPhases> all(device);
   for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
     const Axis vertical = raster.vertical(s, phase / s.stride_w), horizontal = raster.horizontal(s, phase % s.stride_w);
     const Index rows = raster.phase_rows(), columns = raster.phase_columns();
-    EqualPhases own{
-        vertical.begin(rows), vertical.end(rows), horizontal.begin(columns), horizontal.end(columns), {}, {phase}, {}};
+    EqualPhases own{vertical.begin(rows),  vertical.end(rows), horizontal.begin(columns), horizontal.end(columns),
+                    ScratchVector<Index>(device), ScratchVector<Index>(1, phase, device), ScratchVector<Index>(device)};
     for (Index tap = 0; tap < s.kernel_h * s.kernel_w; ++tap) {
       const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
       if (h % s.stride_h != phase / s.stride_w || w % s.stride_w != phase % s.stride_w) continue;
@@ -236,7 +237,7 @@ std::vector<EqualPhases> equal_phases(const Conv2dShape& s, const GradientRaster
 /// Computes dx as a product for each set of equal phases, with a column for each channel of each phase.
 template <class T>
 void direct_backward_input(Cpu device, const Conv2dShape& s, const GradientRaster<T>& raster,
-                           const std::vector<EqualPhases>& parts, const T* weight, const T* dy, T* dx,
+                           const ScratchVector<EqualPhases>& parts, const T* weight, const T* dy, T* dx,
                            bool accumulate) {
   constexpr Index w = tile_columns<T>;
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
@@ -254,13 +255,14 @@ void direct_backward_input(Cpu device, const Conv2dShape& s, const GradientRaste
     const EqualPhases& part;
     Index columns, size;
     Scratch<T> panels;
-    std::vector<Index> positions, offsets, places;  ///< `places`: of the columns, in an image of dx
+    ScratchVector<Index> positions, offsets, places;  ///< `places`: of the columns, in an image of dx
   };
-  std::vector<Product> products;
+  ScratchVector<Product> products(device);
+  const ScratchVector<Index> none(device);
   for (const EqualPhases& part : parts) {
     const Index phases = static_cast<Index>(part.phases.size()), reach = static_cast<Index>(part.offsets.size());
     const Index columns = phases * channels, size = panels_size<T>(columns, filters * reach);
-    Product to{part, columns, size, Scratch<T>(device, s.groups * size), {}, {}, {}};
+    Product to{part, columns, size, Scratch<T>(device, s.groups * size), none, none, none};
     for (Index n = 0; n < ys.images; ++n)
       for (Index i = part.top; i < part.bottom; ++i)
         for (Index j = part.left; j < part.right; ++j) to.positions.push_back(n * ys.image() + i * ys.pitch + j);
