@@ -39015,14 +39015,14 @@ template <int Rows, int Packets, class T>
     for (int l = 0; l < Packets; ++l) store(c + i * pitch + l * w, sums[i][l], Whole<T>{}, accumulate);
 }
 
-/// The same for any number of rows, `Most` at a time.
+/// The same for any number of rows, `Most` at a time, then half as many and so on.
 template <int Most, int Packets, class T>
 [[gnu::noinline]] void multiply_picked(Index count, Index depth, const T* a, const Index* rows, const Index* columns,
                                        const T* b, T* c, bool accumulate) {
   for (; count >= Most; count -= Most, rows += Most, c += Most * tile_columns<T>)
     multiply_picked_tile<Most, Packets>(depth, a, rows, columns, b, c, accumulate);
   if constexpr (Most > 1)
-    if (count > 0) multiply_picked<Most - 1, Packets>(count, depth, a, rows, columns, b, c, accumulate);
+    if (count > 0) multiply_picked<Most / 2, Packets>(count, depth, a, rows, columns, b, c, accumulate);
 }
 
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.

@@ -2902,6 +2902,34 @@ class ThreadScratch {
   Scratch<T> all_;
 };
 
+/// Takes a vector's memory from the device's cache, too, so that a steady training step asks the heap for none.
+template <class T>
+class ScratchAllocator {
+ public:
+  using value_type = T;
+  ScratchAllocator(Cpu device) : device_(device) {}  // NOLINT: vectors are made with a device
+  template <class U>
+  ScratchAllocator(const ScratchAllocator<U>& other) : device_(other.device()) {}
+  T* allocate(std::size_t count) {
+    auto* const block = CachingAllocator<Cpu>::of(device_).allocate(device_, before + count * sizeof(T));
+    auto* const begin = static_cast<std::byte*>(block->data);
+    new (begin) Block<Cpu>*(block);
+    return reinterpret_cast<T*>(begin + before);
+  }
+  void deallocate(T* data, std::size_t) noexcept {
+    auto* const block = *reinterpret_cast<Block<Cpu>**>(reinterpret_cast<std::byte*>(data) - before);
+    CachingAllocator<Cpu>::of(device_).release(block);
+  }
+  Cpu device() const { return device_; }
+  friend bool operator==(const ScratchAllocator& a, const ScratchAllocator& b) { return a.device_ == b.device_; }
+
+ private:
+  static constexpr std::size_t before = 64;  // of the numbers: the block's address
+  Cpu device_;
+};
+template <class T>
+using ScratchVector = std::vector<T, ScratchAllocator<T>>;
+
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
 
@@ -5299,6 +5327,34 @@ class ThreadScratch {
   Index count_;
   Scratch<T> all_;
 };
+
+/// Takes a vector's memory from the device's cache, too, so that a steady training step asks the heap for none.
+template <class T>
+class ScratchAllocator {
+ public:
+  using value_type = T;
+  ScratchAllocator(Cpu device) : device_(device) {}  // NOLINT: vectors are made with a device
+  template <class U>
+  ScratchAllocator(const ScratchAllocator<U>& other) : device_(other.device()) {}
+  T* allocate(std::size_t count) {
+    auto* const block = CachingAllocator<Cpu>::of(device_).allocate(device_, before + count * sizeof(T));
+    auto* const begin = static_cast<std::byte*>(block->data);
+    new (begin) Block<Cpu>*(block);
+    return reinterpret_cast<T*>(begin + before);
+  }
+  void deallocate(T* data, std::size_t) noexcept {
+    auto* const block = *reinterpret_cast<Block<Cpu>**>(reinterpret_cast<std::byte*>(data) - before);
+    CachingAllocator<Cpu>::of(device_).release(block);
+  }
+  Cpu device() const { return device_; }
+  friend bool operator==(const ScratchAllocator& a, const ScratchAllocator& b) { return a.device_ == b.device_; }
+
+ private:
+  static constexpr std::size_t before = 64;  // of the numbers: the block's address
+  Cpu device_;
+};
+template <class T>
+using ScratchVector = std::vector<T, ScratchAllocator<T>>;
 
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
@@ -24193,6 +24249,34 @@ class ThreadScratch {
   Scratch<T> all_;
 };
 
+/// Takes a vector's memory from the device's cache, too, so that a steady training step asks the heap for none.
+template <class T>
+class ScratchAllocator {
+ public:
+  using value_type = T;
+  ScratchAllocator(Cpu device) : device_(device) {}  // NOLINT: vectors are made with a device
+  template <class U>
+  ScratchAllocator(const ScratchAllocator<U>& other) : device_(other.device()) {}
+  T* allocate(std::size_t count) {
+    auto* const block = CachingAllocator<Cpu>::of(device_).allocate(device_, before + count * sizeof(T));
+    auto* const begin = static_cast<std::byte*>(block->data);
+    new (begin) Block<Cpu>*(block);
+    return reinterpret_cast<T*>(begin + before);
+  }
+  void deallocate(T* data, std::size_t) noexcept {
+    auto* const block = *reinterpret_cast<Block<Cpu>**>(reinterpret_cast<std::byte*>(data) - before);
+    CachingAllocator<Cpu>::of(device_).release(block);
+  }
+  Cpu device() const { return device_; }
+  friend bool operator==(const ScratchAllocator& a, const ScratchAllocator& b) { return a.device_ == b.device_; }
+
+ private:
+  static constexpr std::size_t before = 64;  // of the numbers: the block's address
+  Cpu device_;
+};
+template <class T>
+using ScratchVector = std::vector<T, ScratchAllocator<T>>;
+
 }  // namespace chorus::kernels
 #endif  // CHORUS_SINGLE_CHORUS_KERNELS_CPU_SCRATCH_HPP
 
@@ -32119,14 +32203,14 @@ template <int Rows, int Packets, class T>
     for (int l = 0; l < Packets; ++l) store(c + i * pitch + l * w, sums[i][l], Whole<T>{}, accumulate);
 }
 
-/// The same for any number of rows, `Most` at a time.
+/// The same for any number of rows, `Most` at a time, then half as many and so on.
 template <int Most, int Packets, class T>
 [[gnu::noinline]] void multiply_picked(Index count, Index depth, const T* a, const Index* rows, const Index* columns,
                                        const T* b, T* c, bool accumulate) {
   for (; count >= Most; count -= Most, rows += Most, c += Most * tile_columns<T>)
     multiply_picked_tile<Most, Packets>(depth, a, rows, columns, b, c, accumulate);
   if constexpr (Most > 1)
-    if (count > 0) multiply_picked<Most - 1, Packets>(count, depth, a, rows, columns, b, c, accumulate);
+    if (count > 0) multiply_picked<Most / 2, Packets>(count, depth, a, rows, columns, b, c, accumulate);
 }
 
 /// Contiguous runs of a long row: `count` runs of `length` elements, `pitch` apart.
@@ -33631,16 +33715,18 @@ struct PaddedImages {
 /// The images that forward and the weight gradient read, the positions of y's pixels in them, and the taps' offsets.
 struct DirectInput {
   PaddedImages images;
-  std::vector<Index> positions, offsets;
+  ScratchVector<Index> positions, offsets;
 
   template <class T>
-  static DirectInput of(const Conv2dShape& s) {
+  static DirectInput of(Cpu device, const Conv2dShape& s) {
     const Index image = s.in_channels * s.height * s.width;
     DirectInput in{{InputRaster<T>(s).images, s.in_channels / s.groups, s.height, s.width, image, s.padding_h,
                     s.padding_w, s.height + s.padding_h, s.width + s.padding_w},
-                   {},
-                   {}};
+                   ScratchVector<Index>(device),
+                   ScratchVector<Index>(device)};
     const PaddedImages& to = in.images;
+    in.positions.reserve(static_cast<std::size_t>(to.images * s.out_height() * s.out_width()));
+    in.offsets.reserve(static_cast<std::size_t>(to.channels * s.kernel_h * s.kernel_w));
     for (Index n = 0; n < to.images; ++n)
       for (Index i = 0; i < s.out_height(); ++i)
         for (Index j = 0; j < s.out_width(); ++j)
@@ -33664,8 +33750,8 @@ void multiply_picked_panel(Index count, Index width, Index depth, const T* a, co
 /// Calls put(j, width, first, sums) for pieces of the product sums[q, j] = sum over p of x[positions[q] + offsets[p]] *
 /// panels[p, j]: for `width` columns from j on, and for the pixels `first`. Rows of sums are tile_columns apart.
 template <class T, class Put>
-void multiply_pixels(Index pixels, Index columns, const T* x, const Index* positions, const std::vector<Index>& offsets,
-                     const T* panels, const Put& put) {
+void multiply_pixels(Index pixels, Index columns, const T* x, const Index* positions,
+                     const ScratchVector<Index>& offsets, const T* panels, const Put& put) {
   constexpr Index w = tile_columns<T>;
   const Index k = static_cast<Index>(offsets.size());
   T* const sums = left_memory<T>();
@@ -33711,7 +33797,7 @@ template <class T>
 void direct_forward(Cpu device, const Conv2dShape& s, const T* x, const T* weight, const T* bias, T* y) {
   constexpr Index w = tile_columns<T>;
   const Index filters = s.out_channels / s.groups, out = s.out_height() * s.out_width();
-  const auto in = DirectInput::of<T>(s);
+  const auto in = DirectInput::of<T>(device, s);
   const Index k = static_cast<Index>(in.offsets.size()), size = panels_size<T>(filters, k);
   const Scratch<T> panels(device, s.groups * size);
   parallel_ranges(s.groups, 1, thread_elements / (size + 1) + 1, [&](Index first, Index count) {
@@ -33740,7 +33826,7 @@ template <class T>
 void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const T* dy, T* dweight, bool accumulate) {
   constexpr Index w = tile_columns<T>;
   const Index filters = s.out_channels / s.groups, out = s.out_height() * s.out_width();
-  const auto in = DirectInput::of<T>(s);
+  const auto in = DirectInput::of<T>(device, s);
   const Index k = static_cast<Index>(in.offsets.size()), size = panels_size<T>(filters, k);
   const ThreadScratch<T> xs(device, in.images.size());
   const Scratch<T> turned(device, s.groups * size);
@@ -33772,8 +33858,8 @@ void direct_backward_weight(Cpu device, const Conv2dShape& s, const T* x, const 
 /// Phases of dx (see conv2d_backward_input) that read the same pixels of dy.
 struct EqualPhases {
   Index top, bottom, left, right;   ///< of the phases' pixels, in all pixels of a phase
-  std::vector<Index> offsets;       ///< of the taps, in dy
-  std::vector<Index> phases, taps;  ///< `taps`: [phases, offsets]
+  ScratchVector<Index> offsets;       ///< of the taps, in dy
+  ScratchVector<Index> phases, taps;  ///< `taps`: [phases, offsets]
 
   Index columns(Index channels) const { return static_cast<Index>(phases.size()) * channels; }
   bool reads_as(const EqualPhases& o) const {
@@ -33782,13 +33868,13 @@ struct EqualPhases {
 };
 
 template <class T>
-std::vector<EqualPhases> equal_phases(const Conv2dShape& s, const GradientRaster<T>& raster) {
-  std::vector<EqualPhases> all;
+ScratchVector<EqualPhases> equal_phases(Cpu device, const Conv2dShape& s, const GradientRaster<T>& raster) {
+  ScratchVector<EqualPhases> all(device);
   for (Index phase = 0; phase < s.stride_h * s.stride_w; ++phase) {
     const Axis vertical = raster.vertical(s, phase / s.stride_w), horizontal = raster.horizontal(s, phase % s.stride_w);
     const Index rows = raster.phase_rows(), columns = raster.phase_columns();
-    EqualPhases own{
-        vertical.begin(rows), vertical.end(rows), horizontal.begin(columns), horizontal.end(columns), {}, {phase}, {}};
+    EqualPhases own{vertical.begin(rows),  vertical.end(rows), horizontal.begin(columns), horizontal.end(columns),
+                    ScratchVector<Index>(device), ScratchVector<Index>(1, phase, device), ScratchVector<Index>(device)};
     for (Index tap = 0; tap < s.kernel_h * s.kernel_w; ++tap) {
       const Index h = tap / s.kernel_w * s.dilation_h, w = tap % s.kernel_w * s.dilation_w;
       if (h % s.stride_h != phase / s.stride_w || w % s.stride_w != phase % s.stride_w) continue;
@@ -33810,7 +33896,7 @@ std::vector<EqualPhases> equal_phases(const Conv2dShape& s, const GradientRaster
 /// Computes dx as a product for each set of equal phases, with a column for each channel of each phase.
 template <class T>
 void direct_backward_input(Cpu device, const Conv2dShape& s, const GradientRaster<T>& raster,
-                           const std::vector<EqualPhases>& parts, const T* weight, const T* dy, T* dx,
+                           const ScratchVector<EqualPhases>& parts, const T* weight, const T* dy, T* dx,
                            bool accumulate) {
   constexpr Index w = tile_columns<T>;
   const Index filters = s.out_channels / s.groups, channels = s.in_channels / s.groups, taps = s.kernel_h * s.kernel_w;
@@ -33828,13 +33914,14 @@ void direct_backward_input(Cpu device, const Conv2dShape& s, const GradientRaste
     const EqualPhases& part;
     Index columns, size;
     Scratch<T> panels;
-    std::vector<Index> positions, offsets, places;  ///< `places`: of the columns, in an image of dx
+    ScratchVector<Index> positions, offsets, places;  ///< `places`: of the columns, in an image of dx
   };
-  std::vector<Product> products;
+  ScratchVector<Product> products(device);
+  const ScratchVector<Index> none(device);
   for (const EqualPhases& part : parts) {
     const Index phases = static_cast<Index>(part.phases.size()), reach = static_cast<Index>(part.offsets.size());
     const Index columns = phases * channels, size = panels_size<T>(columns, filters * reach);
-    Product to{part, columns, size, Scratch<T>(device, s.groups * size), {}, {}, {}};
+    Product to{part, columns, size, Scratch<T>(device, s.groups * size), none, none, none};
     for (Index n = 0; n < ys.images; ++n)
       for (Index i = part.top; i < part.bottom; ++i)
         for (Index j = part.left; j < part.right; ++j) to.positions.push_back(n * ys.image() + i * ys.pitch + j);
@@ -35078,7 +35165,7 @@ void conv2d_backward_input(Cpu device, const Conv2dShape& s, const T* weight, co
     conv2d_backward_input(device, pixels.shape, weight, dy, xs.data(), false);
     return pixels.put(xs.data(), dx, accumulate);
   }
-  const auto parts = equal_phases(s, raster);
+  const auto parts = equal_phases(device, s, raster);
   if (std::any_of(parts.begin(), parts.end(),
                   [&](const EqualPhases& part) { return part.columns(channels) >= direct_columns; }))
     return direct_backward_input(device, s, raster, parts, weight, dy, dx, accumulate);
