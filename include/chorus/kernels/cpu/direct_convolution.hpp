@@ -9,6 +9,7 @@
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/raster.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
+#include <chorus/kernels/cpu/scratch_vector.hpp>
 #include <chorus/kernels/cpu/tile.hpp>
 #include <chorus/kernels/cpu/transpose.hpp>
 #include <utility>
