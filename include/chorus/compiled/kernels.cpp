@@ -15,6 +15,7 @@
 #include <chorus/kernels/group_norm.hpp>
 #include <chorus/kernels/indexing.hpp>
 #include <chorus/kernels/layer_norm.hpp>
+#include <chorus/kernels/lstm.hpp>
 #include <chorus/kernels/optimizer.hpp>
 #include <chorus/kernels/pooling.hpp>
 #include <chorus/kernels/random.hpp>
@@ -33,6 +34,8 @@ struct Floating {
       erased(&scale<T>),
       erased(&gemm<T>),
       erased(&linear_of_few_rows<T>),
+      erased(&lstm_forward<T>),
+      erased(&lstm_backward<T>),
       erased(&attention_forward<T>),
       erased(&attention_backward<T>),
       erased(&conv2d_forward<T>),

@@ -86,7 +86,7 @@ class Recurrent : public Module {
 
   Index directions() const { return options_.bidirectional ? 2 : 1; }
 
-  /// Calls `run(input, cell, number, reverse)`, which returns outputs [batch, time, hidden], for all layers and
+  /// Calls `run(input, cell, number, reverse)`, which returns outputs [time, batch, hidden], for all layers and
   /// directions. Returns the last layer's outputs.
   template <class X, class Run>
   auto through_layers(const X& x, const Run& run) const {
@@ -96,10 +96,14 @@ class Recurrent : public Module {
       if (!options_.bidirectional) return forward;
       return concat(2, forward, run(in, cells[at + 1], number * directions() + 1, true));
     };
-    auto y = options_.batch_first ? layer(x, 0) : layer(transpose(x, 0, 1), 0);
-    for (Index number = 1; number < options_.num_layers; ++number)
-      y = layer(dropout(y, options_.dropout, this->training()), number);
-    return options_.batch_first ? y : decltype(y)(transpose(y, 0, 1));
+    const auto turned = [](const auto& y) { return transpose(y, 0, 1); };
+    auto y = options_.batch_first ? layer(turned(x), 0) : layer(x, 0);
+    for (Index number = 1; number < options_.num_layers; ++number) {
+      // Dropout is keyed by samples, which lie along axis 0.
+      if (options_.dropout > 0) y = turned(dropout(turned(y), options_.dropout, this->training()));
+      y = layer(y, number);
+    }
+    return options_.batch_first ? decltype(y)(turned(y)) : y;
   }
 
   /// Row `number` of the initial states [layers * directions, batch, hidden].
@@ -148,13 +152,15 @@ class LSTM final : public Recurrent<D, T> {
  private:
   template <class X, class H, class C>
   auto run(const X& x, const H& h0, const C& c0, const Lengths& lengths) const {
-    using State = decltype(lstm(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                                this->cells[0].bias_hh, this->state_of(h0, 0), this->state_of(c0, 0))
+    using chorus::detail::lstm_by_time;
+    const auto& cell0 = this->cells[0];
+    using State = decltype(lstm_by_time(x, cell0.weight_ih, cell0.weight_hh, cell0.bias_ih, cell0.bias_hh,
+                                        this->state_of(h0, 0), this->state_of(c0, 0), false, lengths)
                                .hidden);
     std::vector<State> hidden, cell;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = lstm(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
-                       this->state_of(c0, number), reverse, lengths);
+      auto made = lstm_by_time(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                               this->state_of(c0, number), reverse, lengths);
       hidden.push_back(made.hidden);
       cell.push_back(made.cell);
       return made.output;
@@ -186,13 +192,15 @@ class GRU final : public Recurrent<D, T> {
  private:
   template <class X, class H>
   auto run(const X& x, const H& h0, const Lengths& lengths) const {
-    using State = decltype(gru(x, this->cells[0].weight_ih, this->cells[0].weight_hh, this->cells[0].bias_ih,
-                               this->cells[0].bias_hh, this->state_of(h0, 0))
+    using chorus::detail::gru_by_time;
+    const auto& cell0 = this->cells[0];
+    using State = decltype(gru_by_time(x, cell0.weight_ih, cell0.weight_hh, cell0.bias_ih, cell0.bias_hh,
+                                       this->state_of(h0, 0), false, lengths)
                                .hidden);
     std::vector<State> hidden;
     auto output = this->through_layers(x, [&](const auto& in, const auto& of, Index number, bool reverse) {
-      auto made = gru(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number), reverse,
-                      lengths);
+      auto made = gru_by_time(in, of.weight_ih, of.weight_hh, of.bias_ih, of.bias_hh, this->state_of(h0, number),
+                              reverse, lengths);
       hidden.push_back(made.hidden);
       return made.output;
     });

@@ -3,7 +3,9 @@
 /// weights and gate order.
 
 #include <chorus/kernels/to_device.hpp>
+#include <chorus/ops/arithmetic.hpp>
 #include <chorus/ops/lists.hpp>
+#include <chorus/ops/lstm_steps.hpp>
 #include <chorus/ops/masking.hpp>
 #include <chorus/ops/matmul.hpp>
 #include <chorus/ops/pointwise.hpp>
@@ -71,13 +73,6 @@ struct GruState {
 
 }  // namespace functors
 
-/// The outputs of all steps, [batch, time, hidden], and the last step's states, [batch, hidden].
-template <class Sequence, class State>
-struct LstmResult {
-  Sequence output;
-  State hidden, cell;
-  auto fields() { return std::tie(output, hidden, cell); }
-};
 /// The outputs of all steps, and the last state.
 template <class Sequence, class State>
 struct GruResult {
@@ -88,8 +83,10 @@ struct GruResult {
 
 namespace detail {
 
+/// Throws ShapeError unless x, whose axis `time` has the steps, and the weights fit.
 template <Operand X, Operand W>
-void check_recurrent(const char* operation, const X& x, const W& weight_ih, const W& weight_hh, Index gates) {
+void check_recurrent(const char* operation, const X& x, int time, const W& weight_ih, const W& weight_hh,
+                     Index gates) {
   static_assert(tensor_of<X>::rank == 3, "recurrent: expected an input [batch, time, features]");
   const auto& in = value_of(x).shape();
   const auto& ih = value_of(weight_ih).shape();
@@ -97,7 +94,8 @@ void check_recurrent(const char* operation, const X& x, const W& weight_ih, cons
   check<ShapeError>(ih[1] == in[2] && hh[0] == gates * hh[1] && ih[0] == hh[0], operation, ": an input of shape ", in,
                     " and weights of shapes ", ih, " and ", hh, " do not fit: expected [", gates,
                     " hidden, features] and [", gates, " hidden, hidden]");
-  check<ShapeError>(in[1] > 0, operation, ": an input of shape ", in, " has no time steps");
+  check<ShapeError>(in[static_cast<std::size_t>(time)] > 0, operation, ": an input of shape ", in,
+                    " has no time steps");
 }
 
 // The columns of one gate.
@@ -106,15 +104,16 @@ auto gate(const X& gates, Index number, Index hidden) {
   return slice(gates, -1, number * hidden, (number + 1) * hidden);
 }
 
+// [time, batch, features] -> [batch, features].
 template <Operand X>
 auto time_step(const X& sequence, Index t) {
   const auto& shape = value_of(sequence).shape();
-  return reshape(slice(sequence, 1, t, t + 1), Shape<2>{shape[0], shape[2]});
+  return reshape(slice(sequence, 0, t, t + 1), Shape<2>{shape[1], shape[2]});
 }
 
 template <Operand X, Operand W, Operand H>
 void check_state(const char* operation, const X& x, const W& weight_hh, const H& state) {
-  const Shape<2> expected{value_of(x).size(0), value_of(weight_hh).size(1)};
+  const Shape<2> expected{value_of(x).size(1), value_of(weight_hh).size(1)};
   check<ShapeError>(value_of(state).shape() == expected, operation, ": an initial state has shape ",
                     value_of(state).shape(), ", expected ", expected);
 }
@@ -140,7 +139,7 @@ State as_state(const H& h) {
 template <Operand X, class D>
 Tensor<bool, 3, D> real_steps(const char* operation, const X& x, const Tensor<std::int64_t, 1, D>& lengths) {
   if (!lengths.defined()) return {};
-  const Index batch = value_of(x).size(0), time = value_of(x).size(1);
+  const Index time = value_of(x).size(0), batch = value_of(x).size(1);
   check<ShapeError>(lengths.numel() == batch, operation, ": expected ", batch, " lengths, got ", lengths.numel());
   const auto near = contiguous(to_device(lengths, Cpu{}));
   auto steps = Tensor<bool, 3, Cpu>::empty({time, batch, 1});
@@ -165,6 +164,68 @@ State output_of(const Tensor<bool, 3, D>& real, Index t, const State& state) {
                         : state;
 }
 
+/// `lstm` for x: [time, batch, features], with the same outputs.
+template <Operand X, Operand W, Operand B, Operand H, Operand C>
+auto lstm_by_time(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+                  const C& c0, bool reverse, const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
+  check_recurrent("lstm", x, 0, weight_ih, weight_hh, 4);
+  check_state("lstm", x, weight_hh, h0);
+  check_state("lstm", x, weight_hh, c0);
+  const Index time = value_of(x).size(0), hidden = value_of(weight_hh).size(1);
+  const auto real = real_steps("lstm", x, lengths);
+  if constexpr (has_lstm_kernel<X, W, B, H, C>)
+    if (may_use_lstm_kernel(bias_ih, bias_hh)) {
+      auto made = recorded_lstm(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, real);
+      if (real.defined())
+        made.output = where(real, made.output, Tensor<typename tensor_of<X>::value_type, 0>::zeros({}));
+      return made;
+    }
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  using State = decltype(pointwise("lstm", functors::LstmCell{}, time_step(from_x, 0),
+                                   linear(h0, weight_hh, bias_hh), c0, c0));
+  auto h = as_state<State>(h0), c = as_state<State>(c0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
+    const auto gates = pointwise("lstm", functors::Add{}, time_step(from_x, t), linear(h, weight_hh, bias_hh));
+    const State cell = pointwise("lstm", functors::LstmCell{}, gate(gates, 0, hidden), gate(gates, 1, hidden),
+                                 gate(gates, 2, hidden), c);
+    const State state = pointwise("lstm", functors::LstmOutput{}, gate(gates, 3, hidden), cell);
+    c = state_after(real, t, cell, c);
+    h = state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = output_of(real, t, state);
+  }
+  auto output = stack(0, steps);
+  return LstmResult<decltype(output), State>{std::move(output), h, c};
+}
+
+/// `gru` for x: [time, batch, features].
+template <Operand X, Operand W, Operand B, Operand H>
+auto gru_by_time(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
+                 bool reverse, const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths) {
+  check_recurrent("gru", x, 0, weight_ih, weight_hh, 3);
+  check_state("gru", x, weight_hh, h0);
+  const Index time = value_of(x).size(0), hidden = value_of(weight_hh).size(1);
+  const auto from_x = linear(x, weight_ih, bias_ih);
+  const auto real = real_steps("gru", x, lengths);
+  using State = decltype(pointwise("gru", functors::Add{}, time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
+  auto h = as_state<State>(h0);
+  std::vector<State> steps(static_cast<std::size_t>(time));
+  for (Index step = 0; step < time; ++step) {
+    const Index t = reverse ? time - 1 - step : step;
+    const auto gx = time_step(from_x, t);
+    const auto gh = linear(h, weight_hh, bias_hh);
+    const auto candidate = pointwise("gru", functors::GruCandidate{}, gate(gx, 0, hidden), gate(gh, 0, hidden),
+                                     gate(gx, 2, hidden), gate(gh, 2, hidden));
+    const State state =
+        pointwise("gru", functors::GruState{}, gate(gx, 1, hidden), gate(gh, 1, hidden), candidate, h);
+    h = state_after(real, t, state, h);
+    steps[static_cast<std::size_t>(t)] = output_of(real, t, state);
+  }
+  auto output = stack(0, steps);
+  return GruResult<decltype(output), State>{std::move(output), h};
+}
+
 }  // namespace detail
 
 /// x: [batch, time, features], weight_ih: [4 hidden, features], weight_hh: [4 hidden, hidden], biases: [4 hidden]. Gate
@@ -176,30 +237,10 @@ template <Operand X, Operand W, Operand B, Operand H, Operand C>
 auto lstm(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
           const C& c0, bool reverse = false,
           const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
-  detail::check_recurrent("lstm", x, weight_ih, weight_hh, 4);
-  detail::check_state("lstm", x, weight_hh, h0);
-  detail::check_state("lstm", x, weight_hh, c0);
-  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
-  const auto from_x = linear(x, weight_ih, bias_ih);
-  const auto real = detail::real_steps("lstm", x, lengths);
-  using State = decltype(detail::pointwise("lstm", functors::LstmCell{}, detail::time_step(from_x, 0),
-                                           linear(h0, weight_hh, bias_hh), c0, c0));
-  auto h = detail::as_state<State>(h0), c = detail::as_state<State>(c0);
-  std::vector<State> steps(static_cast<std::size_t>(time));
-  for (Index step = 0; step < time; ++step) {
-    const Index t = reverse ? time - 1 - step : step;
-    const auto gates =
-        detail::pointwise("lstm", functors::Add{}, detail::time_step(from_x, t), linear(h, weight_hh, bias_hh));
-    const State cell =
-        detail::pointwise("lstm", functors::LstmCell{}, detail::gate(gates, 0, hidden), detail::gate(gates, 1, hidden),
-                          detail::gate(gates, 2, hidden), c);
-    const State state = detail::pointwise("lstm", functors::LstmOutput{}, detail::gate(gates, 3, hidden), cell);
-    c = detail::state_after(real, t, cell, c);
-    h = detail::state_after(real, t, state, h);
-    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
-  }
-  auto output = stack(1, steps);
-  return LstmResult<decltype(output), State>{std::move(output), h, c};
+  detail::check_recurrent("lstm", x, 1, weight_ih, weight_hh, 4);
+  auto made = detail::lstm_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, c0, reverse, lengths);
+  made.output = transpose(made.output, 0, 1);
+  return made;
 }
 /// The same with initial states of zero.
 template <Operand X, Operand W, Operand B>
@@ -215,29 +256,10 @@ template <Operand X, Operand W, Operand B, Operand H>
 auto gru(const X& x, const W& weight_ih, const W& weight_hh, const B& bias_ih, const B& bias_hh, const H& h0,
          bool reverse = false,
          const Tensor<std::int64_t, 1, typename tensor_of<X>::device_type>& lengths = {}) {
-  detail::check_recurrent("gru", x, weight_ih, weight_hh, 3);
-  detail::check_state("gru", x, weight_hh, h0);
-  const Index time = value_of(x).size(1), hidden = value_of(weight_hh).size(1);
-  const auto from_x = linear(x, weight_ih, bias_ih);
-  const auto real = detail::real_steps("gru", x, lengths);
-  using State =
-      decltype(detail::pointwise("gru", functors::Add{}, detail::time_step(from_x, 0), linear(h0, weight_hh, bias_hh)));
-  auto h = detail::as_state<State>(h0);
-  std::vector<State> steps(static_cast<std::size_t>(time));
-  for (Index step = 0; step < time; ++step) {
-    const Index t = reverse ? time - 1 - step : step;
-    const auto gx = detail::time_step(from_x, t);
-    const auto gh = linear(h, weight_hh, bias_hh);
-    const auto candidate =
-        detail::pointwise("gru", functors::GruCandidate{}, detail::gate(gx, 0, hidden), detail::gate(gh, 0, hidden),
-                          detail::gate(gx, 2, hidden), detail::gate(gh, 2, hidden));
-    const State state = detail::pointwise("gru", functors::GruState{}, detail::gate(gx, 1, hidden),
-                                          detail::gate(gh, 1, hidden), candidate, h);
-    h = detail::state_after(real, t, state, h);
-    steps[static_cast<std::size_t>(t)] = detail::output_of(real, t, state);
-  }
-  auto output = stack(1, steps);
-  return GruResult<decltype(output), State>{std::move(output), h};
+  detail::check_recurrent("gru", x, 1, weight_ih, weight_hh, 3);
+  auto made = detail::gru_by_time(transpose(x, 0, 1), weight_ih, weight_hh, bias_ih, bias_hh, h0, reverse, lengths);
+  made.output = transpose(made.output, 0, 1);
+  return made;
 }
 /// The same with an initial state of zero.
 template <Operand X, Operand W, Operand B>

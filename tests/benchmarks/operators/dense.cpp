@@ -1,5 +1,6 @@
 /// Products, attention, recurrent layers, losses.
 #include <chorus/nn/recurrent.hpp>
+#include <chorus/ops/attention.hpp>
 #include <chorus/ops/class_losses.hpp>
 #include <chorus/ops/einsum.hpp>
 

@@ -1,4 +1,5 @@
 /// Normalisation, element-wise functions, reductions, copies.
+#include <chorus/ops/cumulative.hpp>
 #include <chorus/ops/more_activations.hpp>
 #include <chorus/ops/reduction_axes.hpp>
 

@@ -1,6 +1,7 @@
 /// Convolutions, pooling, resizing.
 #include <chorus/ops/convolution3d.hpp>
 #include <chorus/ops/interpolation.hpp>
+#include <chorus/ops/transposed_convolution.hpp>
 
 #include "cases.hpp"
 namespace {

@@ -1,4 +1,6 @@
 /// Scattering, sorting, optimizer steps.
+#include <chorus/optim/adagrad.hpp>
+#include <chorus/optim/rmsprop.hpp>
 #include <chorus/ops/scatter.hpp>
 #include <chorus/ops/sort.hpp>
 #include <chorus/parallel/single_device.hpp>
