@@ -7,13 +7,13 @@
 
 namespace chorus::functors {
 
-// `linear`: constant derivatives. `bilinear`: each derivative depends only on the other input. Backward does not check
-// inputs that it does not need for writes.
+// `linear`: constant derivatives; `passes_gradient`: they are 1. `bilinear`: each derivative depends only on the other
+// input. Backward does not check inputs that it does not need for writes.
 
 using namespace math;  // for plain numbers, which have no argument-dependent lookup
 
 struct Add {
-  static constexpr bool linear = true;
+  static constexpr bool linear = true, passes_gradient = true;
   template <class S>
   CHORUS_HD S operator()(const S& a, const S& b) const {
     return a + b;

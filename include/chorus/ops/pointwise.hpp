@@ -97,6 +97,10 @@ struct Map {
           std::array<Storage<D>, count> again{};
           const auto want = [&](std::size_t i, auto node) {
             if (!node) return;
+            // Operations may share a gradient's memory, leaves may not. Kernels are slow where another operand repeats.
+            if constexpr (requires { requires F::passes_gradient; node->add(dy); })
+              if (node->shape() == dy.shape() && (!node->is_leaf() || !layout.same))
+                return node->add(node->is_leaf() ? clone(dy) : dy);
             const auto target = node->target();
             const auto before = grads.begin() + static_cast<std::ptrdiff_t>(i);
             if (std::find(grads.begin(), before, target.data()) != before)
@@ -118,6 +122,7 @@ struct Map {
           };
           const std::array<const T*, count> numbers{number_of(saved)...};
           const T* gradient = dy.data();
+          if (std::ranges::none_of(grads, [](const T* grad) { return grad != nullptr; })) return;
           if (count == 1 || layout.same) {
             kernels::pointwise_backward(dy.device(), f, dy.numel(), numbers, gradient, grads, accumulate);
           } else if constexpr (count > 1) {

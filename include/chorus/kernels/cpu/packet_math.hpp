@@ -21,10 +21,16 @@ P by_lane(T (*function)(T), const P& x) {
   return Eigen::internal::pload<P>(v);
 }
 
-/// exp in float, to about 1 ulp; 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts the
-/// integer part into the lowest bits, which become the exponent.
+/// exp(x) = 2^m (1 + r + r² rest), with half of the power of two, which is in range for all m.
 template <class P>
-P exp_float(const P& x_in) {
+struct ExpParts {
+  P half_power, r, rest;
+};
+
+/// In float, to about 1 ulp; exp is 0 below -87, infinity above 88.73. Cephes' polynomial. Adding a large number puts
+/// the integer part into the lowest bits, which become the exponent.
+template <class P>
+ExpParts<P> exp_parts(float, const P& x_in) {
   using namespace Eigen::internal;
   const auto c = [](float value) { return pset1<P>(value); };
   const P x = pmax(pmin(x_in, c(88.75f)), c(-87.4f));
@@ -38,15 +44,13 @@ P exp_float(const P& x_in) {
   y = pmadd(y, r, c(4.1665795894e-2f));
   y = pmadd(y, r, c(1.6666665459e-1f));
   y = pmadd(y, r, c(5.0000001201e-1f));
-  y = pmadd(y, pmul(r, r), padd(r, c(1.0f)));
   using Integers = typename unpacket_traits<P>::integer_packet;
-  const P half_power = preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted)));
-  return pmul(padd(y, y), half_power);
+  return {preinterpret<P>(plogical_shift_left<23>(preinterpret<Integers>(shifted))), r, y};
 }
 
-/// exp in double, to 1 ulp, in the same way; 0 below -708, infinity above 709.8. exp(r) is the sum of its series.
+/// In double, to 1 ulp, in the same way; exp is 0 below -708, infinity above 709.8. exp(r) is the sum of its series.
 template <HasExponents P>
-P exp_double(const P& x_in) {
+ExpParts<P> exp_parts(double, const P& x_in) {
   using namespace Eigen::internal;
   const auto c = [](double value) { return pset1<P>(value); };
   const P x = pmax(pmin(x_in, c(709.8)), c(-708.4));
@@ -56,8 +60,38 @@ P exp_double(const P& x_in) {
   const P r = pmadd(m, c(-1.42860682030941723212e-6), pmadd(m, c(-6.93145751953125e-1), x));
   const P y = polynomial(r, {1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
                              1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800});
-  const P power = padd(c(1), pmadd(y, pmul(r, r), r));
-  return pmul(padd(power, power), to_exponent(shifted));
+  return {to_exponent(shifted), r, y};
+}
+
+template <class T, class P>
+P exp_packet(const P& x) {
+  using namespace Eigen::internal;
+  const auto parts = exp_parts(T{}, x);
+  const P one = pset1<P>(1), r = parts.r, r2 = pmul(r, r);
+  // The second form rounds less.
+  const P y = std::is_same_v<T, float> ? pmadd(parts.rest, r2, padd(r, one)) : padd(one, pmadd(parts.rest, r2, r));
+  return pmul(padd(y, y), parts.half_power);
+}
+
+/// exp(x) - 1, to 2 ulp; zeros keep their sign.
+template <class T, class P>
+P expm1_packet(const P& x) {
+  using namespace Eigen::internal;
+  const auto parts = exp_parts(T{}, x);
+  const P less = pmadd(parts.rest, pmul(parts.r, parts.r), parts.r);
+  const P half = pmadd(parts.half_power, less, psub(parts.half_power, pset1<P>(T(0.5))));
+  return pselect(pcmp_eq(x, pzero(x)), x, padd(half, half));
+}
+
+/// tanh in double: t / (t + 2), where t = exp(2 |x|) - 1, with the sign of x; 1 from 20 on.
+template <HasExponents P>
+P tanh_double(const P& x) {
+  using namespace Eigen::internal;
+  const auto c = [](double value) { return pset1<P>(value); };
+  const P a = pmin(pabs(x), c(20));
+  const P t = expm1_packet<double>(padd(a, a));
+  const P y = pdiv(t, padd(t, c(2)));
+  return pselect(pcmp_lt(x, pzero(x)), pnegate(y), pselect(pcmp_eq(x, pzero(x)), x, y));
 }
 
 /// erf in float: a rational approximation, clamped to [-4, 4], whose error is below 3e-7 (the coefficients of Eigen's
@@ -99,7 +133,7 @@ P erf_double(const P& x) {
                       polynomial(x2, 1.0, 3.35617141647503099647e1, 5.21357949780152679795e2,
                                  4.59432382970980127987e3, 2.26290000613890934246e4, 4.92673942608635921086e4));
   const P a = pmin(pabs(x), c(6.0));
-  const P far = pdiv(pmul(exp_double(pnegate(pmul(a, a))),
+  const P far = pdiv(pmul(exp_packet<double>(pnegate(pmul(a, a))),
                           polynomial(a, 2.46196981473530512524e-10, 5.64189564831068821977e-1,
                                      7.46321056442269912687e0, 4.86371970985681366614e1, 1.96520832956077098242e2,
                                      5.26445194995477358631e2, 9.34528527171957607540e2, 1.02755188689515710272e3,
@@ -146,6 +180,9 @@ template <class T>
 inline constexpr bool vectorised = kernels::lanes<T> > 1;
 template <class T>
 inline constexpr bool vectorised_float = vectorised<T> && (std::is_same_v<T, float>);
+/// Whether the functions above exist for registers `P` of `T`.
+template <class T, class P>
+inline constexpr bool vectorised_math = vectorised_float<T> || (vectorised<T> && HasExponents<P>);
 
 template <class T>
 using Traits = Eigen::internal::packet_traits<T>;
@@ -184,9 +221,6 @@ P log_of_normal(double, const P& x) {
   const P y = pmadd(s, padd(half_square, rest), pmul(split.exponent, c(1.90821492927058770002e-10)));
   return pmadd(split.exponent, c(6.93147180369123816490e-1), psub(f, psub(half_square, y)));
 }
-
-template <class T, class P>
-concept HasLog = vectorised_float<T> || (vectorised<T> && HasExponents<P>);
 
 /// log. Registers in which a number is not positive and normal are rare, so they alone are looked through.
 template <class T, class P>
@@ -239,25 +273,25 @@ CHORUS_PACKET_OPERATION(Select, (const P& mask, const P& x, const P& y), return 
 CHORUS_PACKET_OPERATION(Negate, (const P& x), return pnegate(x);)
 CHORUS_PACKET_OPERATION(Abs, (const P& x), return pabs(x);)
 CHORUS_PACKET_OPERATION(Sqrt, (const P& x), return packets::sqrt(x);)
-CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_float<T>) return exp_float(x);
-                        else if constexpr (vectorised<T> && HasExponents<P>) return exp_double(x);
+CHORUS_PACKET_OPERATION(Exp, (const P& x), if constexpr (vectorised_math<T, P>) return exp_packet<T>(x);
                         else return pselect(pcmp_lt(x, kernels::splat(T(-708.4))), kernels::splat(T(0)), pexp(x));)
 CHORUS_PACKET_OPERATION(Erf, (const P& x), if constexpr (vectorised_float<T>) return erf_float(x);
                         else if constexpr (vectorised<T> && HasExponents<P>) return erf_double(x);
                         else return by_lane<T>(std::erf, x);)
-CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (HasLog<T, P>) return log_packet<T>(x);
+CHORUS_PACKET_OPERATION(Log, (const P& x), if constexpr (vectorised_math<T, P>) return log_packet<T>(x);
                         else return by_lane<T>(std::log, x);)
-CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (HasLog<T, P>) return log1p_packet<T>(x);
+CHORUS_PACKET_OPERATION(Log1p, (const P& x), if constexpr (vectorised_math<T, P>) return log1p_packet<T>(x);
                         else return by_lane<T>(std::log1p, x);)
 CHORUS_PACKET_OPERATION(Log1pOfUnit, (const P& x), if constexpr (vectorised_float<T>) return log1p_of_unit(x);
                         else return Log1p::of<T>(x);)
-CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasExpm1) return pexpm1(x);
+CHORUS_PACKET_OPERATION(Expm1, (const P& x), if constexpr (vectorised_math<T, P>) return expm1_packet<T>(x);
                         else return by_lane<T>(std::expm1, x);)
 CHORUS_PACKET_OPERATION(Sin, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasSin) return psin(x);
                         else return by_lane<T>(std::sin, x);)
 CHORUS_PACKET_OPERATION(Cos, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasCos) return pcos(x);
                         else return by_lane<T>(std::cos, x);)
 CHORUS_PACKET_OPERATION(Tanh, (const P& x), if constexpr (vectorised<T> && Traits<T>::HasTanh) return ptanh(x);
+                        else if constexpr (vectorised_math<T, P>) return tanh_double(x);
                         else return by_lane<T>(std::tanh, x);)
 #undef CHORUS_PACKET_OPERATION
 

@@ -234,6 +234,7 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
   if (count == 0) return;
   if (all_dense) return pointwise_backward(device, f, count, in, dy, dx, add);
 
+  constexpr bool linear = requires { requires F::linear; };
   const detail::UnsummedAxis<T, N> axis(shape, dx, dx_strides);
   const auto go_back = [&](Index begin, Index end) {
     alignas(64) T buffers[N][detail::block_elements], dx_buffers[N][detail::block_elements];
@@ -248,7 +249,8 @@ void pointwise_backward(Cpu device, const F& f, std::span<const Index> shape, co
       std::array<T*, N> dx_pointers;
       std::array<bool, N> add_now;
       for (std::size_t k = 0; k < N; ++k) {
-        pointers[k] = detail::neighbours(from[k], n, in[k], buffers[k]);
+        // A linear functor's gradient reads no input.
+        pointers[k] = linear ? dy + start : detail::neighbours(from[k], n, in[k], buffers[k]);
         const auto direct = dx[k] == nullptr ? std::nullopt : to[k].neighbours(n);
         dx_pointers[k] = dx[k] == nullptr ? nullptr : direct ? dx[k] + *direct : dx_buffers[k];
         add_now[k] = direct && add[k];

@@ -20,21 +20,29 @@ inline Index first_inside(Index start, Index dilation) {
   return start >= 0 ? start : start + (dilation - 1 - start) / dilation * dilation;
 }
 
-/// Calls f(plane, output index in the plane, first row, last row + 1, first column, last column + 1) for every window,
-/// clipped to the image.
+/// Calls f(h, left, begin, end) for the taps of a row of windows, in the order of rows; a tap's columns in the order of
+/// the kernel, or backwards: window j of [begin, end) has the image's pixel in row h and column left + j * stride.
+template <bool Backwards, class Stride, class F>
+void for_taps(const Pool2dShape& s, Stride stride, Index oh, Index from, const F& f) {
+  const Index top = oh * s.stride_h - s.padding_h, bottom = std::min(top + s.span_h(), s.height);
+  for (Index h = first_inside(top, s.dilation_h); h < bottom; h += s.dilation_h)
+    for (Index tap = 0; tap < s.kernel_w; ++tap) {
+      const Index left = (Backwards ? s.kernel_w - 1 - tap : tap) * s.dilation_w - s.padding_w;
+      const Index begin = std::max(from, left >= 0 ? 0 : (stride - 1 - left) / stride);
+      const Index end = left >= s.width ? 0 : std::min(s.out_width(), (s.width - 1 - left) / stride + 1);
+      f(h, left, begin, end);
+    }
+}
+
+/// Calls f(stride) with constants for common strides.
 template <class F>
-void for_windows(const Pool2dShape& s, F f) {
-  parallel_ranges(s.planes, 1, least_planes(s), [&](Index first, Index planes) {
-    for (Index plane = first; plane < first + planes; ++plane)
-      for (Index oh = 0, out = 0; oh < s.out_height(); ++oh) {
-        const Index top = oh * s.stride_h - s.padding_h;
-        for (Index ow = 0; ow < s.out_width(); ++ow, ++out) {
-          const Index left = ow * s.stride_w - s.padding_w;
-          f(plane, out, first_inside(top, s.dilation_h), std::min(top + s.span_h(), s.height),
-            first_inside(left, s.dilation_w), std::min(left + s.span_w(), s.width));
-        }
-      }
-  });
+void with_stride(Index stride, const F& f) {
+  if (stride == 1)
+    f(std::integral_constant<Index, 1>{});
+  else if (stride == 2)
+    f(std::integral_constant<Index, 2>{});
+  else
+    f(stride);
 }
 
 #if defined(__AVX512F__)
@@ -111,24 +119,20 @@ namespace detail {
 template <class T, class Stride>
 void max_of_row(const Pool2dShape& s, Stride stride, const T* image, Index oh, Index from, T* y, std::int32_t* argmax) {
   const Index columns = s.out_width(), width = s.width, top = oh * s.stride_h - s.padding_h;
-  const Index first = first_inside(top, s.dilation_h), bottom = std::min(top + s.span_h(), s.height);
+  const Index first = first_inside(top, s.dilation_h);
   std::fill(y + from, y + columns, -std::numeric_limits<T>::infinity());
   for (Index j = from; j < columns; ++j)
     argmax[j] = static_cast<std::int32_t>(first * width + first_inside(j * stride - s.padding_w, s.dilation_w));
-  for (Index h = first; h < bottom; h += s.dilation_h)
-    for (Index k = 0; k < s.kernel_w; ++k) {
-      const Index left = k * s.dilation_w - s.padding_w;  // in the first window
-      const Index begin = std::max(from, left >= 0 ? 0 : (stride - 1 - left) / stride);
-      const Index end = left >= width ? 0 : std::min(columns, (width - 1 - left) / stride + 1);
-      const T* row = image + h * width + left;
-      const auto position = static_cast<std::int32_t>(h * width + left), step = static_cast<std::int32_t>(stride);
-      for (Index j = begin; j < end; ++j) {
-        const T value = row[j * stride], best = y[j];
-        const bool larger = (value > best) | (value != value);
-        y[j] = larger ? value : best;
-        argmax[j] = larger ? position + static_cast<std::int32_t>(j) * step : argmax[j];
-      }
+  for_taps<false>(s, stride, oh, from, [=](Index h, Index left, Index begin, Index end) {
+    const T* row = image + h * width + left;
+    const auto position = static_cast<std::int32_t>(h * width + left), step = static_cast<std::int32_t>(stride);
+    for (Index j = begin; j < end; ++j) {
+      const T value = row[j * stride], best = y[j];
+      const bool larger = (value > best) | (value != value);
+      y[j] = larger ? value : best;
+      argmax[j] = larger ? position + static_cast<std::int32_t>(j) * step : argmax[j];
     }
+  });
 }
 }  // namespace detail
 
@@ -151,12 +155,9 @@ void max_pool2d_forward(Cpu device, const Pool2dShape& s, const T* x, T* y, std:
                                                               argmax != nullptr ? argmax + out : nullptr);
         if (done == columns) continue;
         std::int32_t* places = argmax != nullptr ? argmax + out : unread.data();
-        if (s.stride_w == 1)
-          detail::max_of_row(s, std::integral_constant<Index, 1>{}, image, i, done, y + out, places);
-        else if (s.stride_w == 2)
-          detail::max_of_row(s, std::integral_constant<Index, 2>{}, image, i, done, y + out, places);
-        else
-          detail::max_of_row(s, s.stride_w, image, i, done, y + out, places);
+        detail::with_stride(s.stride_w, [&](auto stride) {
+          detail::max_of_row(s, stride, image, i, done, y + out, places);
+        });
       }
   });
 }
@@ -175,27 +176,40 @@ void max_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, const std::int3
 
 template <class T>
 void avg_pool2d_forward(Cpu, const Pool2dShape& s, const T* x, T* y) {
-  const Index pixels = s.out_height() * s.out_width();
+  const Index rows = s.out_height(), columns = s.out_width();
   const T area = static_cast<T>(s.kernel_h * s.kernel_w);
-  detail::for_windows(s, [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
-    const T* image = x + plane * s.height * s.width;
-    T sum = 0;
-    for (Index h = top; h < bottom; ++h)
-      for (Index w = left; w < right; ++w) sum += image[h * s.width + w];
-    y[plane * pixels + out] = sum / area;
+  parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
+    for (Index row = first * rows; row < (first + planes) * rows; ++row) {
+      const T* const image = x + row / rows * s.height * s.width;
+      T* const out = y + row * columns;
+      std::fill_n(out, columns, T{0});
+      detail::with_stride(s.stride_w, [&](auto stride) {
+        detail::for_taps<false>(s, stride, row % rows, 0, [=](Index h, Index left, Index begin, Index end) {
+          for (Index j = begin; j < end; ++j) out[j] += image[h * s.width + left + j * stride];
+        });
+      });
+      for (Index j = 0; j < columns; ++j) out[j] /= area;
+    }
   });
 }
 
 template <class T>
-void avg_pool2d_backward(Cpu, const Pool2dShape& s, const T* dy, T* dx, bool accumulate) {
-  const Index pixels = s.out_height() * s.out_width();
+void avg_pool2d_backward(Cpu device, const Pool2dShape& s, const T* dy, T* dx, bool accumulate) {
+  const Index rows = s.out_height(), columns = s.out_width();
   const T area = static_cast<T>(s.kernel_h * s.kernel_w);
-  if (!accumulate) std::fill_n(dx, s.planes * s.height * s.width, T{0});
-  detail::for_windows(s, [&](Index plane, Index out, Index top, Index bottom, Index left, Index right) {
-    T* image = dx + plane * s.height * s.width;
-    const T share = dy[plane * pixels + out] / area;
-    for (Index h = top; h < bottom; ++h)
-      for (Index w = left; w < right; ++w) image[h * s.width + w] += share;
+  const ThreadScratch<T> all_shares(device, columns);
+  parallel_ranges(s.planes, 1, detail::least_planes(s), [&](Index first, Index planes) {
+    T* const shares = all_shares.data();
+    if (!accumulate) std::fill_n(dx + first * s.height * s.width, planes * s.height * s.width, T{0});
+    for (Index row = first * rows; row < (first + planes) * rows; ++row) {
+      T* const image = dx + row / rows * s.height * s.width;
+      for (Index j = 0; j < columns; ++j) shares[j] = dy[row * columns + j] / area;
+      detail::with_stride(s.stride_w, [&](auto stride) {
+        detail::for_taps<true>(s, stride, row % rows, 0, [=](Index h, Index left, Index begin, Index end) {
+          for (Index j = begin; j < end; ++j) image[h * s.width + left + j * stride] += shares[j];
+        });
+      });
+    }
   });
 }
 
