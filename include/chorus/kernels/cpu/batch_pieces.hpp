@@ -94,7 +94,7 @@ struct BatchPieces {
 template <class T, class F>
 void sum_channels(Cpu device, ChannelShape shape, double* sums, const F& f) {
   const Index channels = shape.channels;
-  const BatchPieces pieces(shape, 16, 32);
+  const BatchPieces pieces(shape, 16, 16);
   const Scratch<double> partial(device, pieces.count * 2 * channels);
   parallel_ranges(pieces.count, 1, pieces.least, [&](Index first, Index count) {
     for (Index piece = first; piece < first + count; ++piece)

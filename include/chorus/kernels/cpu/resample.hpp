@@ -4,20 +4,44 @@
 #include <chorus/kernels/cpu/packet.hpp>
 #include <chorus/kernels/cpu/scratch.hpp>
 #include <chorus/kernels/resample.hpp>
+#include <type_traits>
 
 namespace chorus::kernels {
 
 namespace detail {
+/// `Packets` packets of a row, of which the last has `last` numbers, as the weighted sum over the row's taps.
+template <int Packets, class T, class Last>
+void mix_packets(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, Last last, bool accumulate) {
+  constexpr Index w = lanes<T>;
+  Packet<T> sums[Packets];
+  for (auto& sum : sums) sum = splat(T{0});
+  for (auto k = rows.begin[row]; k < rows.begin[row + 1]; ++k) {
+    const auto weight = splat(rows.weight[k]);
+    const T* const line = from + rows.index[k] * width;
+    for (int p = 0; p + 1 < Packets; ++p) sums[p] = pmadd(weight, load(line + p * w, Whole<T>{}), sums[p]);
+    sums[Packets - 1] = pmadd(weight, load(line + (Packets - 1) * w, last), sums[Packets - 1]);
+  }
+  for (int p = 0; p + 1 < Packets; ++p) store(to + p * w, sums[p], Whole<T>{}, accumulate);
+  store(to + (Packets - 1) * w, sums[Packets - 1], last, accumulate);
+}
 /// to[j] = the weighted sum over the row's taps, for rows of `width` numbers, or +=.
 template <class T>
 void mix_rows(const AxisTaps<T>& rows, Index row, const T* from, Index width, T* to, bool accumulate) {
-  const auto begin = rows.begin[row], end = rows.begin[row + 1];
-  for_packets<T>(width, [&](Index j, auto count) {
-    auto sum = splat(T{0});
-    for (auto k = begin; k < end; ++k)
-      sum = pmadd(splat(rows.weight[k]), load(from + rows.index[k] * width + j, count), sum);
-    store(to + j, sum, count, accumulate);
-  });
+  constexpr Index w = lanes<T>;
+  Index j = 0;
+  for (; j + 4 * w <= width; j += 4 * w) mix_packets<4>(rows, row, from + j, width, to + j, Whole<T>{}, accumulate);
+  const Index left = width - j;
+  const auto mix = [&](auto packets) {
+    mix_packets<packets()>(rows, row, from + j, width, to + j, left - (packets() - 1) * w, accumulate);
+  };
+  if (left > 3 * w)
+    mix(std::integral_constant<int, 4>{});
+  else if (left > 2 * w)
+    mix(std::integral_constant<int, 3>{});
+  else if (left > w)
+    mix(std::integral_constant<int, 2>{});
+  else if (left > 0)
+    mix(std::integral_constant<int, 1>{});
 }
 
 /// Resamples one row along its columns.
