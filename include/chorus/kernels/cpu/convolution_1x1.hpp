@@ -15,7 +15,7 @@ namespace chorus::kernels::detail {
 template <class T>
 bool suits_1x1(const Conv2dShape& s) {
   constexpr Index w = tile_columns<T>;
-  const Index plane = s.height * s.width, whole = (plane + w - 1) / w * w;
+  const Index plane = s.height * s.width, whole = round_up(plane, w);
   return s.kernel_h == 1 && s.kernel_w == 1 && s.stride_h == 1 && s.stride_w == 1 && s.padding_h == 0 &&
          s.padding_w == 0 && (s.batch == 1 || whole * 8 <= plane * 9);
 }
@@ -30,7 +30,7 @@ void multiply_images(Trans trans, Index images, Index rows, Index depth, Index p
   const Index across = (plane + columns_at_once - 1) / columns_at_once, lda = trans == Trans::no ? depth : rows;
   const Index wanted = threads && num_threads() > 1 ? 2 * num_threads() : 1;
   const Index down = std::clamp<Index>((wanted + images * across - 1) / (images * across), 1, (rows + 47) / 48);
-  const Index tall = ((rows + down - 1) / down + tile_rows - 1) / tile_rows * tile_rows;
+  const Index tall = round_up((rows + down - 1) / down, tile_rows);
   const Index pieces = (rows + tall - 1) / tall;
   const auto multiply = [&](Index task) {
     const Index image = task / (across * pieces), row = task / across % pieces * tall;

@@ -22,7 +22,7 @@ inline constexpr Index direct_columns = 24;
 /// The size of packed panels of `columns` columns and `depth` rows.
 template <class T>
 Index panels_size(Index columns, Index depth) {
-  return (columns + tile_columns<T> - 1) / tile_columns<T> * tile_columns<T> * depth;
+  return round_up(columns, tile_columns<T>) * depth;
 }
 
 /// Images with zeros above and on the left. These also serve as the zeros below the image before, and on its right.

@@ -15,7 +15,7 @@ template <class T>
 class PackedMatrix {
  public:
   PackedMatrix(Cpu device, Trans tb, Index k, Index n, const T* b, Index ldb)
-      : depth_(k), columns_((n + width - 1) / width * width), panels_(device, depth_ * columns_) {
+      : depth_(k), columns_(round_up(n, width)), panels_(device, depth_ * columns_) {
     for_panels([&](Index j) {
       for_pieces(k, gemm_depth, [&](Index p, Index depth) {
         const Index columns = std::min(width, n - j);

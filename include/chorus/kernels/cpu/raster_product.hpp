@@ -8,8 +8,6 @@
 
 namespace chorus::kernels::detail {
 
-constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
-
 /// Runs of positions that cover all pixels: a single one, or one per image if that is less work.
 inline Runs runs_of(const Pixels& p, Index unit) {
   const Index span = (p.rows - 1) * p.pitch + p.columns, separate = round_up(span, unit);

@@ -25,6 +25,8 @@ inline constexpr int dot_columns = many_registers ? 4 : 3;
 template <class T>
 inline constexpr Index tile_columns = 2 * lanes<T>;
 
+constexpr Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
+
 /// Calls f(first, count) for pieces of [0, n) of at most `most` elements, as equal in size as possible.
 template <class F>
 void for_pieces(Index n, Index most, F f) {

@@ -26,7 +26,7 @@ bool suits_winograd(const Conv2dShape& s) {
 
 template <class T>
 constexpr Index rounded_to_panels(Index n) {
-  return (n + tile_columns<T> - 1) / tile_columns<T> * tile_columns<T>;
+  return round_up(n, tile_columns<T>);
 }
 
 // See pack.hpp.
