@@ -20,8 +20,8 @@ template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-/// bf16 and half on the CPU, summed in float. The result may be float. Where the processor multiplies pairs of bf16
-/// (AVX512_BF16), it takes terms and sums below 2^-126 for zero.
+/// bf16 and half on the CPU, summed in float. The result may be float. Processors with AVX512_BF16 multiply pairs of
+/// bf16, and take numbers and sums below 2^-126 for zero.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
           Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr);

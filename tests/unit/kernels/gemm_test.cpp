@@ -23,8 +23,8 @@ std::vector<T> normal(Index count, std::mt19937& random) {
   return values;
 }
 
-/// Compares with the definition in double precision; the numbers between the rows of c must stay as they are. Results of
-/// 2 bytes are those of float, rounded.
+/// Compares with the definition in double precision; the numbers between the rows of c must stay as they are. Results
+/// of 2 bytes are those of float, rounded.
 template <class T, class Out = compute_type<T>>
 void compare(Trans ta, Trans tb, Index m, Index n, Index k, bool accumulate, bool with_bias, Index gap,
              std::mt19937& random) {

@@ -53,9 +53,9 @@ void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, cons
   });
 }
 
-/// c = op(a) op(b) + bias, or c +=, both operands packed: `pack_a` and `pack_b` pack lines of op(a) and columns of op(b),
-/// (first, count) of them, and some of their terms. A column of panels is multiplied block by block of terms, so that
-/// its part of c stays in the second-level cache meanwhile.
+/// c = op(a) op(b) + bias, or c +=. pack_a(i, rows, p, depth, to) packs rows of op(a), pack_b(j, columns, p, depth, to)
+/// columns of op(b). A column of panels is multiplied block by block of terms, so that its part of c stays in the
+/// second-level cache meanwhile.
 template <class Add = MultiplyAdd, class T, class Bias, class PackA, class PackB>
 void gemm_packed(Index m, Index n, Index k, const PackA& pack_a, const PackB& pack_b, T* c, Index ldc, bool accumulate,
                  const Bias* bias_n) {
@@ -84,7 +84,7 @@ void gemm_packed(Index m, Index n, Index k, const PackA& pack_a, const PackB& pa
           if (bias_n != nullptr)
             for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? static_cast<T>(bias_n[j + l]) : T{0};
           multiply_left<Add>(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
-                        accumulate || p0 > 0);
+                             accumulate || p0 > 0);
         }
     });
   };

@@ -1,6 +1,6 @@
 #pragma once
-/// Products of bf16 and half on the CPU: in float, or, where the processor multiplies pairs of bf16, in the manner of
-/// gemm.hpp. A packed number of 4 bytes is then a pair of successive terms.
+/// Products of bf16 and half on the CPU: in float. Where the processor multiplies pairs of bf16, those are packed
+/// instead of floats: the terms 2 q and 2 q + 1 of a row or column, with a zero after an odd number of terms.
 
 #include <bit>
 #include <chorus/kernels/cpu/gemm.hpp>
@@ -22,14 +22,15 @@ struct AddPairs {
   }
 };
 
+/// A bit for each of the first `count` lanes.
 template <class Mask>
 Mask first_terms(Index count) {
   constexpr Index most = sizeof(Mask) * 8;
   return count >= most ? static_cast<Mask>(-1) : count <= 0 ? Mask{0} : static_cast<Mask>((1ull << count) - 1);
 }
 
-/// Packs pairs of terms of a tile's lines (rows of op(a), columns of op(b)) in groups of 8 lines: the pair (2 q, 2 q + 1)
-/// of line i is at to[i / 8 * group_pitch + q * pitch + i % 8]. Line i's term p is from[p, i].
+/// Packs lines (rows of op(a) or columns of op(b)), 8 at a time: pair q of line i is at to[i / 8 * group_pitch + q *
+/// pitch + i % 8]. Line i's term p is from[p, i].
 inline void pack_pairs_of_rows(Index terms, Index lines, const bf16* from, Index row, float* to, Index pitch,
                                Index group_pitch) {
   for (Index p = 0; p < terms; p += 2, from += 2 * row, to += pitch)
@@ -37,12 +38,13 @@ inline void pack_pairs_of_rows(Index terms, Index lines, const bf16* from, Index
       const auto some = first_terms<__mmask8>(lines - i), none = __mmask8{0};
       const auto low = _mm_maskz_loadu_epi16(some, from + i);
       const auto high = _mm_maskz_loadu_epi16(p + 1 < terms ? some : none, from + row + i);
-      const auto pairs = _mm256_or_si256(_mm256_cvtepu16_epi32(low), _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16));
+      const auto pairs =
+          _mm256_or_si256(_mm256_cvtepu16_epi32(low), _mm256_slli_epi32(_mm256_cvtepu16_epi32(high), 16));
       _mm256_storeu_ps(to + i / 8 * group_pitch, _mm256_castsi256_ps(pairs));
     }
 }
 
-/// The same for from[i, p], and a packet of lines.
+/// Packs a packet of lines: pair q of line i is at to[q * pitch + i]. Line i's term p is from[i, p].
 inline void pack_pairs_of_columns(Index terms, Index lines, const bf16* from, Index row, float* to, Index pitch) {
   const auto load_pairs = [=](Index i, Index q, auto count) {
     const auto mask = first_terms<__mmask32>(std::min<Index>(2 * count, terms - 2 * q));
@@ -58,8 +60,7 @@ inline void gemm_of_pairs(Trans ta, Trans tb, Index m, Index n, Index k, const b
   static_assert(tile_rows == 8 && w == 16);
   const auto pack_a = [&](Index i, Index rows, Index q, Index depth, float* to) {
     const Index terms = std::min(2 * depth, k - 2 * q);
-    if (ta == Trans::yes)
-      return pack_pairs_of_rows(terms, rows, a + 2 * q * lda + i, lda, to, 8, left_pitch);
+    if (ta == Trans::yes) return pack_pairs_of_rows(terms, rows, a + 2 * q * lda + i, lda, to, 8, left_pitch);
     for (Index r = 0; r < rows; r += 8, to += left_pitch)
       pack_pairs_of_columns(terms, std::min<Index>(8, rows - r), a + (i + r) * lda + 2 * q, lda, to, 8);
   };

@@ -35,9 +35,9 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = row j's number p for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row stride
-/// `to_row`. `row(j, p, count)` loads numbers of row j. Squares of packets are transposed in registers. If `depth` is no
-/// multiple of a packet, the last square overlaps the previous one.
+/// to[p, j] = row j's number p for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row
+/// stride `to_row`. `row(j, p, count)` loads numbers of row j. Squares of packets are transposed in registers. If
+/// `depth` is no multiple of a packet, the last square overlaps the previous one.
 template <class T, class LoadRow>
 void pack_rows_of(const LoadRow& row, Index depth, Index columns, T* to, Index to_row) {
   constexpr Index w = lanes<T>;
@@ -59,7 +59,8 @@ void pack_rows_of(const LoadRow& row, Index depth, Index columns, T* to, Index t
 /// The same for the rows of b.
 template <class T>
 void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
-  pack_rows_of([=](Index j, Index p, auto count) { return load(b + j * b_row + p, count); }, depth, columns, to, to_row);
+  pack_rows_of([=](Index j, Index p, auto count) { return load(b + j * b_row + p, count); }, depth, columns, to,
+               to_row);
 }
 
 /// The same, padded to `tile_columns`.

@@ -48,7 +48,7 @@ struct Matrix {
   Column column;
 };
 
-/// a b + sum: how packed numbers are multiplied.
+/// sum + a b. Packed numbers may also be several terms each (gemm_bf16.hpp).
 struct MultiplyAdd {
   template <class P>
   P operator()(const P& a, const P& b, const P& sum) const {
