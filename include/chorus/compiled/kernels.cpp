@@ -138,12 +138,13 @@ template struct Copy<std::uint16_t>;
 template struct Copy<std::uint32_t>;
 template struct Copy<std::uint64_t>;
 
-// What is not a conversion around a kernel for floats.
+// What is not a conversion around a kernel for floats. Products of bf16 depend on the library's processor.
 template <class T, class Other>
 struct Narrower {
   static inline const Erased table[] = {
-      erased(&axpy<T>),    erased(&scale<T>),         erased(&convert<T, Other>),       erased(&cumsum<T>),
-      erased(&cumprod<T>), erased(&convert<bool, T>), erased(&convert<std::int64_t, T>)};
+      erased(&axpy<T>),           erased(&scale<T>),   erased(&cumsum<T>),        erased(&cumprod<T>),
+      erased(&convert<T, Other>), erased(&gemm<T, T>), erased(&convert<bool, T>), erased(&convert<std::int64_t, T>),
+      erased(&gemm<T, float>)};
 };
 template struct Narrower<bf16, half>;
 template struct Narrower<half, bf16>;

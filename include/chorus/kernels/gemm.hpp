@@ -3,7 +3,6 @@
 
 #include <chorus/core/device.hpp>
 #include <chorus/core/dtype.hpp>
-#include <chorus/kernels/cpu/in_float.hpp>
 #include <chorus/kernels/trans.hpp>
 #include <concepts>
 
@@ -21,18 +20,11 @@ template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n = nullptr);
 
-// bf16 and half on the CPU, summed in float. The result may be float.
+/// bf16 and half on the CPU, summed in float. The result may be float. Processors with AVX512_BF16 multiply pairs of
+/// bf16, and take numbers and sums below 2^-126 for zero.
 template <Narrow T, SumOf<T> Out>
 void gemm(Cpu device, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb,
-          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr) {
-  const auto extent = [](Index rows, Index columns, Index pitch) {
-    return rows == 0 || columns == 0 ? 0 : (rows - 1) * pitch + columns;
-  };
-  in_float([](const auto&... all) { gemm(all...); }, device, ta, tb, m, n, k,
-           reads(a, ta == Trans::no ? extent(m, k, lda) : extent(k, m, lda)), lda,
-           reads(b, tb == Trans::no ? extent(k, n, ldb) : extent(n, k, ldb)), ldb,
-           writes(c, extent(m, n, ldc), accumulate || ldc != n), ldc, accumulate, reads(bias_n, n));
-}
+          Out* c, Index ldc, bool accumulate, const T* bias_n = nullptr);
 
 /// The same for each matrix of a stack.
 template <Real T>

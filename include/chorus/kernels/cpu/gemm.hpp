@@ -53,11 +53,12 @@ void gemm_unpacked(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, cons
   });
 }
 
-/// c = a op(b) + bias, or c +=, both operands packed. A column of panels is multiplied block by block of terms, so
-/// that its part of c stays in the second-level cache meanwhile.
-template <class T>
-void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const T* b, Index ldb, T* c, Index ldc,
-                 bool accumulate, const T* bias_n) {
+/// c = op(a) op(b) + bias, or c +=. pack_a(i, rows, p, depth, to) packs rows of op(a), pack_b(j, columns, p, depth, to)
+/// columns of op(b). A column of panels is multiplied block by block of terms, so that its part of c stays in the
+/// second-level cache meanwhile.
+template <class Add = MultiplyAdd, class T, class Bias, class PackA, class PackB>
+void gemm_packed(Index m, Index n, Index k, const PackA& pack_a, const PackB& pack_b, T* c, Index ldc, bool accumulate,
+                 const Bias* bias_n) {
   constexpr Index w = tile_columns<T>;
   // Each piece of a's rows uses a panel. A single piece reuses one panel buffer; otherwise all panels are kept.
   const bool single = m <= left_rows;
@@ -73,19 +74,17 @@ void gemm_packed(Trans tb, Index m, Index n, Index k, const Matrix<T>& a, const 
   const auto multiply = [&](Index j0, Index width, const Block* blocks, Index count) {
     for_left_pieces(m, most_rows, [&](Index i0, Index rows) {
       for (Index s = 0; s < count; ++s)
-        pack_left(rows, blocks[s].depth, Matrix<T>{a.data + i0 * a.row + blocks[s].first * a.column, a.row, a.column},
-                  left + s * left_size(most_rows));
+        pack_a(i0, rows, blocks[s].first, blocks[s].depth, left + s * left_size(most_rows));
       T* panel = right;
       for (Index j = j0; j < j0 + width; j += w)
         for (Index s = 0; s < count; ++s, panel += panel_size) {
           const auto [p0, depth] = blocks[s];
           const Index columns = std::min(w, j0 + width - j);
-          if (i0 == 0)
-            pack_panel(tb, depth, columns, tb == Trans::no ? b + p0 * ldb + j : b + j * ldb + p0, ldb, panel);
+          if (i0 == 0) pack_b(j, columns, p0, depth, panel);
           if (bias_n != nullptr)
-            for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? bias_n[j + l] : T{0};
-          multiply_left(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
-                        accumulate || p0 > 0);
+            for (Index l = 0; l < w; ++l) start[l] = p0 == 0 && l < columns ? static_cast<T>(bias_n[j + l]) : T{0};
+          multiply_left<Add>(rows, columns, depth, left + s * left_size(most_rows), panel, start, c + i0 * ldc + j, ldc,
+                             accumulate || p0 > 0);
         }
     });
   };
@@ -115,8 +114,30 @@ void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index
   } else if (n <= 2 * tile_columns<T> || (tb == Trans::no && m <= 2 * tile_rows)) {
     gemm_unpacked(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
   } else {
-    gemm_packed(tb, m, n, k, left, b, ldb, c, ldc, accumulate, bias_n);
+    const auto pack_a = [&](Index i, Index rows, Index p, Index depth, T* to) {
+      pack_left(rows, depth, Matrix<T>{a + i * left.row + p * left.column, left.row, left.column}, to);
+    };
+    const auto pack_b = [&](Index j, Index columns, Index p, Index depth, T* to) {
+      pack_panel(tb, depth, columns, tb == Trans::no ? b + p * ldb + j : b + j * ldb + p, ldb, to);
+    };
+    gemm_packed(m, n, k, pack_a, pack_b, c, ldc, accumulate, bias_n);
   }
+}
+
+/// Calls multiply(first row, rows, first column, columns) for parts of a product's result, on several threads.
+template <class T, class F>
+void for_parts_of_product(Index m, Index n, Index k, const F& multiply) {
+  const bool by_rows = m >= n;
+  const Index size = by_rows ? m : n, unit = by_rows ? tile_rows : tile_columns<T>;
+  // About 10 us per thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless
+  // they are long.
+  const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
+  const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
+  const Index most = size * line > (Index{1} << 26) ? 4 : 1;
+  const auto part = [&](Index first, Index count) {
+    by_rows ? multiply(first, count, Index{0}, n) : multiply(Index{0}, m, first, count);
+  };
+  parallel_ranges(size, unit, least, part, most);
 }
 
 }  // namespace detail
@@ -124,22 +145,13 @@ void gemm_alone(Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index
 template <std::floating_point T>
 void gemm(Cpu, Trans ta, Trans tb, Index m, Index n, Index k, const T* a, Index lda, const T* b, Index ldb, T* c,
           Index ldc, bool accumulate, const T* bias_n) {
-  const bool by_rows = m >= n;
-  const Index size = by_rows ? m : n, unit = by_rows ? detail::tile_rows : detail::tile_columns<T>;
-  // About 10 us per thread. Each piece of rows packs all of b again, so there are as few pieces as possible, unless
-  // they are long.
-  const Index line = std::max<Index>(1, (by_rows ? n : m) * k);
-  const Index least = std::max<Index>(by_rows ? 4 * unit : unit, 500'000 / line);
-  const Index most = size * line > (Index{1} << 26) ? 4 : 1;
-  const auto multiply = [&](Index first, Index count) {
-    if (by_rows)
-      detail::gemm_alone(ta, tb, count, n, k, a + first * (ta == Trans::no ? lda : 1), lda, b, ldb, c + first * ldc,
-                         ldc, accumulate, bias_n);
-    else
-      detail::gemm_alone(ta, tb, m, count, k, a, lda, b + first * (tb == Trans::no ? 1 : ldb), ldb, c + first, ldc,
-                         accumulate, bias_n == nullptr ? nullptr : bias_n + first);
-  };
-  parallel_ranges(size, unit, least, multiply, most);
+  detail::for_parts_of_product<T>(m, n, k, [&](Index i, Index rows, Index j, Index columns) {
+    detail::gemm_alone(ta, tb, rows, columns, k, a + i * (ta == Trans::no ? lda : 1), lda,
+                       b + j * (tb == Trans::no ? 1 : ldb), ldb, c + i * ldc + j, ldc, accumulate,
+                       bias_n == nullptr ? nullptr : bias_n + j);
+  });
 }
 
 }  // namespace chorus::kernels
+
+#include <chorus/kernels/cpu/gemm_bf16.hpp>

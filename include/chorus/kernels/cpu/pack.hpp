@@ -35,25 +35,32 @@ void pack_rows(Index depth, Index columns, const T* b, Index b_row, T* to) {
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
-/// to[p, j] = b[j, p] for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row stride
-/// `to_row`. Squares of packets are transposed in registers. If `depth` is no multiple of a packet, the last square
-/// overlaps the previous one.
-template <class T>
-void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
+/// to[p, j] = row j's number p for `depth` rows of `columns` numbers, padded with zeros to a packet; `to` has row
+/// stride `to_row`. `row(j, p, count)` loads numbers of row j. Squares of packets are transposed in registers. If
+/// `depth` is no multiple of a packet, the last square overlaps the previous one.
+template <class T, class LoadRow>
+void pack_rows_of(const LoadRow& row, Index depth, Index columns, T* to, Index to_row) {
   constexpr Index w = lanes<T>;
   Square<T> square;
   if (depth < w) {
-    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row, depth) : splat(T{0});
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? row(j, Index{0}, depth) : splat(T{0});
     transpose<T>(square);
     for (Index p = 0; p < depth; ++p) store(to + p * to_row, square.packet[p], Whole<T>{});
     return;
   }
   for (Index next = 0; next < depth; next += w) {
     const Index p = std::min(next, depth - w);
-    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? load(b + j * b_row + p, Whole<T>{}) : splat(T{0});
+    for (Index j = 0; j < w; ++j) square.packet[j] = j < columns ? row(j, p, Whole<T>{}) : splat(T{0});
     transpose<T>(square);
     for (Index j = 0; j < w; ++j) store(to + (p + j) * to_row, square.packet[j], Whole<T>{});
   }
+}
+
+/// The same for the rows of b.
+template <class T>
+void pack_side(Index depth, Index columns, const T* b, Index b_row, T* to, Index to_row) {
+  pack_rows_of([=](Index j, Index p, auto count) { return load(b + j * b_row + p, count); }, depth, columns, to,
+               to_row);
 }
 
 /// The same, padded to `tile_columns`.
@@ -122,20 +129,21 @@ void pack_left(Index rows, Index depth, const Matrix<T>& a, T* to) {
 
 /// c = a b + start, or c +=, for packed operands; the row `start` is added to each row. Writes at most `columns` (up to
 /// tile_columns) columns of c.
-template <class T>
+template <class Add = MultiplyAdd, class T>
 [[gnu::noinline]] void multiply_left(Index rows, Index columns, Index depth, const T* a, const T* b, const T* start,
                                      T* c, Index c_row, bool accumulate) {
   constexpr Index w = tile_columns<T>;
   using Tile = Matrix<T, Fixed<1>, Fixed<tile_rows>>;
   if (columns == w) {
     for (; rows >= tile_rows; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row)
-      multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
-    if (rows > 0) multiply_packed_rows<tile_rows - 1>(rows, depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+      multiply_packed_tile<tile_rows, Add>(depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
+    if (rows > 0)
+      multiply_packed_rows<tile_rows - 1, Add>(rows, depth, Tile{a, {}, {}}, b, c, c_row, accumulate, start);
     return;
   }
   alignas(64) T edge[tile_rows * w];
   for (; rows > 0; rows -= tile_rows, a += left_pitch, c += tile_rows * c_row) {
-    multiply_packed_tile<tile_rows>(depth, Tile{a, {}, {}}, b, edge, Fixed<w>{}, false, start);
+    multiply_packed_tile<tile_rows, Add>(depth, Tile{a, {}, {}}, b, edge, Fixed<w>{}, false, start);
     for (Index i = 0; i < std::min<Index>(rows, tile_rows); ++i)
       for_packets<T>(columns, [&](Index j, auto some) {
         store(c + i * c_row + j, load(edge + i * w + j, some), some, accumulate);

@@ -50,15 +50,23 @@ struct Matrix {
   Column column;
 };
 
+/// sum + a b. Packed numbers may also be several terms each (gemm_bf16.hpp).
+struct MultiplyAdd {
+  template <class P>
+  P operator()(const P& a, const P& b, const P& sum) const {
+    return pmadd(a, b, sum);
+  }
+};
+
 /// sums[i, j] += a[i * a_row] * b[j], for the left and the right half of a tile's columns.
-template <int Rows, class T, class Row>
+template <int Rows, class Add = MultiplyAdd, class T, class Row>
 [[gnu::always_inline]] inline void add_products(Packet<T>* left, Packet<T>* right, const T* a, Row a_row, const T* b) {
   const auto b_left = load(b, Whole<T>{}), b_right = load(b + lanes<T>, Whole<T>{});
 #pragma GCC unroll 8
   for (int i = 0; i < Rows; ++i) {
     const auto factor = splat(a[i * a_row]);
-    left[i] = pmadd(factor, b_left, left[i]);
-    right[i] = pmadd(factor, b_right, right[i]);
+    left[i] = Add{}(factor, b_left, left[i]);
+    right[i] = Add{}(factor, b_right, right[i]);
   }
 }
 /// c[i, j] = sums[i, j], or +=.
@@ -120,7 +128,7 @@ alignas(64) inline constexpr T zero_columns[tile_columns<T>] = {};
 
 /// multiply_tile for a packed b: b[p, j] is at b[p * tile_columns + j]. Inlined into the caller's loop, where Fixed
 /// strides save registers: a call per tile would cost as much as 5 more terms.
-template <int Rows, class T, class Row, class Column, class CRow>
+template <int Rows, class Add = MultiplyAdd, class T, class Row, class Column, class CRow>
 [[gnu::always_inline]] inline void multiply_packed_tile(Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                                         CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
   constexpr Index w = lanes<T>;
@@ -132,16 +140,16 @@ template <int Rows, class T, class Row, class Column, class CRow>
     fetch_ahead<true>(c + i * c_row, 2 * w);
   }
   for (const T* end = b + depth * 2 * w; b != end; b += 2 * w, a.data += a.column)
-    add_products<Rows>(left, right, a.data, a.row, b);
+    add_products<Rows, Add>(left, right, a.data, a.row, b);
   store_tile<Rows>(left, right, c, c_row, accumulate);
 }
 
 /// The same for any number of rows up to `Most`.
-template <int Most, class T, class Row, class Column, class CRow>
+template <int Most, class Add = MultiplyAdd, class T, class Row, class Column, class CRow>
 [[gnu::noinline]] void multiply_packed_rows(Index rows, Index depth, Matrix<T, Row, Column> a, const T* b, T* c,
                                             CRow c_row, bool accumulate, const T* start = zero_columns<T>) {
-  if (rows == Most) return multiply_packed_tile<Most>(depth, a, b, c, c_row, accumulate, start);
-  if constexpr (Most > 1) multiply_packed_rows<Most - 1>(rows, depth, a, b, c, c_row, accumulate, start);
+  if (rows == Most) return multiply_packed_tile<Most, Add>(depth, a, b, c, c_row, accumulate, start);
+  if constexpr (Most > 1) multiply_packed_rows<Most - 1, Add>(rows, depth, a, b, c, c_row, accumulate, start);
 }
 
 /// c[i, j] = sum over p of a[i, p] * b[p, j], or +=, for any number of rows, `tile_columns` columns and a packed b.
